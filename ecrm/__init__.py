@@ -1,0 +1,3 @@
+"""ECRM: DLRM training whose embedding tables survive killed ranks bit for bit."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,25 @@
+"""The errors that a user may see, each with the exit code it ends the program with."""
+
+
+class EcrmError(Exception):
+    """An error whose message is one clear line for the user; ends the program with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(EcrmError):
+    """Something the user typed or supplied is wrong: config, data, rank count, missing file."""
+
+    exit_code = 2
+
+
+class Unrecoverable(EcrmError):
+    """More was lost than the protection in use can bring back; names the ranks and what was lost."""
+
+    exit_code = 3
+
+
+class DataError(EcrmError):
+    """A file exists but its content is damaged or truncated."""
+
+    exit_code = 4

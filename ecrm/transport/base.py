@@ -1,0 +1,67 @@
+"""The one interface between the engine and whatever carries bytes between ranks.
+
+Two implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM) and
+`ecrm.transport.simulated` (many ranks in one process, faults drawn from a seed).
+
+A rank keeps its number for life: `rank` and `live` are numbers in the world the run was started
+with, never renumbered when others die.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+
+class PeerFailure(Exception):
+    """A peer died, or another rank has begun to recover from a death; call `shrink` and go back to the commit."""
+
+
+class Transport(ABC):
+    """Collective communication of tensors among the live ranks.
+
+    Every method but `close` is collective: all live ranks call the same methods in the same order.
+    Every method but `shrink` and `close` raises `PeerFailure` when a live rank has died or another
+    rank has called `shrink`; the call may then have completed on some ranks and not on others.
+    """
+
+    rank: int
+    live: tuple[int, ...]
+
+    @abstractmethod
+    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        """Send a list of tensors to each of some ranks and return the lists sent to this one.
+
+        `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
+        shape. The result maps each rank that sent at least one tensor, ascending, to its tensors in
+        order, flattened to one dimension, dtypes kept. The result is the caller's own memory: it
+        stays valid and is never a view of what another rank, or this one, passed in.
+        Raises ValueError for a rank that is not live.
+        """
+
+    @abstractmethod
+    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        """Give every live rank this rank's tensors; returns all ranks' lists, as `exchange` would, this rank's included."""
+
+    @abstractmethod
+    def agree(self, flag: bool) -> bool:
+        """Return on every rank whether all live ranks called with True.
+
+        Uniform: if it returns True on one rank, every other live rank had already called `agree`
+        with True. A rank may still see `PeerFailure` where another saw True; never True where
+        another saw False.
+        """
+
+    @abstractmethod
+    def shrink(self) -> None:
+        """Interrupt every pending call on all ranks, drop the dead from `live`, and make the survivors' next call possible.
+
+        On return `live` is the same on all survivors that return from this shrink. Does not raise
+        `PeerFailure`: ranks that die meanwhile are dropped too, or are found by the next call.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the cluster; no method may be called afterwards. Not collective, never blocks without bound."""
