@@ -1,0 +1,26 @@
+"""Storage backends by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+from ecrm.errors import UsageError
+from ecrm.storage.base import SparseOptimizer, Store
+
+
+def resolve_backend(name: str) -> str:
+    """`fbgemm` or `native` for a config's `storage.backend`; raises UsageError when FBGEMM is asked for and absent."""
+    installed = importlib.util.find_spec("fbgemm_gpu") is not None
+    if name == "fbgemm" and not installed:
+        raise UsageError("storage.backend = fbgemm, but fbgemm-gpu-cpu is not installed: set storage.backend=native")
+    return ("fbgemm" if installed else "native") if name == "auto" else name
+
+
+def store_factory(backend: str, optimizer: SparseOptimizer) -> Callable[[int, int], Store]:
+    """A function (rows, dim) -> zeroed store of that backend."""
+    if backend == "fbgemm":
+        from ecrm.storage.fbgemm import FbgemmStore as Kind
+    else:
+        from ecrm.storage.native import NativeStore as Kind
+    return lambda rows, dim: Kind(rows, dim, optimizer)

@@ -1,0 +1,434 @@
+"""The engine: one bulk-synchronous step over shards and slots, and the way back to the commit when ranks die.
+
+This is the only place where transport, storage, protection and views meet. A training loop drives it:
+
+    while engine.step < steps:
+        try:
+            rows = engine.lookup(requests_of(engine.step, engine.slots))
+            ...                                   # forward and backward, local to the slot
+            engine.apply(row_gradients, dense_contributions)
+        except StepAborted:
+            continue                              # engine.step and engine.slots may have changed
+
+Every live rank calls the same methods in the same order, with empty requests where it runs no slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.dense import DenseReplica
+from ecrm.engine.failures import Failure, FailureLog
+from ecrm.engine.routing import ShardRequests, SlotRequests
+from ecrm.errors import Unrecoverable
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
+from ecrm.protection.base import Protection, ProtectionContext, ShardSpace, VerifyReport
+from ecrm.storage.base import Store
+from ecrm.storage.hosted import HostedShard
+from ecrm.storage.initial import initial_rows
+from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import in_groups
+
+
+class StepAborted(Exception):
+    """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
+
+
+@dataclass(frozen=True)
+class EnginePolicy:
+    """How often to commit, how much to rebuild per step, how many dense replicas to keep.
+
+    `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
+    """
+
+    commit_interval: int = 1
+    rebuild_rows_per_step: int = 4096
+    dense_replicas: int = 1
+    skip_undo: bool = False
+
+
+def _ignore(*_: object) -> None:
+    """Default hook."""
+
+
+@dataclass
+class Hooks:
+    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened."""
+
+    phase: Callable[[int, str], None] = _ignore
+    event: Callable[[dict[str, object]], None] = _ignore
+
+
+class Engine:
+    """One rank's part in the run.
+
+    `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
+    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        tables: Sequence[Table],
+        view: View,
+        protection: Protection,
+        make_store: Callable[[int, int], Store],
+        make_dense: Callable[[], DenseReplica],
+        seed: int,
+        policy: EnginePolicy,
+        hooks: Hooks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.transport, self.view, self.protection = transport, view, protection
+        self.tables, self.spaces = tuple(tables), row_spaces(tables)
+        self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
+        self.hosted: dict[ShardSpace, HostedShard] = {}
+        self.step = self.committed = 0
+        self.failures = FailureLog()
+        self.rebuild_left: dict[int, int] = {}
+        self._make_store, self._make_dense = make_store, make_dense
+        self._seed, self._policy, self._hooks, self._clock = seed, policy, hooks or Hooks(), clock
+        self._phase = "start"
+        self._updating = False
+        self._peak_undo_bytes = 0
+        self._last_finished = clock()
+        self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
+        self._context = ProtectionContext(transport, self.layouts, self._initial_rows, self.hosted)
+        self._host_shards(missing=False)
+        protection.start(self._context, view)
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots that this rank runs."""
+        return self.view.slots_of(self.rank)
+
+    @property
+    def failures_left(self) -> int:
+        """How many more ranks may die at once without anything being lost."""
+        return failures_left(self.view, self.protection.shape) if self.protection.keeps_deltas else 0
+
+    @property
+    def rebuild_fraction(self) -> float:
+        """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
+        total = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
+        total *= len(self.view.rebuilding)
+        left = sum(self.rebuild_left.get(shard, total) for shard in self.view.rebuilding)
+        return 1.0 - min(left, total) / total if total else 1.0
+
+    def enter(self, phase: str) -> None:
+        """Name the phase that begins, for hooks and for the record of a failure."""
+        self._phase = phase
+        self._hooks.phase(self.step, phase)
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def lookup(self, rows: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
+
+        `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
+        a table is row `offset + r` of its space). Lost rows among them are recovered first.
+        Raises StepAborted after a failure.
+        """
+        with self.recovering():
+            self.enter("lookup")
+            self._slot_side = SlotRequests(rows, self.layouts, self.view)
+            self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
+            if self.view.rebuilding:
+                self.enter("repair")
+                self._repair(self._shard_side.missing(), self._policy.rebuild_rows_per_step)
+            return self._slot_side.collect(self.transport.exchange(self._shard_side.replies()))
+
+    def apply(
+        self,
+        row_gradients: Mapping[int, Sequence[Tensor]],
+        contributions: Mapping[int, Tensor],
+        commit: bool = False,
+    ) -> None:
+        """Collective: finish the step begun by `lookup`.
+
+        `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
+        `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
+        full, while anything is rebuilding, or when `commit` says so. Raises StepAborted after a failure.
+        """
+        with self.recovering():
+            self.enter("update")
+            self._updating = True
+            outgoing = self._slot_side.gradients(row_gradients)
+            for holder in self.view.dense:
+                for slot, contribution in sorted(contributions.items()):
+                    outgoing.setdefault(holder, []).extend((torch.tensor([slot]), contribution))
+            gradients, dense = self._receive(outgoing)
+            self._shard_side.update(gradients, self.protection.keeps_deltas)
+            committing = commit or bool(self.view.rebuilding) or self._commit_is_due()
+            if committing:
+                self.enter("parity")
+                self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
+            self.enter("dense")
+            if self.dense is not None:
+                self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
+            self.step += 1
+            self._updating = False
+            if committing:
+                self._phase = "commit"
+                self._hooks.phase(self.step - 1, "commit")
+                self._agree_on_commit()
+        self._step_finished()
+
+    def _receive(self, outgoing: dict[int, list[Tensor]]) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor]]:
+        """Exchange gradients: ({(slot, shard, space): flat gradients}, {slot: dense contribution})."""
+        gradients, dense = {}, {}
+        for tensors in self.transport.exchange(outgoing).values():
+            for head, payload in in_groups(tensors, 2):
+                key = tuple(head.tolist())
+                if len(key) == 1:
+                    dense[key[0]] = payload
+                else:
+                    gradients[key] = payload
+        return gradients, dense
+
+    def _commit_is_due(self) -> bool:
+        return self.step + 1 - self.committed >= self._policy.commit_interval
+
+    def _agree_on_commit(self) -> None:
+        if not self.transport.agree(True):
+            raise AssertionError("a live rank refused the commit")
+        self._accept_commit()
+
+    def _accept_commit(self) -> None:
+        """Everything up to `step` can no longer be taken back."""
+        undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
+        self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
+        self.committed = self.step
+        for hosted in self.hosted.values():
+            hosted.committed()
+        self.protection.committed()
+        if self.dense is not None:
+            self.dense.commit()
+
+    def _step_finished(self) -> None:
+        now = self._clock()
+        for failure in self.failures.step_finished(self._last_finished, now):
+            self._hooks.event({"event": "resumed", "ranks": list(failure.ranks), "stall_seconds": failure.stall_seconds})
+        self._last_finished = now
+
+    # -- rebuilding -------------------------------------------------------------------------------
+
+    def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
+        report = self.protection.repair(wanted, budget, self.view)
+        self.rebuild_left = report.left
+        whole = [shard for shard in self.view.rebuilding if report.left[shard] == 0]
+        if whole:
+            self.view = mark_whole(self.view, whole)
+            for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
+                self._hooks.event(
+                    {
+                        "event": "rebuilt",
+                        "ranks": list(failure.ranks),
+                        "shards": list(failure.shards),
+                        "rebuild_seconds": failure.rebuild_seconds,
+                        "rebuilt_bytes": failure.rebuilt_bytes,
+                        "on_demand_rows": failure.on_demand_rows,
+                        "failures_left": self.failures_left,
+                    }
+                )
+
+    def rebuild_all(self) -> None:
+        """Collective, at a commit: recover everything that is still missing. Raises StepAborted after a failure."""
+        with self.recovering():
+            while self.view.rebuilding:
+                self.enter("repair")
+                self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
+
+    def verify_parity(self) -> VerifyReport:
+        """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
+        with self.recovering():
+            mine = self.protection.verify(self.view)
+            shared = self.transport.share([torch.tensor([mine.stripes, mine.mismatches])])
+            stripes, mismatches = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
+            return VerifyReport(stripes, mismatches)
+
+    def exchange(self, outgoing: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """`Transport.exchange`, raising StepAborted after a failure."""
+        with self.recovering():
+            return self.transport.exchange(outgoing)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Collective: bytes over all ranks of rows with optimizer state, parity, undo logs at their peak, dense replicas.
+
+        Raises PeerFailure as transport calls do.
+        """
+        mine = (
+            sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
+            self.protection.parity_bytes,
+            self._peak_undo_bytes,
+            0 if self.dense is None else self.dense.memory_bytes,
+        )
+        shared = self.transport.share([torch.tensor(mine)])
+        totals = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
+        return dict(zip(("data", "parity", "undo", "dense"), totals, strict=True))
+
+    # -- failures ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted."""
+        try:
+            yield
+        except PeerFailure:
+            self.recover()
+            raise StepAborted from None
+
+    def recover(self) -> None:
+        """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
+
+        Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
+        """
+        began, phase = self._clock(), self._phase
+        step = self.step - (phase == "commit")
+        redone = self.step - self.committed + self._updating
+        before = self.view
+        while True:
+            try:
+                self.transport.shrink()
+                self._hooks.phase(self.step, "recover")
+                self._return_to_commit()
+                self._take_over()
+                if self.transport.agree(True):
+                    break
+            except PeerFailure:
+                continue
+        dead = tuple(rank for rank in before.live if rank not in self.transport.live)
+        if dead:
+            self._record_failure(dead, before, step, phase, redone, began)
+        self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+
+    def _return_to_commit(self) -> None:
+        """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
+        ledger = [torch.tensor([self.committed, self.view.epoch]), _to_bytes(self.view.to_json())]
+        shared = self.transport.share(ledger)
+        committed = max(int(tensors[0][0]) for tensors in shared.values())
+        newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))
+        self.view = View.from_json(_from_bytes(newest[1]))
+        if committed > self.committed:
+            assert committed == self.step, f"rank {self.rank} at step {self.step} cannot join commit {committed}"
+            self._accept_commit()
+        elif not self._policy.skip_undo:
+            for hosted in self.hosted.values():
+                hosted.undo()
+            self.protection.undo()
+            if self.dense is not None:
+                self.dense.undo()
+        else:
+            self._accept_commit_without_undo()
+        self.step = self.committed
+        self._updating = False
+
+    def _accept_commit_without_undo(self) -> None:
+        """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
+        committed = self.committed
+        self._accept_commit()
+        self.committed = committed
+
+    def _take_over(self) -> None:
+        """Adopt the next view: host its shards, empty at first, and see that its dense holders have the replica."""
+        dead = [rank for rank in self.view.live if rank not in self.transport.live]
+        if dead and not self.protection.keeps_deltas:
+            names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
+            raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
+        if dead:
+            self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas)
+        self._host_shards(missing=True)
+        self.protection.adopt(self.view)
+        self._spread_dense()
+
+    def _host_shards(self, missing: bool) -> None:
+        """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
+        mine = self.view.shards_of(self.rank)
+        for key in [key for key in self.hosted if key[0] not in mine]:
+            del self.hosted[key]
+        for shard in mine:
+            for space, layout in enumerate(self.layouts):
+                if (shard, space) not in self.hosted:
+                    store = self._make_store(layout.data_rows_per_shard, self.spaces[space].dim)
+                    if not missing:
+                        local = torch.arange(layout.data_rows_per_shard)
+                        store.weights.copy_(self._initial_rows(space, layout.rows_of(shard, local)))
+                    self.hosted[shard, space] = HostedShard(store, layout.data_rows_per_shard, missing)
+
+    def _initial_rows(self, space: int, rows: Tensor) -> Tensor:
+        return initial_rows(self.spaces[space], rows, self._seed)
+
+    def _spread_dense(self) -> None:
+        """Send the committed dense state from its lowest holder to new holders of the view."""
+        have = self.transport.share([torch.tensor([int(self.dense is not None)])])
+        holders = [rank for rank, tensors in have.items() if int(tensors[0][0])]
+        needing = [rank for rank in self.view.dense if rank not in holders]
+        if not holders:
+            raise Unrecoverable("every replica of the dense model is lost")
+        if needing:
+            outgoing = dict.fromkeys(needing, self.dense.export()) if self.rank == holders[0] else {}
+            received = self.transport.exchange(outgoing)
+            if self.rank in needing:
+                replica = self._make_dense()
+                replica.load(received[holders[0]])
+                self.dense = replica
+
+    def _record_failure(
+        self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float
+    ) -> None:
+        shards = tuple(shard for shard, host in enumerate(before.shards) if host in dead)
+        slots = tuple(slot for slot, host in enumerate(before.slots) if host in dead)
+        failure = Failure(
+            ranks=dead,
+            step=step,
+            phase=phase,
+            redone_steps=redone,
+            noticed_at=began,
+            recovery_seconds=self._clock() - began,
+            shards=shards,
+            slots=slots,
+            rebuilt_bytes=len(shards) * self._bytes_per_shard(),
+        )
+        self.failures.failures.append(failure)
+        self._hooks.event(
+            {
+                "event": "failure",
+                "ranks": list(dead),
+                "step": step,
+                "phase": phase,
+                "committed": self.committed,
+                "redone_steps": redone,
+                "recovery_seconds": failure.recovery_seconds,
+                "shards": {shard: self.view.shards[shard] for shard in shards},
+                "slots": {slot: self.view.slots[slot] for slot in slots},
+                "failures_left": self.failures_left,
+            }
+        )
+
+    def _bytes_per_shard(self) -> int:
+        """Bytes of one shard's rows, optimizer state and parity."""
+        total = 0
+        for space, layout in zip(self.spaces, self.layouts, strict=True):
+            record = self._make_store(1, space.dim).record_bytes
+            total += record * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
+        return total
+
+
+def _to_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _from_bytes(data: Tensor) -> str:
+    return bytes(data.tolist()).decode()

@@ -1,0 +1,77 @@
+"""The record of failures that a rank has lived through, with the times a user will ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Failure:
+    """One recovery: who died, in which step and phase this rank noticed, and what it cost.
+
+    `stall_seconds` is the time from the last step finished before the failure to the first finished
+    after it; `rebuild_seconds` from noticing to the lost shards being whole (0 when none was lost).
+    None until known. `redone_steps` counts steps, the last one perhaps begun only, whose updates were undone.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    phase: str
+    redone_steps: int
+    noticed_at: float
+    recovery_seconds: float
+    shards: tuple[int, ...]
+    slots: tuple[int, ...]
+    rebuilt_bytes: int
+    on_demand_rows: int = 0
+    stall_seconds: float | None = None
+    rebuild_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.shards:
+            self.rebuild_seconds = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "ranks": list(self.ranks),
+            "step": self.step,
+            "phase": self.phase,
+            "stall_seconds": self.stall_seconds,
+            "recovery_seconds": self.recovery_seconds,
+            "redone_steps": self.redone_steps,
+            "rebuild_seconds": self.rebuild_seconds,
+            "rebuilt_bytes": self.rebuilt_bytes,
+            "on_demand_rows": self.on_demand_rows,
+            "shards": list(self.shards),
+            "slots": list(self.slots),
+        }
+
+
+@dataclass
+class FailureLog:
+    """All failures so far, oldest first."""
+
+    failures: list[Failure] = field(default_factory=list)
+
+    def step_finished(self, last_finished_at: float, now: float) -> list[Failure]:
+        """Close the stall of failures that no step had finished after; returns those."""
+        waiting = [failure for failure in self.failures if failure.stall_seconds is None]
+        for failure in waiting:
+            failure.stall_seconds = now - last_finished_at
+        return waiting
+
+    def shards_whole(
+        self, whole: list[int], rebuilding: tuple[int, ...], on_demand: dict[int, int], now: float
+    ) -> list[Failure]:
+        """Close the rebuild of failures none of whose lost shards is rebuilding any more; returns those."""
+        waiting = [
+            failure
+            for failure in self.failures
+            if failure.rebuild_seconds is None
+            and set(failure.shards) & set(whole)
+            and not set(failure.shards) & set(rebuilding)
+        ]
+        for failure in waiting:
+            failure.rebuild_seconds = now - failure.noticed_at
+            failure.on_demand_rows = sum(on_demand.get(shard, 0) for shard in failure.shards)
+        return waiting

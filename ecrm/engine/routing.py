@@ -1,0 +1,125 @@
+"""Which rows of a step go where: slots ask shards for unique rows and send gradients the same way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecrm.kernels.scatter_add import scatter_add
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.protection.base import ShardSpace
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.message import in_groups
+
+
+class SlotRequests:
+    """The slots' side of one step: unique rows of each hosted slot, split by shard.
+
+    `rows[slot][space]` are unique row numbers of a row space, int64.
+    """
+
+    def __init__(self, rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View) -> None:
+        self._layouts, self._view = layouts, view
+        self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
+        self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
+        for slot, spaces in self._rows.items():
+            for space, wanted in enumerate(spaces):
+                self._parts[slot, space] = self._split(space, wanted)
+
+    def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
+        shards, local = self._layouts[space].locate(wanted)
+        order = shards.argsort(stable=True)
+        counts = torch.bincount(shards, minlength=len(self._view.shards)).tolist()
+        places = order.split(counts)
+        return [(shard, place, local[place]) for shard, place in enumerate(places) if counts[shard]]
+
+    def requests(self) -> dict[int, list[Tensor]]:
+        """Message per shard host: (slot, shard, space), local rows."""
+        outgoing: dict[int, list[Tensor]] = {}
+        for (slot, space), parts in self._parts.items():
+            for shard, _, local in parts:
+                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([slot, shard, space]), local))
+        return outgoing
+
+    def collect(self, replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """Rows of each slot and space in the order asked, float32 [U, dim]."""
+        found = {tuple(head.tolist()): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
+        result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
+        for (slot, space), parts in self._parts.items():
+            count = self._rows[slot][space].numel()
+            pieces = [(place, found[slot, shard, space].view(place.numel(), -1)) for shard, place, _ in parts]
+            values = torch.empty(count, pieces[0][1].shape[1] if pieces else 0)
+            for place, piece in pieces:
+                values.index_copy_(0, place, piece)
+            result[slot].append(values)
+        return result
+
+    def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """Message per shard host: (slot, shard, space), gradients in the order of the rows requested."""
+        outgoing: dict[int, list[Tensor]] = {}
+        for (slot, space), parts in self._parts.items():
+            for shard, place, _ in parts:
+                part = gradients[slot][space].index_select(0, place)
+                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([slot, shard, space]), part))
+        return outgoing
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Unique local rows of one hosted shard and space, and each slot's place among them, slots ascending."""
+
+    rows: Tensor
+    places: list[tuple[int, Tensor]]
+
+
+class ShardRequests:
+    """The shards' side of one step: which rows every slot asked of the shards hosted here."""
+
+    def __init__(self, messages: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
+        self._hosted = hosted
+        self._ranks: dict[int, int] = {}
+        asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
+        for rank, tensors in messages.items():
+            for head, local in in_groups(tensors, 2):
+                slot, shard, space = head.tolist()
+                self._ranks[slot] = rank
+                asked.setdefault((shard, space), []).append((slot, local))
+        self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
+
+    @staticmethod
+    def _merge(parts: list[tuple[int, Tensor]]) -> _Asked:
+        rows, places = torch.cat([local for _, local in parts]).unique(return_inverse=True)
+        split = places.split([local.numel() for _, local in parts])
+        return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
+
+    def missing(self) -> dict[ShardSpace, Tensor]:
+        """Rows asked for that must be recovered first, unique, by hosted shard and space."""
+        missing = {key: self._hosted[key].missing_among(asked.rows) for key, asked in self._asked.items()}
+        return {key: rows for key, rows in missing.items() if rows.numel()}
+
+    def replies(self) -> dict[int, list[Tensor]]:
+        """Message per slot's rank: (slot, shard, space), rows in the order asked."""
+        outgoing: dict[int, list[Tensor]] = {}
+        for (shard, space), asked in self._asked.items():
+            rows = self._hosted[shard, space].store.lookup(asked.rows)
+            for slot, place in asked.places:
+                values = rows.index_select(0, place)
+                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([slot, shard, space]), values))
+        return outgoing
+
+    def update(self, gradients: Mapping[tuple[int, int, int], Tensor], keep_deltas: bool) -> None:
+        """Sum gradients in slot order and run the sparse optimizer on every hosted shard that was asked.
+
+        `gradients[slot, shard, space]` are flat float32, in the order of the rows requested.
+        """
+        for (shard, space), asked in self._asked.items():
+            hosted = self._hosted[shard, space]
+            total = torch.zeros(asked.rows.numel(), hosted.store.weights.shape[1])
+            for slot, place in asked.places:
+                scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))
+            hosted.update(asked.rows, total, keep_deltas)

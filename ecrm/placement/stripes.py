@@ -1,0 +1,121 @@
+"""Where every row and every parity row lives: closed formulas, no table of locations.
+
+Rows of one row space are numbered 0..rows-1; row r is data unit `r % k` of stripe `r // k`. Stripes
+rotate over the shards: stripe j has parity t on shard (j + t) mod S and data unit d on shard
+(j + m + d) mod S, so in a period of S stripes each shard holds k data rows and m parity rows and no
+two members of a stripe meet on one shard. Units are numbered data first: 0..k-1 data, k..k+m-1 parity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ecrm.errors import Unrecoverable
+
+
+@dataclass(frozen=True)
+class StripeShape:
+    """How stripes lie over shards: `shards` of them, `k` data and `m` parity units per stripe.
+
+    `k = 1, m = 0` is the unprotected layout: every row a stripe of its own. Raises ValueError when a
+    stripe has more units than there are shards.
+    """
+
+    shards: int
+    k: int
+    m: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.m < 0 or self.k + self.m > self.shards:
+            raise ValueError(f"stripes of {self.k}+{self.m} units do not fit on {self.shards} shards")
+
+    @property
+    def width(self) -> int:
+        """Units per stripe."""
+        return self.k + self.m
+
+    def shard_of_unit(self, residue: int, unit: int) -> int:
+        """Shard that holds `unit` of every stripe j with `j % shards == residue`."""
+        offset = self.m + unit if unit < self.k else unit - self.k
+        return (residue + offset) % self.shards
+
+    def residue_of_unit(self, shard: int, unit: int) -> int:
+        """Residue of the stripes whose `unit` lies on `shard`: the inverse of `shard_of_unit`."""
+        offset = self.m + unit if unit < self.k else unit - self.k
+        return (shard - offset) % self.shards
+
+    def members(self, residue: int) -> list[int]:
+        """Shards of all units of a stripe with that residue, in unit order."""
+        return [self.shard_of_unit(residue, unit) for unit in range(self.width)]
+
+    def share_a_stripe(self, a: int, b: int) -> bool:
+        """Whether some stripe has units on both shards, so that they should not be hosted by one rank."""
+        distance = (a - b) % self.shards
+        return min(distance, self.shards - distance) < self.width
+
+    def check_recoverable(self, lost: Iterable[int]) -> None:
+        """Raise Unrecoverable when some stripe has more than m units on the `lost` shards."""
+        gone = set(lost)
+        for residue in range(self.shards):
+            missing = [shard for shard in self.members(residue) if shard in gone]
+            if len(missing) > self.m:
+                raise Unrecoverable(
+                    f"stripes {residue} mod {self.shards}: {self.width - len(missing)} of {self.k} needed units left "
+                    f"(shards {', '.join(map(str, missing))} lost)"
+                )
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Location of `rows` rows under a stripe shape.
+
+    All shards are the same size: the last period is padded with rows that belong to no table and
+    stay zero. Arguments named `rows`, `local` and `stripes` are int64 tensors of one shape; results
+    have that shape and dtype. Ranges are not checked.
+    """
+
+    shape: StripeShape
+    rows: int
+
+    @property
+    def periods(self) -> int:
+        per_period = self.shape.k * self.shape.shards
+        return -(-self.rows // per_period)
+
+    @property
+    def data_rows_per_shard(self) -> int:
+        return self.periods * self.shape.k
+
+    @property
+    def parity_rows_per_shard(self) -> int:
+        return self.periods * self.shape.m
+
+    def locate(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Shard and local row number of data rows."""
+        k, m, shards = self.shape.k, self.shape.m, self.shape.shards
+        stripe, unit = rows // k, rows % k
+        return (stripe + m + unit) % shards, (stripe // shards) * k + unit
+
+    def rows_of(self, shard: int, local: Tensor) -> Tensor:
+        """Row numbers of a shard's local rows; numbers >= `rows` are padding."""
+        k = self.shape.k
+        return self.stripes_of_data(shard, local) * k + local % k
+
+    def stripes_of_data(self, shard: int, local: Tensor) -> Tensor:
+        """Stripes of a shard's local data rows; the unit is `local % k`."""
+        k, m, shards = self.shape.k, self.shape.m, self.shape.shards
+        return (local // k) * shards + (shard - m - local % k) % shards
+
+    def stripes_of_parity(self, shard: int, local: Tensor) -> Tensor:
+        """Stripes of a shard's local parity rows; the unit is `k + local % m`."""
+        m, shards = self.shape.m, self.shape.shards
+        return (local // m) * shards + (shard - local % m) % shards
+
+    def local_of_unit(self, stripes: Tensor, unit: int) -> Tensor:
+        """Local row of `unit` of each stripe on the shard that holds it, among data or parity rows as the unit is."""
+        k, m, shards = self.shape.k, self.shape.m, self.shape.shards
+        period = stripes // shards
+        return period * k + unit if unit < k else period * m + (unit - k)

@@ -1,0 +1,108 @@
+"""The interface of a protection: what the engine asks of whatever keeps rows from being lost.
+
+The engine owns the step and the shards; a protection sees deltas, commits and views, never the
+dense model. `none` implements it by doing nothing, `erasure` with Reed-Solomon parity.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ecrm.storage.hosted import HostedShard
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.view import View
+from ecrm.transport.base import Transport
+
+ShardSpace = tuple[int, int]
+"""(shard, row space) numbers."""
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """State of every rebuilding shard before a round of repair, the same on every rank.
+
+    `left`: rows, data and redundancy, still missing, by shard; 0 means that the shard is whole.
+    `on_demand`: rows decoded so far because a step asked for them, by shard.
+    """
+
+    left: dict[int, int]
+    on_demand: dict[int, int]
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Stripes checked against their parity on this rank, and how many did not match."""
+
+    stripes: int = 0
+    mismatches: int = 0
+
+
+@dataclass
+class ProtectionContext:
+    """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
+
+    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a view
+    does and then calls `adopt`. `initial_rows(space, rows)` gives initial values, float32 [R, dim].
+    """
+
+    transport: Transport
+    layouts: tuple[RowLayout, ...]
+    initial_rows: Callable[[int, Tensor], Tensor]
+    hosted: dict[ShardSpace, HostedShard] = field(default_factory=dict)
+
+
+class Protection(ABC):
+    """Keeps what lost rows are recovered from. Methods marked collective are called by every live rank.
+
+    Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
+    without them no step can be taken back and any failure ends the run; `parity_bytes` and
+    `log_bytes`, memory held on this rank.
+    """
+
+    name: str
+    shape: StripeShape
+    keeps_deltas: bool
+
+    @property
+    @abstractmethod
+    def parity_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def log_bytes(self) -> int: ...
+
+    @abstractmethod
+    def start(self, context: ProtectionContext, view: View) -> None:
+        """Set up for the undisturbed start, when every row has its initial value."""
+
+    @abstractmethod
+    def adopt(self, view: View) -> None:
+        """Take on what this rank hosts in a new view; shards new to it start with everything missing."""
+
+    @abstractmethod
+    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+        """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit."""
+
+    @abstractmethod
+    def committed(self) -> None:
+        """The deltas of the last `protect` can no longer be taken back: forget how to undo them."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Take back every `protect` since the last commit; calling it again changes nothing."""
+
+    @abstractmethod
+    def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        """Collective, at a commit, while shards are rebuilding: recover missing rows.
+
+        `wanted` are missing local rows that the step asks for, all recovered on return; up to `budget`
+        further rows per hosted shard are recovered in the background.
+        """
+
+    @abstractmethod
+    def verify(self, view: View) -> VerifyReport:
+        """Collective, at a commit, nothing rebuilding: check all redundancy held here against the rows."""

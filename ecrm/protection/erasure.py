@@ -1,0 +1,159 @@
+"""Reed-Solomon parity of every row and its optimizer state, kept current by each sparse update.
+
+Lost units are recovered only from shards with nothing missing, and only at a commit, where rows and
+parity are of one step. The engine commits every step while anything is being rebuilt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecrm.coding.code import ReedSolomon
+from ecrm.kernels.decode import decode
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import (
+    Protection,
+    ProtectionContext,
+    RepairReport,
+    ShardSpace,
+    VerifyReport,
+)
+from ecrm.protection.parity import ParityRows
+from ecrm.protection.rebuild import Rebuild
+from ecrm.transport.message import in_groups
+
+ENCODE_STRIPES = 65_536
+"""Stripes encoded or verified at a time: bounds the memory a check takes."""
+
+
+class ErasureProtection(Protection):
+    """(k, m) Reed-Solomon stripes over the shards: any m lost ranks are recovered bit for bit."""
+
+    name = "erasure"
+    keeps_deltas = True
+
+    def __init__(self, shards: int, k: int, m: int) -> None:
+        self.shape = StripeShape(shards, k, m)
+        self.code = ReedSolomon(k, m)
+        self._coefficients = torch.from_numpy(self.code.coefficients)
+        self._parity: dict[ShardSpace, ParityRows] = {}
+
+    @property
+    def parity_bytes(self) -> int:
+        return sum(parity.records.nbytes for parity in self._parity.values())
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(parity.log_bytes for parity in self._parity.values())
+
+    def start(self, context: ProtectionContext, view: View) -> None:
+        """Encode the initial values, each holder computing them for itself: nothing is sent."""
+        self._context = context
+        self.adopt(view, missing=False)
+        for (shard, space), parity in self._parity.items():
+            self._encode_initial(shard, space, parity)
+
+    def adopt(self, view: View, missing: bool = True) -> None:
+        mine = view.shards_of(self._context.transport.rank)
+        for key in [key for key in self._parity if key[0] not in mine]:
+            del self._parity[key]
+        for shard in mine:
+            for space, layout in enumerate(self._context.layouts):
+                if (shard, space) not in self._parity:
+                    record_bytes = self._context.hosted[shard, space].store.record_bytes
+                    self._parity[shard, space] = ParityRows(layout.parity_rows_per_shard, record_bytes, missing)
+
+    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+        outgoing: dict[int, list[Tensor]] = {}
+        for (shard, space), (rows, delta) in sorted(deltas.items()):
+            self._route(shard, space, rows, delta, view, outgoing)
+        for tensors in self._context.transport.exchange(outgoing).values():
+            for head, rows, coefficients, delta in in_groups(tensors, 4):
+                parity = self._parity[int(head[0]), int(head[1])]
+                parity.apply(rows, coefficients, delta.view(rows.numel(), -1))
+
+    def _route(
+        self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Tensor]]
+    ) -> None:
+        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder."""
+        k, m = self.shape.k, self.shape.m
+        layout = self._context.layouts[space]
+        for unit in range(k):
+            here = (rows % k == unit).nonzero().squeeze(1)
+            if not here.numel():
+                continue
+            residue = self.shape.residue_of_unit(shard, unit)
+            unit_delta = delta.index_select(0, here)
+            stripes = layout.stripes_of_data(shard, rows[here])
+            for t in range(m):
+                holder = self.shape.shard_of_unit(residue, k + t)
+                coefficients = self._coefficients[t, unit].expand(here.numel()).contiguous()
+                outgoing.setdefault(view.shards[holder], []).extend(
+                    (torch.tensor([holder, space]), layout.local_of_unit(stripes, k + t), coefficients, unit_delta)
+                )
+
+    def committed(self) -> None:
+        for parity in self._parity.values():
+            parity.committed()
+
+    def undo(self) -> None:
+        for parity in self._parity.values():
+            parity.undo()
+
+    def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        return Rebuild(self.shape, self.code, self._context, self._parity, view).round(wanted, budget)
+
+    def verify(self, view: View) -> VerifyReport:
+        """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""
+        stripes = mismatches = 0
+        for space, layout in enumerate(self._context.layouts):
+            step = max(1, ENCODE_STRIPES // self.shape.shards)
+            for first in range(0, layout.periods, step):
+                periods = torch.arange(first, min(first + step, layout.periods))
+                checked, wrong = self._verify_periods(space, periods, view)
+                stripes, mismatches = stripes + checked, mismatches + wrong
+        return VerifyReport(stripes, mismatches)
+
+    def _verify_periods(self, space: int, periods: Tensor, view: View) -> tuple[int, int]:
+        """Check this rank's parity rows of some periods of stripes, int64 [P]; every live rank calls it."""
+        k, m = self.shape.k, self.shape.m
+        outgoing: dict[int, list[Tensor]] = {}
+        for (shard, this), hosted in sorted(self._context.hosted.items()):
+            if this != space:
+                continue
+            for unit in range(k):
+                residue = self.shape.residue_of_unit(shard, unit)
+                records = hosted.store.read(periods * k + unit)
+                for t in range(m):
+                    holder = self.shape.shard_of_unit(residue, k + t)
+                    outgoing.setdefault(view.shards[holder], []).extend((torch.tensor([residue, unit, t]), records))
+        units: dict[tuple[int, int, int], Tensor] = {}
+        for tensors in self._context.transport.exchange(outgoing).values():
+            for head, records in in_groups(tensors, 2):
+                units[tuple(head.tolist())] = records.view(periods.numel(), -1)
+        checked = wrong = 0
+        for (shard, this), parity in self._parity.items():
+            for t in range(m) if this == space else ():
+                residue = self.shape.residue_of_unit(shard, k + t)
+                data = torch.stack([units[residue, unit, t] for unit in range(k)])
+                expected = decode(data, self._coefficients[t : t + 1])[0]
+                held = parity.records[periods * m + t]
+                checked += periods.numel()
+                wrong += int((expected != held).any(dim=1).sum())
+        return checked, wrong
+
+    def _encode_initial(self, shard: int, space: int, parity: ParityRows) -> None:
+        k, m = self.shape.k, self.shape.m
+        layout = self._context.layouts[space]
+        row_bytes = parity.records.shape[1]
+        for t in range(m):
+            for first in range(0, layout.periods, ENCODE_STRIPES):
+                periods = torch.arange(first, min(first + ENCODE_STRIPES, layout.periods))
+                stripes = periods * self.shape.shards + self.shape.residue_of_unit(shard, k + t)
+                data = torch.zeros(k, periods.numel(), row_bytes, dtype=torch.uint8)
+                for unit in range(k):
+                    values = self._context.initial_rows(space, stripes * k + unit)
+                    data[unit, :, : values.shape[1] * 4] = values.view(torch.uint8)
+                parity.records[periods * m + t] = decode(data, self._coefficients[t : t + 1])[0]

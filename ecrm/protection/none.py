@@ -1,0 +1,42 @@
+"""No protection: any failure ends the run, and a step costs nothing beyond itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
+
+
+class NoProtection(Protection):
+    """Rows on one shard each, nothing kept beside them."""
+
+    name = "none"
+    parity_bytes = 0
+    log_bytes = 0
+
+    def __init__(self, shards: int) -> None:
+        self.shape = StripeShape(shards, k=1, m=0)
+        self.keeps_deltas = False
+
+    def start(self, context: ProtectionContext, view: View) -> None:
+        pass
+
+    def adopt(self, view: View) -> None:
+        pass
+
+    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+        pass
+
+    def committed(self) -> None:
+        pass
+
+    def undo(self) -> None:
+        pass
+
+    def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        raise AssertionError("nothing is ever rebuilding without protection")
+
+    def verify(self, view: View) -> VerifyReport:
+        return VerifyReport()

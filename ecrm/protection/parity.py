@@ -1,0 +1,55 @@
+"""The parity rows that one shard holds for one row space, with the log that undoes a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecrm.kernels.parity_apply import parity_apply
+from ecrm.storage.missing import MissingRows
+
+
+class ParityRows:
+    """Parity `records`, uint8 [rows, record bytes], zero at first; `missing`, the rows still to be recovered or None."""
+
+    def __init__(self, rows: int, record_bytes: int, missing: bool) -> None:
+        self.records = torch.zeros(rows, record_bytes, dtype=torch.uint8)
+        self.missing = MissingRows(rows) if missing and rows else None
+        self._log: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def missing_rows(self) -> int:
+        return 0 if self.missing is None else self.missing.count
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(tensor.nbytes for entry in self._log for tensor in entry)
+
+    def restore(self, rows: Tensor, records: Tensor) -> None:
+        """Fill in missing parity rows, uint8 [R, B]."""
+        self.records[rows] = records
+        self.missing.remove(rows)
+        if not self.missing.count:
+            self.missing = None
+
+    def apply(self, rows: Tensor, coefficients: Tensor, deltas: Tensor) -> None:
+        """`records[rows] ^= coefficients * deltas` over GF(2^8), logged; rows may repeat.
+
+        Rows that are missing are passed over: rebuilding them reads data that has the change already.
+        """
+        if self.missing is not None:
+            keep = (~self.missing.among(rows)).nonzero().squeeze(1)
+            rows, coefficients, deltas = rows[keep], coefficients[keep], deltas[keep]
+        if rows.numel():
+            parity_apply(self.records, rows, coefficients, deltas)
+            self._log.append((rows, coefficients, deltas))
+
+    def undo(self) -> None:
+        """Apply every logged delta again, which takes it back; calling it again changes nothing."""
+        for rows, coefficients, deltas in self._log:
+            parity_apply(self.records, rows, coefficients, deltas)
+        self._log.clear()
+
+    def committed(self) -> None:
+        """Forget the log."""
+        self._log.clear()

@@ -1,0 +1,150 @@
+"""One round of repair: rows wanted now and a budget of others, decoded from any k units of their stripes.
+
+A missing row's sources depend only on its stripe's residue and its unit number, so rows are handled
+in at most k + m groups per shard, each with one decoding matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecrm.coding.code import ReedSolomon
+from ecrm.kernels.decode import decode
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
+from ecrm.protection.parity import ParityRows
+from ecrm.transport.message import in_groups
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Missing local rows of one unit of one hosted shard, and the units they are decoded from."""
+
+    shard: int
+    space: int
+    unit: int
+    local: Tensor
+    sources: tuple[int, ...]
+
+
+class Rebuild:
+    """Repair over one view; lives for one round."""
+
+    def __init__(
+        self,
+        shape: StripeShape,
+        code: ReedSolomon,
+        context: ProtectionContext,
+        parity: dict[ShardSpace, ParityRows],
+        view: View,
+    ) -> None:
+        self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
+
+    def round(self, wanted: dict[ShardSpace, Tensor], budget: int) -> RepairReport:
+        """Collective: recover `wanted` and up to `budget` further rows per hosted shard; see `Protection.repair`."""
+        status = self._status()
+        outgoing = {rank: [status] for rank in self._view.live} if status.numel() else {}
+        groups = self._choose(wanted, budget)
+        for number, group in enumerate(groups):
+            stripes = self._stripes(group)
+            for source in group.sources:
+                holder = self._shape.shard_of_unit(self._residue(group), source)
+                head = torch.tensor([number, holder, group.space, source])
+                local = self._context.layouts[group.space].local_of_unit(stripes, source)
+                outgoing.setdefault(self._view.shards[holder], []).extend((head, local))
+        requests = self._context.transport.exchange(outgoing)
+        report = self._read_statuses(requests)
+        replies: dict[int, list[Tensor]] = {}
+        for rank, tensors in requests.items():
+            for head, local in in_groups(tensors, 2):
+                number, holder, space, source = head.tolist()
+                records = self._read(holder, space, source, local)
+                replies.setdefault(rank, []).extend((torch.tensor([number, source]), records))
+        self._decode(groups, self._context.transport.exchange(replies))
+        return report
+
+    def _status(self) -> Tensor:
+        """Shard, missing rows, rows decoded on demand, of each rebuilding shard hosted here, flat int64."""
+        status: list[int] = []
+        for shard in self._view.shards_of(self._context.transport.rank):
+            if shard in self._view.rebuilding:
+                keys = [key for key in self._parity if key[0] == shard]
+                hosted = [self._context.hosted[key] for key in keys]
+                left = sum(h.missing_rows + self._parity[key].missing_rows for h, key in zip(hosted, keys, strict=True))
+                status += (shard, left, sum(h.on_demand_rows for h in hosted))
+        return torch.tensor(status, dtype=torch.int64)
+
+    def _read_statuses(self, requests: dict[int, list[Tensor]]) -> RepairReport:
+        """Take the leading status message of every rank that hosts a rebuilding shard off its requests."""
+        left, on_demand = {}, {}
+        for rank in {self._view.shards[shard] for shard in self._view.rebuilding}:
+            for shard, missing, decoded in zip(*[iter(requests[rank].pop(0).tolist())] * 3, strict=True):
+                left[shard], on_demand[shard] = missing, decoded
+        return RepairReport(left, on_demand)
+
+    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[_Group]:
+        """Groups to recover this round: all wanted rows, then missing data rows, then parity rows, in row order."""
+        groups: list[_Group] = []
+        left = dict.fromkeys(self._view.rebuilding, budget)
+        k, m = self._shape.k, self._shape.m
+        for key in sorted(self._parity):
+            shard, space = key
+            hosted, parity = self._context.hosted[key], self._parity[key]
+            if hosted.missing is not None:
+                asked = wanted.get(key, torch.empty(0, dtype=torch.int64))
+                hosted.on_demand_rows += asked.numel()
+                background = hosted.missing.first(left[shard] + asked.numel())
+                background = background[~torch.isin(background, asked)][: left[shard]]
+                left[shard] -= background.numel()
+                chosen = torch.cat([asked, background])
+                for unit in range(k):
+                    self._add_group(groups, shard, space, unit, chosen[chosen % k == unit])
+            if parity.missing is not None:
+                background = parity.missing.first(left[shard])
+                left[shard] -= background.numel()
+                for t in range(m):
+                    self._add_group(groups, shard, space, k + t, background[background % m == t])
+        return groups
+
+    def _add_group(self, groups: list[_Group], shard: int, space: int, unit: int, local: Tensor) -> None:
+        if local.numel():
+            residue = self._shape.residue_of_unit(shard, unit)
+            whole = [
+                source
+                for source in range(self._shape.width)
+                if self._shape.shard_of_unit(residue, source) not in self._view.rebuilding
+            ]
+            groups.append(_Group(shard, space, unit, local, tuple(whole[: self._shape.k])))
+
+    def _residue(self, group: _Group) -> int:
+        return self._shape.residue_of_unit(group.shard, group.unit)
+
+    def _stripes(self, group: _Group) -> Tensor:
+        layout = self._context.layouts[group.space]
+        if group.unit < self._shape.k:
+            return layout.stripes_of_data(group.shard, group.local)
+        return layout.stripes_of_parity(group.shard, group.local)
+
+    def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+        """Records of one unit hosted here, uint8 [R, record bytes]."""
+        if unit < self._shape.k:
+            return self._context.hosted[shard, space].store.read(local)
+        return self._parity[shard, space].records.index_select(0, local)
+
+    def _decode(self, groups: list[_Group], replies: dict[int, list[Tensor]]) -> None:
+        """Decode every group from its sources' records and fill its rows in."""
+        units: dict[tuple[int, int], Tensor] = {}
+        for tensors in replies.values():
+            for head, records in in_groups(tensors, 2):
+                units[tuple(head.tolist())] = records
+        for number, group in enumerate(groups):
+            present = [units[number, source].view(group.local.numel(), -1) for source in group.sources]
+            matrix = torch.from_numpy(self._code.decode_matrix(group.sources, (group.unit,)))
+            records = decode(torch.stack(present), matrix)[0]
+            key = (group.shard, group.space)
+            target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
+            target.restore(group.local, records)

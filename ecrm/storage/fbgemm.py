@@ -1,0 +1,43 @@
+"""Rows in an FBGEMM table-batched embedding, updated by FBGEMM's fused optimizers (CPU)."""
+
+from __future__ import annotations
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor
+
+from ecrm.storage.base import SparseOptimizer, Store
+
+_OPTIMIZERS = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+}
+
+
+class FbgemmStore(Store):
+    """A one-table FBGEMM TBE; `weights` and `state` are views of its buffers, all zero at first."""
+
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer) -> None:
+        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=_OPTIMIZERS[optimizer.name],
+            learning_rate=optimizer.learning_rate,
+            eps=optimizer.epsilon,
+            pooling_mode=PoolingMode.SUM,
+        )
+        self.weights = self._tbe.split_embedding_weights()[0]
+        self.weights.zero_()
+        self.state = tuple(tensor for tensor in self._tbe.split_optimizer_states()[0])
+
+    def update(self, rows: Tensor, gradients: Tensor) -> None:
+        if rows.numel() == 0:
+            return
+        offsets = torch.arange(rows.numel() + 1, dtype=torch.int64)
+        with torch.enable_grad():
+            self._tbe(rows, offsets).backward(gradients)

@@ -1,0 +1,68 @@
+"""A shard's rows as hosted by this rank: storage, which rows are missing, and the log that undoes a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecrm.kernels.parity_apply import parity_apply
+from ecrm.storage.base import Store
+from ecrm.storage.missing import MissingRows
+
+
+class HostedShard:
+    """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
+    `on_demand_rows`, how many were recovered because a step asked for them."""
+
+    def __init__(self, store: Store, rows: int, missing: bool) -> None:
+        self.store = store
+        self.missing = MissingRows(rows) if missing and rows else None
+        self.on_demand_rows = 0
+        self._log: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def missing_rows(self) -> int:
+        return 0 if self.missing is None else self.missing.count
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(rows.nbytes + delta.nbytes for rows, delta in self._log)
+
+    def missing_among(self, rows: Tensor) -> Tensor:
+        """Those of `rows`, int64, that are missing."""
+        return rows[:0] if self.missing is None else rows[self.missing.among(rows)]
+
+    def restore(self, rows: Tensor, records: Tensor) -> None:
+        """Fill in missing rows with recovered records, uint8 [R, record bytes]."""
+        self.store.write(rows, records)
+        self.missing.remove(rows)
+        if not self.missing.count:
+            self.missing = None
+
+    def update(self, rows: Tensor, gradients: Tensor, keep_delta: bool) -> None:
+        """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
+        if not keep_delta:
+            self.store.update(rows, gradients)
+        elif rows.numel():
+            self._log.append((rows, self.store.update_with_delta(rows, gradients)))
+
+    def deltas_since_commit(self) -> tuple[Tensor, Tensor]:
+        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]."""
+        if not self._log:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.store.record_bytes, dtype=torch.uint8)
+        if len(self._log) > 1:
+            rows, place = torch.cat([r for r, _ in self._log]).unique(return_inverse=True)
+            merged = torch.zeros(rows.numel(), self.store.record_bytes, dtype=torch.uint8)
+            parity_apply(merged, place, 1, torch.cat([d for _, d in self._log]))
+            self._log = [(rows, merged)]
+        return self._log[0]
+
+    def undo(self) -> None:
+        """Go back to the commit by applying every logged delta again; calling it again changes nothing."""
+        for rows, delta in reversed(self._log):
+            self.store.xor(rows, delta)
+        self._log.clear()
+
+    def committed(self) -> None:
+        """Forget the log: the updates since the last commit can no longer be taken back."""
+        self._log.clear()

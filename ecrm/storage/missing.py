@@ -1,0 +1,38 @@
+"""Which rows of a shard are missing after its host died, and in which order they are rebuilt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WINDOW = 1 << 16
+
+
+class MissingRows:
+    """A set of row numbers below `rows`, all of them at first, that only shrinks."""
+
+    def __init__(self, rows: int) -> None:
+        self._mask = torch.ones(rows, dtype=torch.bool)
+        self._first = 0
+        self.count = rows
+
+    def among(self, rows: Tensor) -> Tensor:
+        """Bool mask of which of `rows`, int64 [R], are missing."""
+        return self._mask[rows]
+
+    def first(self, count: int) -> Tensor:
+        """The lowest `count` missing rows (fewer when fewer are missing), int64."""
+        found, start = [], self._first
+        while count > 0 and start < self._mask.numel():
+            window = self._mask[start : start + _WINDOW].nonzero().squeeze(1)[:count] + start
+            if not found and window.numel() == 0:
+                self._first = min(start + _WINDOW, self._mask.numel())
+            found.append(window)
+            count -= window.numel()
+            start += _WINDOW
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def remove(self, rows: Tensor) -> None:
+        """Unique `rows`, all missing until now, are missing no more."""
+        self._mask[rows] = False
+        self.count -= rows.numel()

@@ -1,0 +1,197 @@
+"""One rank of `ecrm train`: check everything, build the engine, train, and end so that nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ecrm import __version__
+from ecrm.config.schema import Config
+from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.engine import Engine, EnginePolicy, Hooks
+from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
+from ecrm.model.replica import FlatDenseReplica
+from ecrm.placement.tables import Table
+from ecrm.placement.view import initial_view
+from ecrm.protection import make_protection
+from ecrm.storage import resolve_backend, store_factory
+from ecrm.storage.base import SparseOptimizer
+from ecrm.train.kill import Kill, KillSwitch, check_kills
+from ecrm.train.reporter import Reporter
+from ecrm.train.run_folder import RunFolder
+from ecrm.train.trainer import Trainer
+from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.mpi import MpiTransport
+
+LAST_WORDS_SECONDS = 5.0
+"""How long a rank that ends because of an error waits for the others before it kills itself."""
+
+
+def run(config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> NoReturn:
+    """Be one rank of the run; ends the process, with 0 when the run is complete.
+
+    Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
+    """
+    torch.set_num_threads(config.train.threads)
+    transport = None
+    try:
+        transport = MpiTransport()
+        code = _run(transport, config, run_dir, kills)
+    except EcrmError as error:
+        code = _end_with(error, transport, run_dir)
+    except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
+        traceback.print_exc()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> int:
+    dataset, steps = _together(transport, lambda: _check(transport, config, kills))
+    folder = _together(transport, lambda: RunFolder(run_dir))
+    processes = _processes(transport)
+    protection = make_protection(config)
+    arch, backend = resolve_dense_arch(config.model.dense_arch), resolve_backend(config.storage.backend)
+    reporter = Reporter(folder, processes, protection.shape.m)
+    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    tables = [Table(name, rows, config.model.embedding_dim) for name, rows in dataset.tables]
+    replicas = protection.shape.m + 1
+
+    def make_dense() -> FlatDenseReplica:
+        model = config.model
+        parts = build_dense_parts(arch, 13, len(tables), model.bottom_mlp, model.top_mlp, config.train.seed)
+        return FlatDenseReplica(parts, config.train.dense_optimizer, config.train.dense_lr)
+
+    cluster = config.cluster
+    began = time.monotonic()
+    engine = Engine(
+        transport=transport,
+        tables=tables,
+        view=initial_view(
+            cluster.layout, cluster.servers, cluster.trainers, cluster.spares, config.slots, replicas
+        ),
+        protection=protection,
+        make_store=store_factory(
+            backend,
+            SparseOptimizer(config.train.sparse_optimizer, config.train.sparse_lr, config.train.sparse_eps),
+        ),
+        make_dense=make_dense,
+        seed=config.train.seed,
+        policy=EnginePolicy(
+            commit_interval=config.protection.commit_interval,
+            rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
+            dense_replicas=replicas,
+            skip_undo=config.testing.skip_undo,
+        ),
+        hooks=Hooks(phase=switch, event=reporter.event),
+    )
+    reporter.watch(engine)
+    about = {
+        "version": __version__,
+        "storage": backend,
+        "dense_arch": arch,
+        "world_size": config.world_size,
+        "config": config.to_dict(),
+        "kills": [str(kill) for kill in kills],
+    }
+    reporter.started({**about, "set_up_seconds": time.monotonic() - began})
+    trainer = Trainer(engine, dataset, config, steps, folder, about)
+    summary = trainer.run()
+    if summary is not None:
+        _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
+    transport.close()
+    return 0
+
+
+def _check(transport: Transport, config: Config, kills: Sequence[Kill]) -> tuple[CriteoDataset, int]:
+    """Open the data and check what only now can be checked; raises UsageError."""
+    started = len(transport.live)
+    if started != config.world_size:
+        cluster = config.cluster
+        raise UsageError(
+            f"this config needs {config.world_size} ranks ({cluster.servers} servers, {cluster.trainers} trainers, "
+            f"{cluster.spares} spares, {cluster.layout}), but {started} were started: "
+            f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
+        )
+    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+    steps = config.train.steps or int(config.train.epochs * dataset.train_rows) // config.train.global_batch
+    if steps < 1:
+        raise UsageError(
+            f"{config.data.path} has {dataset.train_rows} training rows, too few for one step: "
+            f"train.global_batch is {config.train.global_batch}"
+        )
+    check_kills(kills, config.world_size, steps)
+    return dataset, steps
+
+
+def _together(transport: Transport, action: Callable[[], Any]) -> Any:
+    """Run `action` on every rank; when it fails anywhere, fail everywhere with the lowest rank's error."""
+    result, error = None, None
+    try:
+        result = action()
+    except EcrmError as problem:
+        error = problem
+    except OSError as problem:
+        error = UsageError(f"{problem.filename}: {problem.strerror}")
+    text = f"{error.exit_code} {error}" if error else ""
+    shared = transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8), torch.tensor([1])])
+    for rank, tensors in sorted(shared.items()):
+        if tensors[0].numel():
+            code, _, message = bytes(tensors[0].tolist()).decode().partition(" ")
+            problem = EcrmError(message)
+            problem.exit_code, problem.speaker = int(code), rank
+            raise problem
+    return result
+
+
+def _processes(transport: Transport) -> dict[int, dict[str, Any]]:
+    """Process id and host of every rank."""
+    mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+    shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
+    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+
+
+def _end_with(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:
+    """Say why, once, and leave with the error's code; the others are told by an agreement, or by this rank's death."""
+    live = transport.live if transport is not None else ()
+    speaker = getattr(error, "speaker", live[0] if live else 0)
+    if transport is None or transport.rank == speaker:
+        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+        if run_dir is not None and isinstance(error, Unrecoverable):
+            RunFolder(run_dir).failure(str(error), error.exit_code)
+    if transport is not None:
+        guard = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
+        guard.daemon = True
+        guard.start()
+        transport.close()
+    return error.exit_code
+
+
+def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:
+    area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
+    print(
+        f"finished {summary['steps']} steps at {summary['samples_per_second']:,.0f} samples/s, "
+        f"evaluation auc {area}, {len(summary['failures'])} failures survived"
+    )
+    if summary["parity"] is not None:
+        print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
+    print(f"model_sha256 {summary['model_sha256']}")
+    if folder.path is not None:
+        print(f"results in {folder.path}")
+    for kill in unfired:
+        print(f"ecrm: warning: --kill {kill} never happened: that phase of that step did not begin on rank {kill.rank}")
+    sys.stdout.flush()

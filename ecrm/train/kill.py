@@ -1,0 +1,73 @@
+"""Scheduled kills: a rank SIGKILLs itself at a step and phase, for drills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ecrm.errors import UsageError
+
+PHASES = (
+    "input",
+    "lookup",
+    "repair",
+    "forward",
+    "backward",
+    "update",
+    "parity",
+    "dense",
+    "commit",
+    "recover",
+    "evaluate",
+    "finish",
+)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`rank` dies as `phase` of `step` begins; `repair` and `recover` begin only while there is something to do."""
+
+    rank: int
+    step: int
+    phase: str = "input"
+
+    def __str__(self) -> str:
+        return f"{self.rank}@{self.step}:{self.phase}"
+
+
+def parse_kill(text: str) -> Kill:
+    """RANK@STEP[:PHASE]; raises UsageError for anything else."""
+    match = re.fullmatch(r"(\d+)@(\d+)(?::(\w+))?", text)
+    if not match:
+        raise UsageError(f"--kill {text}: type RANK@STEP or RANK@STEP:PHASE, such as 1@20:parity")
+    phase = match[3] or "input"
+    if phase not in PHASES:
+        raise UsageError(f"--kill {text}: no phase {phase!r}; phases are {', '.join(PHASES)}")
+    return Kill(int(match[1]), int(match[2]), phase)
+
+
+def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
+    """Raise UsageError for a kill that names a rank or step outside the run."""
+    for kill in kills:
+        if kill.rank >= world_size:
+            raise UsageError(f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}")
+        last = steps if kill.phase in ("evaluate", "finish", "repair", "recover") else steps - 1
+        if kill.step > last:
+            raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
+
+
+class KillSwitch:
+    """Dies at this rank's scheduled kills; `before` is called with the kill just before."""
+
+    def __init__(self, kills: Sequence[Kill], rank: int, before: Callable[[Kill], None]) -> None:
+        self._mine = {kill for kill in kills if kill.rank == rank}
+        self._before = before
+
+    def __call__(self, step: int, phase: str) -> None:
+        for kill in self._mine:
+            if (kill.step, kill.phase) == (step, phase):
+                self._before(kill)
+                os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,90 @@
+"""The progress line, and the times of steps."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from ecrm.engine.engine import Engine
+from ecrm.train.metrics import auc
+from ecrm.train.run_folder import RunFolder
+
+
+class Progress:
+    """Every rank keeps the times; the reporter prints a line and writes an event every `every` steps (0: never)."""
+
+    def __init__(self, steps: int, global_batch: int, every: int, folder: RunFolder) -> None:
+        self._steps, self._global_batch, self._every, self._folder = steps, global_batch, every, folder
+        self.step_seconds: list[float] = []
+        self.finished_steps = 0
+        self._last = self._window_start = time.monotonic()
+        self._finished_at: list[tuple[int, float]] = []
+        self._loss_before: tuple[int, float] = (0, 0.0)
+        self._labels: list[torch.Tensor] = []
+        self._scores: list[torch.Tensor] = []
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step (start, evaluation)."""
+        now = time.monotonic()
+        self._window_start += now - self._last
+        self._last = now
+
+    def scored(self, labels: torch.Tensor, probabilities: torch.Tensor) -> None:
+        """Predictions of a training batch on this rank, for the AUC of the next line."""
+        self._labels.append(labels)
+        self._scores.append(probabilities)
+
+    def step_finished(self, engine: Engine) -> None:
+        """Count a finished step; print and write when due."""
+        now = time.monotonic()
+        self.step_seconds.append(now - self._last)
+        self._last = now
+        self.finished_steps += 1
+        self._finished_at.append((engine.step, time.time()))
+        if self._every and (engine.step % self._every == 0 or engine.step == self._steps):
+            if engine.rank == engine.view.reporter:
+                self._report(engine, now)
+            self._window_start = now
+            self._finished_at, self._labels, self._scores = [], [], []
+            if engine.dense is not None:
+                self._loss_before = (engine.step, float(engine.dense.loss_sum))
+
+    def _report(self, engine: Engine, now: float) -> None:
+        rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)
+        step, loss_sum = self._loss_before
+        loss = (float(engine.dense.loss_sum) - loss_sum) / max(engine.step - step, 1)
+        area = None
+        if self._labels:
+            area = auc(torch.cat(self._labels).numpy(), torch.cat(self._scores).numpy())
+        print(
+            f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  loss {loss:.4f}  "
+            f"auc {'-' if area is None else f'{area:.4f}'}  committed {engine.committed}  "
+            f"failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
+            flush=True,
+        )
+        self._folder.event(
+            {
+                "event": "progress",
+                "step": engine.step,
+                "committed": engine.committed,
+                "samples_per_second": rate,
+                "loss": loss,
+                "auc": area,
+                "failures_left": engine.failures_left,
+                "rebuilt": engine.rebuild_fraction,
+                "finished": self._finished_at,
+            }
+        )
+
+    def quantiles(self) -> dict[str, float | None]:
+        """Median, 99th percentile and maximum of the seconds a step took on this rank."""
+        if not self.step_seconds:
+            return {"p50": None, "p99": None, "max": None}
+        seconds = np.array(self.step_seconds)
+        return {
+            "p50": float(np.quantile(seconds, 0.5)),
+            "p99": float(np.quantile(seconds, 0.99)),
+            "max": float(seconds.max()),
+        }

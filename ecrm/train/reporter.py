@@ -1,0 +1,74 @@
+"""What the run tells people: failures and recoveries as lines on the terminal and events in the run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ecrm.engine.engine import Engine
+from ecrm.placement.view import View
+from ecrm.train.kill import Kill
+from ecrm.train.run_folder import RunFolder
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class Reporter:
+    """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
+
+    def __init__(self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int) -> None:
+        self._folder, self._processes, self._protected = folder, processes, protected
+        self._engine: Engine | None = None
+
+    def watch(self, engine: Engine) -> None:
+        """Report on this engine from now on."""
+        self._engine = engine
+
+    @property
+    def _speaks(self) -> bool:
+        return self._engine is not None and self._engine.rank == self._engine.view.reporter
+
+    def started(self, fields: dict[str, Any]) -> None:
+        """The run begins: ranks.json and the first event."""
+        if self._speaks:
+            self._folder.ranks(self._engine.view, self._processes)
+            self._folder.event({"event": "start", **fields})
+
+    def killing(self, kill: Kill) -> None:
+        """This very rank is about to die on schedule; it says so itself, since nobody else can."""
+        self._folder.event({"event": "kill", "rank": kill.rank, "step": kill.step, "phase": kill.phase})
+
+    def event(self, fields: dict[str, Any]) -> None:
+        """One event of the engine."""
+        if not self._speaks:
+            return
+        if fields["event"] == "view":
+            view: View = fields["view"]
+            self._folder.ranks(view, self._processes)
+            self._folder.event({"event": "view", "step": fields["step"], "epoch": view.epoch, "live": list(view.live)})
+            return
+        self._folder.event(fields)
+        text = getattr(self, f"_{fields['event']}")(fields)
+        print(text, flush=True)
+
+    def _failure(self, fields: dict[str, Any]) -> str:
+        moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
+        moved += [f"slot {slot} to rank {rank}" for slot, rank in fields["slots"].items()]
+        left = fields["failures_left"]
+        warning = "" if left >= self._protected else f" (protection asked for is {self._protected})"
+        return (
+            f"! {_ranks(fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
+            f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
+            f"{', '.join(moved) or 'no role moved'}; can survive {left} more at once{warning}"
+        )
+
+    def _resumed(self, fields: dict[str, Any]) -> str:
+        return f"! training goes on, {fields['stall_seconds'] * 1000:.0f} ms between the steps before and after"
+
+    def _rebuilt(self, fields: dict[str, Any]) -> str:
+        return (
+            f"! shards {', '.join(map(str, fields['shards']))} rebuilt in {fields['rebuild_seconds']:.2f} s "
+            f"({fields['rebuilt_bytes']:,} bytes, {fields['on_demand_rows']:,} rows on demand); "
+            f"can survive {fields['failures_left']} more at once"
+        )

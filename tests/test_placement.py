@@ -1,0 +1,177 @@
+"""Closed-form placement and the view's recovery plan, exhaustively where small."""
+
+import itertools
+
+import pytest
+import torch
+
+from ecrm.errors import Unrecoverable
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement.view import View, failures_left, initial_view, mark_whole, plan_recovery
+
+SHAPES = [(3, 2, 1), (4, 3, 1), (4, 2, 2), (5, 4, 1), (6, 4, 2), (7, 2, 1), (9, 4, 3), (3, 1, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize(("shards", "k", "m"), SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 7, 100, 1000])
+def test_every_row_has_one_place_and_comes_back(shards, k, m, rows):
+    layout = RowLayout(StripeShape(shards, k, m), rows)
+    numbers = torch.arange(rows)
+    shard, local = layout.locate(numbers)
+    assert len(set(zip(shard.tolist(), local.tolist()))) == rows
+    for s in range(shards):
+        here = shard == s
+        assert torch.equal(layout.rows_of(s, local[here]), numbers[here])
+        assert bool((local[here] < layout.data_rows_per_shard).all())
+        everything = layout.rows_of(s, torch.arange(layout.data_rows_per_shard))
+        assert len(set(everything.tolist())) == layout.data_rows_per_shard
+        assert set(everything[everything < rows].tolist()) == set(numbers[here].tolist())
+
+
+@pytest.mark.parametrize(("shards", "k", "m"), SHAPES)
+def test_members_of_a_stripe_are_on_different_shards_and_load_is_even(shards, k, m):
+    shape = StripeShape(shards, k, m)
+    data, parity = [0] * shards, [0] * shards
+    for residue in range(shards):
+        members = shape.members(residue)
+        assert len(set(members)) == k + m
+        for unit, shard in enumerate(members):
+            assert shape.residue_of_unit(shard, unit) == residue
+            (data if unit < k else parity)[shard] += 1
+        for a, b in itertools.combinations(members, 2):
+            assert shape.share_a_stripe(a, b)
+    assert set(data) == {k}
+    assert set(parity) == {m}
+
+
+@pytest.mark.parametrize(("shards", "k", "m"), SHAPES)
+def test_units_of_a_row_agree_with_its_location(shards, k, m):
+    shape = StripeShape(shards, k, m)
+    layout = RowLayout(shape, 500)
+    shard, local = layout.locate(torch.arange(500))
+    for row in range(0, 500, 13):
+        stripe, unit = row // k, row % k
+        assert shape.shard_of_unit(stripe % shards, unit) == shard[row]
+        assert int(layout.local_of_unit(torch.tensor([stripe]), unit)) == local[row]
+        assert int(layout.stripes_of_data(int(shard[row]), local[row : row + 1])) == stripe
+        for t in range(m):
+            holder = shape.shard_of_unit(stripe % shards, k + t)
+            place = layout.local_of_unit(torch.tensor([stripe]), k + t)
+            assert int(layout.stripes_of_parity(holder, place)) == stripe
+            assert int(place) < layout.parity_rows_per_shard
+
+
+def test_shape_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="4\\+1 units do not fit on 4 shards"):
+        StripeShape(4, 4, 1)
+
+
+@pytest.mark.parametrize(("shards", "k", "m"), SHAPES)
+def test_recoverable_is_exactly_at_most_m_lost_per_stripe(shards, k, m):
+    shape = StripeShape(shards, k, m)
+    for count in range(shards + 1):
+        for lost in itertools.combinations(range(shards), count):
+            worst = max(sum(s in lost for s in shape.members(r)) for r in range(shards))
+            if worst <= m:
+                shape.check_recoverable(lost)
+            else:
+                with pytest.raises(Unrecoverable, match="needed units left"):
+                    shape.check_recoverable(lost)
+
+
+def test_tables_of_one_width_form_a_space():
+    spaces = row_spaces([Table("a", 10, 8), Table("b", 5, 16), Table("c", 7, 8)])
+    assert [(s.dim, s.rows, s.offsets, s.table_numbers) for s in spaces] == [
+        (8, 17, (0, 10), (0, 2)),
+        (16, 5, (0,), (1,)),
+    ]
+
+
+def test_initial_views_of_both_layouts():
+    dedicated = initial_view("dedicated", 4, 2, 1, 4, dense_replicas=2)
+    assert dedicated.shards == (0, 1, 2, 3)
+    assert dedicated.slots == (4, 5, 4, 5)
+    assert dedicated.dense == (4, 5)
+    assert dedicated.spares == (6,)
+    colocated = initial_view("colocated", 4, 2, 1, 2, dense_replicas=3)
+    assert colocated.shards == (0, 1, 2, 3)
+    assert colocated.slots == (0, 1)
+    assert colocated.dense == (0, 1, 2)
+    assert colocated.spares == (4,)
+    assert View.from_json(colocated.to_json()) == colocated
+
+
+SHAPE = StripeShape(4, 3, 1)
+
+
+def test_a_spare_takes_over_all_roles_servers_first():
+    view = initial_view("dedicated", 4, 2, 1, 2, 2)
+    after = plan_recovery(view, [4, 1], SHAPE, 2)
+    assert after.shards == (0, 6, 2, 3)
+    assert after.rebuilding == (1,)
+    assert after.slots == (5, 5)
+    assert after.dense == (0, 5)
+    assert after.epoch == 1
+
+
+def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together():
+    view = initial_view("dedicated", 4, 2, 0, 2, 2)
+    after = plan_recovery(view, [2], SHAPE, 2)
+    assert after.shards == (0, 1, 4, 3)
+    again = plan_recovery(mark_whole(after, [2]), [0], SHAPE, 2)
+    assert again.shards == (5, 1, 4, 3)
+    crowded = plan_recovery(mark_whole(again, [0]), [1], SHAPE, 2)
+    assert crowded.shards[1] in (3, 4, 5)
+    assert failures_left(mark_whole(crowded, [1]), SHAPE) == 0
+
+
+def test_more_than_m_in_a_stripe_is_refused_with_names():
+    view = initial_view("dedicated", 4, 2, 0, 2, 2)
+    with pytest.raises(Unrecoverable, match="ranks 0, 1 died.*erasure k=3 m=1.*2 of 3 needed units left"):
+        plan_recovery(view, [0, 1], SHAPE, 2)
+    with pytest.raises(Unrecoverable, match="every replica of the dense model is lost"):
+        plan_recovery(view, [4, 5], SHAPE, 2)
+
+
+def test_a_loss_during_rebuilding_counts():
+    view = plan_recovery(initial_view("dedicated", 4, 2, 2, 2, 2), [0], SHAPE, 2)
+    assert failures_left(view, SHAPE) == 0
+    with pytest.raises(Unrecoverable):
+        plan_recovery(view, [1], SHAPE, 2)
+    assert failures_left(mark_whole(view, [0]), SHAPE) == 1
+
+
+@pytest.mark.parametrize(("servers", "k", "m"), [(4, 2, 1), (5, 2, 2), (6, 4, 2), (7, 2, 1)])
+@pytest.mark.parametrize("layout", ["dedicated", "colocated"])
+def test_failures_left_is_true_for_every_choice_of_ranks(servers, k, m, layout):
+    shape = StripeShape(servers, k, m)
+    view = initial_view(layout, servers, 2, 1, 2, m + 1)
+    for first in view.live:
+        after = plan_recovery(view, [first], shape, m + 1)
+        left = failures_left(after, shape)
+
+        def survives(dead, after=after):
+            try:
+                plan_recovery(after, dead, shape, m + 1)
+            except Unrecoverable:
+                return False
+            return True
+
+        assert all(survives(dead) for dead in itertools.combinations(after.live, left))
+        assert not all(survives(dead) for dead in itertools.combinations(after.live, left + 1))
+
+
+@pytest.mark.parametrize("layout", ["dedicated", "colocated"])
+def test_every_plan_keeps_roles_on_live_ranks(layout):
+    shape = StripeShape(6, 4, 2)
+    view = initial_view(layout, 6, 3, 1, 3, 3)
+    for dead in itertools.combinations(view.live, 2):
+        after = plan_recovery(view, dead, shape, 3)
+        assert set(after.shards) | set(after.slots) | set(after.dense) <= set(after.live)
+        assert set(after.slots) <= set(after.dense)
+        assert len(after.dense) >= 3
+        for slot, host in enumerate(view.slots):
+            assert host in dead or after.slots[slot] == host
+        for shard, host in enumerate(view.shards):
+            assert host in dead or after.shards[shard] == host
