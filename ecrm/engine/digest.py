@@ -25,15 +25,15 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
             for part in (slice(0, row_bytes), slice(row_bytes, None)):
                 for first in range(offset, offset + table.rows, CHUNK_ROWS):
                     rows = torch.arange(first, min(first + CHUNK_ROWS, offset + table.rows))
-                    chunk = _gather(engine, space, rows, part, to)
+                    chunk = gather_rows(engine, space, rows, part, to)
                     if chunk is not None:
                         digest.update(chunk.numpy())
             digests[table.name] = digest.hexdigest()
     return digests if engine.rank == to else None
 
 
-def _gather(engine: Engine, space: int, rows: Tensor, part: slice, to: int) -> Tensor | None:
-    """Part of the records of `rows`, int64 [R], on rank `to`, uint8 [R, bytes]."""
+def gather_rows(engine: Engine, space: int, rows: Tensor, part: slice, to: int) -> Tensor | None:
+    """Collective: part of the records of `rows`, int64 [R], on rank `to`, uint8 [R, bytes]; None elsewhere."""
     shards, local = engine.layouts[space].locate(rows)
     outgoing: dict[int, list[Tensor]] = {}
     for (shard, this), hosted in sorted(engine.hosted.items()):

@@ -37,7 +37,7 @@ class ErasureProtection(Protection):
     def __init__(self, shards: int, k: int, m: int) -> None:
         self.shape = StripeShape(shards, k, m)
         self.code = ReedSolomon(k, m)
-        self._coefficients = torch.from_numpy(self.code.coefficients)
+        self._coefficients = torch.tensor(self.code.coefficients)
         self._parity: dict[ShardSpace, ParityRows] = {}
 
     @property

@@ -143,7 +143,7 @@ class Rebuild:
                 units[tuple(head.tolist())] = records
         for number, group in enumerate(groups):
             present = [units[number, source].view(group.local.numel(), -1) for source in group.sources]
-            matrix = torch.from_numpy(self._code.decode_matrix(group.sources, (group.unit,)))
+            matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
             records = decode(torch.stack(present), matrix)[0]
             key = (group.shard, group.space)
             target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.kernels.records import gather_records, record_bytes, scatter_records, xor_records
+from ecrm.kernels.records import gather_records, scatter_records, xor_records
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Store(ABC):
 
     @property
     def record_bytes(self) -> int:
-        return record_bytes(self.weights, self.state)
+        return sum(t[:1].numel() * t.element_size() for t in (self.weights, *self.state))
 
     @property
     def memory_bytes(self) -> int:

@@ -1,0 +1,174 @@
+"""A small training job for the engine: real embedding maths, tiny dense maths, everything drawn from a seed.
+
+Runs on any transport; what it computes depends on (seed, tables, slots, steps) only, as a real run does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.digest import table_digests
+from ecrm.engine.engine import Engine, EnginePolicy, Hooks, StepAborted
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement.view import initial_view
+from ecrm.protection.base import Protection, VerifyReport
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.none import NoProtection
+from ecrm.storage import store_factory
+from ecrm.storage.base import SparseOptimizer
+from ecrm.transport.base import Transport
+
+DENSE_WIDTH = 5
+
+
+class TinyDense:
+    """A dense replica of a few floats: a running sum that every later gradient depends on."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(DENSE_WIDTH)
+        self._saved = self.value.clone()
+
+    memory_bytes = 2 * DENSE_WIDTH * 4
+
+    def apply(self, contributions: Sequence[Tensor]) -> None:
+        total = contributions[0].clone()
+        for contribution in contributions[1:]:
+            total += contribution
+        self.value = (self.value * 0.9 + total).clamp(-8, 8)
+
+    def commit(self) -> None:
+        self._saved = self.value.clone()
+
+    def undo(self) -> None:
+        self.value = self._saved.clone()
+
+    def export(self) -> list[Tensor]:
+        return [self._saved]
+
+    def load(self, state: Sequence[Tensor]) -> None:
+        self._saved = state[0].clone()
+        self.undo()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out."""
+
+    seed: int = 0
+    tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
+    slots: int = 2
+    steps: int = 6
+    ids_per_slot: int = 12
+    optimizer: str = "rowwise_adagrad"
+    servers: int = 4
+    trainers: int = 2
+    spares: int = 1
+    layout: str = "dedicated"
+    protection: str = "erasure"
+    k: int = 3
+    m: int = 1
+    commit_interval: int = 1
+    rebuild_rows_per_step: int = 8
+    skip_undo: bool = False
+    backend: str = "native"
+
+    @property
+    def world_size(self) -> int:
+        busy = self.servers + self.trainers if self.layout == "dedicated" else max(self.servers, self.trainers)
+        return busy + self.spares
+
+    def make_protection(self) -> Protection:
+        if self.protection == "none":
+            return NoProtection(self.servers)
+        return ErasureProtection(self.servers, self.k, self.m)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank knows at the end: digests (on the reporter), parity check, how many failures it lived through."""
+
+    tables: dict[str, str] | None
+    dense: str | None
+    verified: VerifyReport
+    failures: int
+    failures_left: int
+    history: tuple[str, ...] = field(default=())
+
+
+def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: Callable[[], float]) -> Engine:
+    """This rank's engine at the undisturbed start."""
+    protection = workload.make_protection()
+    replicas = protection.shape.m + 1
+    return Engine(
+        transport=transport,
+        tables=workload.tables,
+        view=initial_view(
+            workload.layout, workload.servers, workload.trainers, workload.spares, workload.slots, replicas
+        ),
+        protection=protection,
+        make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, 0.05)),
+        make_dense=TinyDense,
+        seed=workload.seed,
+        policy=EnginePolicy(workload.commit_interval, workload.rebuild_rows_per_step, replicas, workload.skip_undo),
+        hooks=hooks,
+        clock=clock,
+    )
+
+
+def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:
+    """Unique rows that a slot uses in a step, by row space; skewed, so that some rows recur."""
+    generator = torch.Generator().manual_seed(hash((workload.seed, step, slot)) & 0x7FFFFFFF)
+    rows = []
+    for space in row_spaces(workload.tables):
+        skewed = torch.rand(workload.ids_per_slot, generator=generator) ** 3
+        rows.append((skewed * space.rows).long().unique())
+    return rows
+
+
+def train_step(workload: Workload, engine: Engine) -> None:
+    """One step of the job: gradients are a function of the rows' values and of the dense state."""
+    step = engine.step
+    engine.enter("input")
+    rows = {slot: rows_of(workload, step, slot) for slot in engine.slots}
+    values = engine.lookup(rows)
+    engine.enter("forward")
+    engine.enter("backward")
+    gradients, contributions = {}, {}
+    for slot, spaces in values.items():
+        pull = 0.1 * float(engine.dense.value.sum()) + slot
+        gradients[slot] = [torch.sin(value * 3 + pull) for value in spaces]
+        total = torch.stack([value.sum() for value in spaces]).sum()
+        contributions[slot] = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
+    engine.apply(gradients, contributions, commit=step + 1 == workload.steps)
+
+
+def run_workload(
+    workload: Workload,
+    transport: Transport,
+    hooks: Hooks | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    after_step: Callable[[Engine], None] = lambda engine: None,
+) -> Outcome:
+    """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost."""
+    engine = make_engine(workload, transport, hooks or Hooks(), clock)
+    while True:
+        try:
+            while engine.step < workload.steps:
+                train_step(workload, engine)
+                after_step(engine)
+            engine.enter("finish")
+            engine.rebuild_all()
+            verified = engine.verify_parity()
+            with engine.recovering():
+                tables = table_digests(engine, engine.view.reporter)
+                transport.agree(True)
+            break
+        except StepAborted:
+            continue
+    dense = None if engine.dense is None else hashlib.sha256(engine.dense.value.numpy()).hexdigest()
+    return Outcome(tables, dense, verified, len(engine.failures.failures), engine.failures_left)
