@@ -120,6 +120,11 @@ class Engine:
         return failures_left(self.view, self.protection.shape) if self.protection.keeps_deltas else 0
 
     @property
+    def failures_left_when_rebuilt(self) -> int:
+        """`failures_left` as it will be once nothing is rebuilding any more."""
+        return failures_left(mark_whole(self.view, self.view.rebuilding), self.protection.shape)
+
+    @property
     def rebuild_fraction(self) -> float:
         """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
         total = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
@@ -414,6 +419,7 @@ class Engine:
                 "shards": {shard: self.view.shards[shard] for shard in shards},
                 "slots": {slot: self.view.slots[slot] for slot in slots},
                 "failures_left": self.failures_left,
+                "failures_left_when_rebuilt": self.failures_left_when_rebuilt,
             }
         )
 

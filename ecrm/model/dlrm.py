@@ -5,6 +5,7 @@ B = batch, F = sparse features, D = embedding dim, N = dense features.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 
@@ -56,6 +57,12 @@ def resolve_dense_arch(name: str) -> str:
             "type pip install --no-deps torchrec==1.8.0, or set model.dense_arch=native"
         )
     return ("torchrec" if installed else "native") if name == "auto" else name
+
+
+def import_dense_arch(arch: str) -> None:
+    """Import now what `build_dense_parts` will need, so that a rank that becomes a trainer later does not wait for it."""
+    if arch == "torchrec":
+        importlib.import_module("torchrec.models.dlrm")
 
 
 def build_dense_parts(

@@ -33,7 +33,8 @@ class FbgemmStore(Store):
         )
         self.weights = self._tbe.split_embedding_weights()[0]
         self.weights.zero_()
-        self.state = tuple(tensor for tensor in self._tbe.split_optimizer_states()[0])
+        states = [] if optimizer.name == "sgd" else self._tbe.split_optimizer_states()[0]
+        self.state = tuple(states)
 
     def update(self, rows: Tensor, gradients: Tensor) -> None:
         if rows.numel() == 0:

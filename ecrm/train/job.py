@@ -21,25 +21,29 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
-from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
+from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
 from ecrm.placement.view import initial_view
 from ecrm.protection import make_protection
+from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
+from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
+
+DENSE_FEATURES = 13
 
 LAST_WORDS_SECONDS = 5.0
 """How long a rank that ends because of an error waits for the others before it kills itself."""
 
 
-def run(config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> NoReturn:
+def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded) -> NoReturn:
     """Be one rank of the run; ends the process, with 0 when the run is complete.
 
     Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
@@ -57,53 +61,23 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> NoReturn
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdout.flush()
     sys.stderr.flush()
+    guarded.done()
     os._exit(code)
 
 
 def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> int:
     dataset, steps = _together(transport, lambda: _check(transport, config, kills))
     folder = _together(transport, lambda: RunFolder(run_dir))
-    processes = _processes(transport)
     protection = make_protection(config)
-    arch, backend = resolve_dense_arch(config.model.dense_arch), resolve_backend(config.storage.backend)
-    reporter = Reporter(folder, processes, protection.shape.m)
+    reporter = Reporter(folder, _processes(transport), protection.shape.m)
     switch = KillSwitch(kills, transport.rank, reporter.killing)
-    tables = [Table(name, rows, config.model.embedding_dim) for name, rows in dataset.tables]
-    replicas = protection.shape.m + 1
-
-    def make_dense() -> FlatDenseReplica:
-        model = config.model
-        parts = build_dense_parts(arch, 13, len(tables), model.bottom_mlp, model.top_mlp, config.train.seed)
-        return FlatDenseReplica(parts, config.train.dense_optimizer, config.train.dense_lr)
-
-    cluster = config.cluster
     began = time.monotonic()
-    engine = Engine(
-        transport=transport,
-        tables=tables,
-        view=initial_view(
-            cluster.layout, cluster.servers, cluster.trainers, cluster.spares, config.slots, replicas
-        ),
-        protection=protection,
-        make_store=store_factory(
-            backend,
-            SparseOptimizer(config.train.sparse_optimizer, config.train.sparse_lr, config.train.sparse_eps),
-        ),
-        make_dense=make_dense,
-        seed=config.train.seed,
-        policy=EnginePolicy(
-            commit_interval=config.protection.commit_interval,
-            rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
-            dense_replicas=replicas,
-            skip_undo=config.testing.skip_undo,
-        ),
-        hooks=Hooks(phase=switch, event=reporter.event),
-    )
+    engine = build_engine(config, transport, protection, dataset, Hooks(phase=switch, event=reporter.event))
     reporter.watch(engine)
     about = {
         "version": __version__,
-        "storage": backend,
-        "dense_arch": arch,
+        "storage": resolve_backend(config.storage.backend),
+        "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
@@ -115,6 +89,38 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
     return 0
+
+
+def build_engine(
+    config: Config, transport: Transport, protection: Protection, dataset: CriteoDataset, hooks: Hooks
+) -> Engine:
+    """This rank's engine for a config, at the undisturbed start."""
+    model, train, cluster = config.model, config.train, config.cluster
+    arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
+    import_dense_arch(arch)
+    tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
+    replicas = protection.shape.m + 1
+
+    def make_dense() -> FlatDenseReplica:
+        parts = build_dense_parts(arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed)
+        return FlatDenseReplica(parts, train.dense_optimizer, train.dense_lr)
+
+    return Engine(
+        transport=transport,
+        tables=tables,
+        view=initial_view(cluster.layout, cluster.servers, cluster.trainers, cluster.spares, config.slots, replicas),
+        protection=protection,
+        make_store=store_factory(backend, SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)),
+        make_dense=make_dense,
+        seed=train.seed,
+        policy=EnginePolicy(
+            commit_interval=config.protection.commit_interval,
+            rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
+            dense_replicas=replicas,
+            skip_undo=config.testing.skip_undo,
+        ),
+        hooks=hooks,
+    )
 
 
 def _check(transport: Transport, config: Config, kills: Sequence[Kill]) -> tuple[CriteoDataset, int]:

@@ -55,12 +55,14 @@ class Reporter:
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
         moved += [f"slot {slot} to rank {rank}" for slot, rank in fields["slots"].items()]
-        left = fields["failures_left"]
-        warning = "" if left >= self._protected else f" (protection asked for is {self._protected})"
+        left, then = fields["failures_left"], fields["failures_left_when_rebuilt"]
+        survives = f"can survive {left} more at once" + (f", {then} once rebuilt" if then != left else "")
+        if then < self._protected:
+            survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
         return (
             f"! {_ranks(fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
-            f"{', '.join(moved) or 'no role moved'}; can survive {left} more at once{warning}"
+            f"{', '.join(moved) or 'no role moved'}; {survives}"
         )
 
     def _resumed(self, fields: dict[str, Any]) -> str:

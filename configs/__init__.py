@@ -1,0 +1,1 @@
+"""Configs that `ecrm launch NAME` accepts by bare name."""

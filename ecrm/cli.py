@@ -1,0 +1,133 @@
+"""The `ecrm` command. Imports nothing heavy until a subcommand needs it, so that --help and errors are instant."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrm import __version__
+from ecrm.config import effective, load_config, reference
+from ecrm.errors import EcrmError
+from ecrm.launch.preflight import preflight_ulfm, say_once
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An EcrmError becomes one line on stderr and its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code or 0
+    except EcrmError as error:
+        say_once(f"ecrm: error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left: what Python flushes at exit must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ecrm", description="DLRM training whose embedding tables survive killed ranks bit for bit."
+    )
+    parser.add_argument("--version", action="version", version=f"ecrm {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_data(commands)
+
+    train = commands.add_parser("train", help="train as one rank; started by mpirun --with-ft ulfm")
+    _add_run_options(train)
+    train.set_defaults(run=_train)
+
+    launch = commands.add_parser("launch", help="print the mpirun line of a run and run it")
+    _add_run_options(launch)
+    launch.add_argument(
+        "--mpirun-args",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; may be repeated',
+    )
+    launch.add_argument("--dry-run", action="store_true", help="check and print the line, start nothing")
+    launch.set_defaults(run=_launch)
+
+    config = commands.add_parser("config", help="print the keys of a config, or the effective values of one")
+    config.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config")
+    _add_set(config)
+    config.set_defaults(run=_config)
+
+    doctor = commands.add_parser("doctor", help="print what this machine has and whether training can run")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_data(commands: argparse._SubParsersAction) -> None:
+    if importlib.util.find_spec("ecrm.data.cli") is not None:
+        from ecrm.data.cli import add_parsers
+
+        add_parsers(commands)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
+    _add_set(parser)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves")
+    parser.add_argument(
+        "--kill",
+        action="append",
+        default=[],
+        metavar="RANK@STEP[:PHASE]",
+        help="that rank SIGKILLs itself as that phase of that step begins; may be repeated",
+    )
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one value of the config; may be repeated"
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from ecrm.launch.command import thread_environment, train_command
+    from ecrm.launch.run import check_dataset, check_run_dir
+    from ecrm.train.kill import parse_kill
+
+    config = load_config(args.config, args.set)
+    kills = [parse_kill(kill) for kill in args.kill]
+    run_dir = None if args.run_dir is None else str(args.run_dir)
+    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill)[1:]))
+    check_dataset(config)
+    if args.run_dir is not None:
+        check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
+    os.environ.update(thread_environment(config))  # before torch is imported
+    from ecrm.train.guard import guard
+
+    guarded = guard(config.cluster.hang_seconds)  # before threads and MPI exist
+    from ecrm.train import job
+
+    job.run(config, args.run_dir, kills, guarded)
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from ecrm.launch.run import launch
+
+    words = [word for option in args.mpirun_args for word in shlex.split(option)]
+    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run)
+
+
+def _config(args: argparse.Namespace) -> int:
+    print(reference() if args.config is None else effective(load_config(args.config, args.set)), end="")
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from ecrm.launch.doctor import doctor
+
+    return doctor()

@@ -1,0 +1,199 @@
+"""Checks of config values: each key by itself, then how the keys fit together. Pure: values in, problems out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ecrm.config.schema import REQUIRED, SECTIONS, Config, Rule
+
+TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for name, section in SECTIONS.items()}
+KEYS: dict[str, dataclasses.Field] = {
+    f"{name}.{field.name}": field for name, section in SECTIONS.items() for field in dataclasses.fields(section)
+}
+TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+    bool: "true or false",
+    tuple[int, ...]: "a list of whole numbers, such as [64, 32, 16]",
+}
+
+
+def type_of(name: str) -> Any:
+    """The Python type of the key `name` ("section.key")."""
+    section, _, key = name.partition(".")
+    return TYPES[section][key]
+
+
+def show(value: Any) -> str:
+    """A value the way it is typed in a config file."""
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)  # JSON's words and escapes are TOML's too
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(show(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "a table"
+    return str(value)
+
+
+def unknown_key(name: str) -> str | None:
+    """What is wrong with the name of a key, with the nearest right one; None if it exists."""
+    if name in KEYS:
+        return None
+    if name in SECTIONS:
+        return f"{name} is a section, not a key; it has {_keys_of(name)}"
+    nearest = max(KEYS, key=lambda other: _likeness(name, other))
+    if _likeness(name, nearest) >= 0.6:
+        return f"{name}: no such key; did you mean {nearest}?"
+    section = name.partition(".")[0]
+    if section in SECTIONS:
+        return f"{name}: no such key; [{section}] has {_keys_of(section)}"
+    near = difflib.get_close_matches(section, SECTIONS, n=1)
+    guess = f"did you mean [{near[0]}]?" if near else f"the sections are {', '.join(SECTIONS)}"
+    return f"{name}: no section [{section}]; {guess}"
+
+
+def check_value(name: str, value: Any) -> tuple[Any, str | None]:
+    """Return (the value in the key's own type, None), or (anything, what is wrong with it)."""
+    rule: Rule = KEYS[name].metadata["rule"]
+    kind = type_of(name)
+    whole = type(value) is int
+    if kind is int:
+        right = whole
+    elif kind is float:
+        right = (whole or type(value) is float) and abs(value) <= sys.float_info.max  # not NaN
+        value = float(value) if right else value
+    elif kind == tuple[int, ...]:
+        right = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int for v in value)
+        value = tuple(value) if right else value
+    else:
+        right = type(value) is kind
+    if not right:
+        return value, f"{name} is {show(value)}: must be {TYPE_WORDS[kind]}{_range_suffix(rule)}"
+    if not all(_fits(rule, v) for v in (value if isinstance(value, tuple) else [value])):
+        each = "each must be" if isinstance(value, tuple) else "must be"
+        return value, f"{name} is {show(value)}: {each} {rule.wanted()}{_nearest_choice(rule, value)}"
+    return value, None
+
+
+def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Check names, types and ranges of {section: {key: value}}; returns typed values and one line per problem."""
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    problems = []
+    for name, value in _flatten(raw):
+        problem = unknown_key(name)
+        if problem is None:
+            value, problem = check_value(name, value)
+            section, _, key = name.partition(".")
+            values[section][key] = value
+        if problem is not None:
+            problems.append(problem)
+    for name, field in KEYS.items():
+        section, _, key = name.partition(".")
+        if field.default is REQUIRED and key not in values[section]:
+            problems.append(f"{name} is missing, the {field.metadata['rule'].description}: set {name}=...")
+    return values, problems
+
+
+def problems_of_fit(config: Config) -> list[str]:
+    """One line for each way in which keys, right by themselves, do not fit together."""
+    model, train, cluster, protection = config.model, config.train, config.cluster, config.protection
+    problems = []
+    if model.bottom_mlp[-1] != model.embedding_dim:
+        fixed = show((*model.bottom_mlp[:-1], model.embedding_dim)).replace(" ", "")
+        problems.append(
+            f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}: "
+            f"set model.bottom_mlp={fixed} or model.embedding_dim={model.bottom_mlp[-1]}"
+        )
+    if model.top_mlp[-1] != 1:
+        fixed = show((*model.top_mlp, 1)).replace(" ", "")
+        problems.append(f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}")
+    if train.steps and train.epochs:
+        problems.append(
+            f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}: set one of them, or the other to 0"
+        )
+    if not train.steps and not train.epochs:
+        problems.append("train.steps and train.epochs are both 0: set one of them")
+    if config.slots < cluster.trainers:
+        problems.append(
+            f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers: "
+            f"set train.slots={cluster.trainers} or cluster.trainers={config.slots}"
+        )
+    if train.global_batch % config.slots:
+        below = train.global_batch // config.slots * config.slots
+        problems.append(
+            f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots: "
+            f"set train.global_batch={below or config.slots}"
+        )
+    if protection.name == "erasure":
+        problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
+    # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
+    return problems
+
+
+def _problems_of_stripes(k: int, m: int, servers: int) -> list[str]:
+    units = k + m
+    if units > 255:
+        return [f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8): set protection.k={255 - m}"]
+    if units <= servers:
+        return []
+    remedies = [f"cluster.servers={units}"]
+    if servers > m:
+        remedies.append(f"protection.k={servers - m}")
+    return [
+        f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}: "
+        f"set {' or '.join(remedies)}"
+    ]
+
+
+def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for section, values in raw.items():
+        if isinstance(values, Mapping):
+            if not values and section not in SECTIONS:
+                yield f"{section}.", {}
+            for key, value in values.items():
+                yield f"{section}.{key}", value
+        else:
+            yield section, values
+
+
+def _likeness(name: str, other: str) -> float:
+    """How well `other` answers for a mistyped `name`: the key counts for 1, a near section adds up to 0.2."""
+    section, _, key = name.rpartition(".")
+    other_section, _, other_key = other.rpartition(".")
+    alike = difflib.SequenceMatcher(None, key, other_key).ratio()
+    if key in other_key.split("_"):
+        alike = max(alike, 0.7)
+    if alike < 0.6:
+        return 0.0
+    return alike + 0.2 * difflib.SequenceMatcher(None, section, other_section).ratio()
+
+
+def _keys_of(section: str) -> str:
+    return ", ".join(field.name for field in dataclasses.fields(SECTIONS[section]))
+
+
+def _fits(rule: Rule, value: Any) -> bool:
+    if rule.choices:
+        return value in rule.choices
+    return (
+        (rule.above is None or value > rule.above)
+        and (rule.minimum is None or value >= rule.minimum)
+        and (rule.maximum is None or value <= rule.maximum)
+        and (rule.multiple_of is None or value % rule.multiple_of == 0)
+    )
+
+
+def _range_suffix(rule: Rule) -> str:
+    return f", {rule.wanted()}" if rule.wanted() else ""
+
+
+def _nearest_choice(rule: Rule, value: Any) -> str:
+    near = difflib.get_close_matches(value, rule.choices, n=1) if rule.choices else []
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,189 @@
+"""Every key a config may hold: its type, default, range and meaning, as frozen dataclasses.
+
+One field here is one key; the loader, the checks and the printed reference all read these fields,
+so a key is added by adding a field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+REQUIRED = "<required>"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a key means and which values it takes; bounds are inclusive unless the name says otherwise."""
+
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None  # only together with minimum
+    above: float | None = None
+    multiple_of: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def wanted(self) -> str:
+        """The range in words, such as "from 1 to 254"; "" where every value of the type is right."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        parts = []
+        if self.above is not None:
+            parts.append(f"above {self.above}")
+        if self.minimum is not None:
+            parts.append(f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}")
+        if self.multiple_of is not None:
+            parts.append(f"a multiple of {self.multiple_of}")
+        return " and ".join(parts)
+
+
+def key(default: Any, description: str, **bounds: Any) -> Any:
+    """A dataclass field that is one config key; `bounds` are the fields of `Rule`."""
+    return dataclasses.field(default=default, metadata={"rule": Rule(description, **bounds)})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the samples come from."""
+
+    path: str = key(REQUIRED, "folder of a dataset made by `ecrm prepare`; relative to the current folder")
+    eval_fraction: float = key(0.1, "share of the samples held out for evaluation", minimum=0, maximum=0.5)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the DLRM."""
+
+    embedding_dim: int = key(16, "floats per embedding row", minimum=4, maximum=1024, multiple_of=4)
+    bottom_mlp: tuple[int, ...] = key(
+        (64, 32, 16), "layer widths of the dense arch; the last is model.embedding_dim", minimum=1, maximum=65536
+    )
+    top_mlp: tuple[int, ...] = key((64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536)
+    max_rows_per_table: int = key(0, "cap on the rows of a table, ids are taken modulo it; 0 = as the dataset says", minimum=0)
+    dense_arch: str = key(
+        "auto",
+        "dense parts: TorchRec's modules, or the same model without TorchRec; auto = torchrec where it is installed",
+        choices=("auto", "torchrec", "native"),
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What is trained and for how long; with the data, all that the finished model depends on."""
+
+    global_batch: int = key(2048, "samples per step over all slots; a multiple of train.slots", minimum=1)
+    slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers", minimum=0, maximum=65536)
+    steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
+    epochs: float = key(1.0, "passes over the training samples, fractions allowed; not together with train.steps", minimum=0)
+    seed: int = key(0, "seed of initial rows, dense weights and sample order", minimum=0, maximum=2**63 - 1)
+    sparse_optimizer: str = key(
+        "rowwise_adagrad", "optimizer of the embedding rows", choices=("rowwise_adagrad", "adagrad", "sgd")
+    )
+    sparse_lr: float = key(0.05, "learning rate of the embedding rows", above=0)
+    sparse_eps: float = key(1e-8, "epsilon of the sparse Adagrad optimizers", above=0)
+    dense_optimizer: str = key("adagrad", "optimizer of the dense parts", choices=("adagrad", "sgd", "adam"))
+    dense_lr: float = key(0.01, "learning rate of the dense parts", above=0)
+    eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
+    log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
+    threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """How many logical roles there are, and how they are laid out on ranks."""
+
+    servers: int = key(4, "ranks that hold a shard of every embedding table", minimum=1, maximum=65536)
+    trainers: int = key(2, "ranks that run slots", minimum=1, maximum=65536)
+    spares: int = key(1, "ranks that wait to take the place of a dead one", minimum=0, maximum=65536)
+    layout: str = key(
+        "dedicated",
+        "dedicated = a rank is server or trainer; colocated = servers and trainers share ranks",
+        choices=("dedicated", "colocated"),
+    )
+    hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", above=0)
+
+
+@dataclass(frozen=True)
+class ProtectionConfig:
+    """What keeps embedding rows alive when ranks die."""
+
+    name: str = key("erasure", "none, or erasure = Reed-Solomon parity over rows and optimizer state", choices=("none", "erasure"))
+    k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
+    m: int = key(1, "parity rows per stripe, the ranks that may die at once; used by erasure", minimum=1, maximum=254)
+    commit_interval: int = key(1, "steps between commits; at most this many steps are redone after a failure", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "lost rows each rank rebuilds in the background per step", minimum=1)
+    verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where the rows of a shard live."""
+
+    backend: str = key(
+        "auto",
+        "FBGEMM table-batched embeddings, or this project's own kernels; auto = fbgemm where it is installed",
+        choices=("auto", "fbgemm", "native"),
+    )
+
+
+@dataclass(frozen=True)
+class TestingConfig:
+    """Switches that break the promises on purpose, so that tests can show they would notice."""
+
+    __test__ = False  # not a test class, whatever pytest makes of the name
+
+    skip_undo: bool = key(False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole config; made by `load_config`, which has checked every value and how they fit together."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    protection: ProtectionConfig = ProtectionConfig()
+    storage: StorageConfig = StorageConfig()
+    testing: TestingConfig = TestingConfig()
+
+    @property
+    def slots(self) -> int:
+        """Number of logical trainers."""
+        return self.train.slots or self.cluster.trainers
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks the run is started with."""
+        c = self.cluster
+        hosts = c.servers + c.trainers if c.layout == "dedicated" else max(c.servers, c.trainers)
+        return hosts + c.spares
+
+    @property
+    def failures_survived(self) -> int:
+        """Number of ranks that may die at once: protection.m, or 0 without protection."""
+        return self.protection.m if self.protection.name == "erasure" else 0
+
+    @property
+    def ranks_in_words(self) -> str:
+        """What the ranks are, such as "4 servers + 2 trainers + 1 spare"."""
+        c = self.cluster
+        roles = f"{_count(c.servers, 'server')} + {_count(c.trainers, 'trainer')}"
+        if c.layout == "colocated":
+            roles = f"max of {_count(c.servers, 'server')} and {_count(c.trainers, 'trainer')}, colocated"
+        return f"{roles} + {_count(c.spares, 'spare')}" if c.spares else roles
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The values as nested dicts of plain JSON and TOML types: {section: {key: value}}."""
+        return {
+            section: {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+            for section, values in dataclasses.asdict(self).items()
+        }
+
+
+SECTIONS: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(Config)}
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,59 @@
+"""The mpirun line of a run. Pure: config and facts about the machine in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ecrm.config import Config
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# Words of --mpirun-args after which the ranks may run elsewhere, so that this machine's cores say nothing.
+PLACES_RANKS = ("--host", "-H", "--hostfile", "--machinefile", "--oversubscribe", "--map-by")
+
+
+def thread_environment(config: Config) -> dict[str, str]:
+    """Variables that hold every numeric library of a rank to train.threads threads; read when torch is imported."""
+    return {name: str(config.train.threads) for name in THREAD_VARIABLES}
+
+
+def train_command(config_name: str, overrides: Sequence[str], run_dir: str | None, kills: Sequence[str]) -> list[str]:
+    """The words of `ecrm train` after the program name."""
+    words = ["train", config_name]
+    for override in overrides:
+        words += ["--set", override]
+    if run_dir is not None:
+        words += ["--run-dir", run_dir]
+    for kill in kills:
+        words += ["--kill", kill]
+    return words
+
+
+def mpirun_line(
+    config: Config,
+    command: Sequence[str],
+    *,
+    mpirun: str,
+    cores: int,
+    root: bool,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The words that start `command` (a program and its arguments) on config.world_size ranks.
+
+    `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun, last so
+    that they win.
+    """
+    line = [mpirun, "--with-ft", "ulfm"]
+    placed = any(word.split("=")[0] in PLACES_RANKS for word in extra)
+    if config.world_size > cores and not placed:
+        line.append("--oversubscribe")
+    if root:
+        line.append("--allow-run-as-root")
+    # Binding would pin a rank's numeric threads, and its heartbeat, to the core of its main thread.
+    line += ["--bind-to", "none"]
+    # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what --with-ft
+    # excludes by itself, which an option of the same name replaces.
+    line += ["--mca", "coll", "^han,cuda,hcoll,portals4"]
+    for name, value in thread_environment(config).items():
+        line += ["-x", f"{name}={value}"]
+    return [*line, *extra, "-n", str(config.world_size), *command]

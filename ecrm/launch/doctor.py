@@ -1,0 +1,134 @@
+"""`ecrm doctor`: what is installed, what this machine has, and whether training can run here, found out by trying."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ecrm import __version__
+from ecrm.errors import UsageError
+from ecrm.launch.command import mpirun_line
+from ecrm.launch.machine import memory_bytes, physical_cores
+from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
+from ecrm.launch.supervise import session_members
+
+PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyarrow", "pyeclib", "triton")
+TRIAL_SECONDS = 60.0
+
+# Rank 1 kills itself; the others must notice, shrink and agree. What they print is the number left.
+TRIAL = """
+import mpi4py; mpi4py.rc.finalize = False
+from mpi4py import MPI
+import os, signal
+world = MPI.COMM_WORLD
+world.Barrier()
+if world.rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True: world.Barrier()
+except MPI.Exception:
+    world.Revoke()
+rest = world.Shrink()
+rest.Agree(1)
+if world.rank == 0: print("left", rest.size, flush=True)
+os._exit(0)
+"""
+
+
+def doctor() -> int:
+    """Print one line per finding; returns 0 if training can run here, else 2."""
+    bad = 0
+    for name, find in FINDINGS.items():
+        try:
+            for line in find():
+                print(f"{name:12} {line}", flush=True)
+                name = ""
+        except Exception as error:  # noqa: BLE001 - whatever is broken here is the finding
+            first = str(error).strip().splitlines()[:1]
+            print(f"{name:12} PROBLEM: {first[0] if first else type(error).__name__}", flush=True)
+            bad += 1
+    print(f"\ntraining cannot run here: {bad} problem{'s' if bad > 1 else ''} above" if bad else "\ntraining can run here")
+    return 2 if bad else 0
+
+
+def _versions() -> Iterator[str]:
+    yield f"ecrm {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    for package in PACKAGES:
+        try:
+            yield f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield f"{package} not installed"
+
+
+def _machine() -> Iterator[str]:
+    total, available = memory_bytes()
+    yield f"{physical_cores()} cores, {total / 2**30:.1f} GiB memory, {available / 2**30:.1f} GiB of it available"
+
+
+def _torch() -> Iterator[str]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    yield f"works; GPUs: {', '.join(gpus) or 'none'}"
+
+
+def _kernels() -> Iterator[str]:
+    from ecrm.kernels import native
+
+    yield f"instruction set {native.instruction_set()}; this machine can run {', '.join(native.supported_instruction_sets())}"
+
+
+def _effective() -> Iterator[str]:
+    from ecrm.model.dlrm import resolve_dense_arch
+    from ecrm.storage import resolve_backend
+
+    yield f"model.dense_arch auto = {resolve_dense_arch('auto')}"
+    backend = resolve_backend("auto")
+    if backend == "fbgemm":
+        import fbgemm_gpu  # noqa: F401 - installed is not yet working
+    yield f"storage.backend auto = {backend}"
+
+
+def _mpi() -> Iterator[str]:
+    mpirun = find_mpirun()
+    version = require_fault_tolerance(mpirun)
+    yield f"{mpirun}, Open MPI {version}, built with fault tolerance (ULFM)"
+    said = _try_a_death(mpirun)
+    if said != "left 2":
+        raise UsageError(f"3 ranks were started and one killed, but the others did not go on: {said or 'no output'}")
+    yield "tried: 3 ranks started, one killed, the other 2 went on"
+
+
+def _try_a_death(mpirun: Path) -> str:
+    """What the ranks of a three-rank trial printed, after all its processes are gone."""
+    from ecrm.config import ClusterConfig, Config
+
+    config = Config(cluster=ClusterConfig(servers=1, trainers=1, spares=1))
+    line = mpirun_line(config, [sys.executable, "-c", TRIAL], mpirun=str(mpirun), cores=1, root=os.geteuid() == 0)
+    with subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as process:
+        try:
+            return process.communicate(timeout=TRIAL_SECONDS)[0].strip()
+        except subprocess.TimeoutExpired:
+            return f"nothing within {TRIAL_SECONDS:.0f} s"
+        finally:
+            for pid in session_members(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+FINDINGS: dict[str, Callable[[], Iterator[str]]] = {
+    "versions": _versions,
+    "machine": _machine,
+    "torch": _torch,
+    "kernels": _kernels,
+    "effective": _effective,
+    "mpi": _mpi,
+}

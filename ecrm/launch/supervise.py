@@ -1,0 +1,135 @@
+"""Running mpirun so that it ends, and everything it started ends with it, whatever happens to whom.
+
+mpirun is started as the leader of a session of its own; its ranks leave its process group but not its
+session, so the session is the set of processes to look after, also when mpirun itself was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP_SECONDS = 10.0  # from a forwarded SIGINT or SIGTERM to SIGKILL
+LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
+POLL_SECONDS = 0.1
+KILL_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How mpirun ended: its exit code (negative: the signal it died of), and the signal that stopped the launch."""
+
+    exit_code: int
+    stopped_by: signal.Signals | None
+
+
+def supervise(line: Sequence[str], run_dir: Path) -> Ending:
+    """Run `line` to its end, forwarding SIGINT, SIGTERM and SIGHUP; on return none of its processes is left.
+
+    After a forwarded signal, or after the run has written summary.json or failure.json, mpirun has a
+    bounded time to leave; a second signal ends it at once.
+    """
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
+    signals: list[signal.Signals] = []
+    with _collected(signals):
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be SIGKILLed
+        )
+        try:
+            _wait(process, run_dir, signals)
+        finally:
+            _kill_all(process, run_dir)
+    return Ending(process.returncode, signals[0] if signals else None)
+
+
+def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals]) -> None:
+    """Return when mpirun has ended or has had its time."""
+    forwarded = False
+    deadline = float("inf")
+    while process.poll() is None and time.monotonic() < deadline:
+        if signals and not forwarded:
+            # mpirun passes SIGHUP on to the ranks instead of ending them.
+            process.send_signal(signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
+            forwarded, deadline = True, time.monotonic() + STOP_SECONDS
+        elif len(signals) > 1:
+            return
+        if deadline == float("inf") and any((run_dir / name).exists() for name in ("summary.json", "failure.json")):
+            deadline = time.monotonic() + LINGER_SECONDS
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+
+
+def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
+    """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while True:
+        left = [*session_members(process.pid), *_ranks_alive(run_dir)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()  # reaps mpirun
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
+
+
+def session_members(session: int) -> list[int]:
+    """The pids of all processes of a session, zombies left out."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, _, its_session = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
+                if int(its_session) == session and state != "Z":
+                    members.append(int(entry))
+    return members
+
+
+def _ranks_alive(run_dir: Path) -> list[int]:
+    """Pids in ranks.json that are still ranks of this run on this host; a pid reused by another program is not."""
+    alive = []
+    for entry in read_json(run_dir / "ranks.json").get("ranks", []):
+        pid = entry.get("pid")
+        if entry.get("host") == socket.gethostname() and isinstance(pid, int):
+            with contextlib.suppress(OSError):
+                if os.fsencode(run_dir) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    alive.append(pid)
+    return alive
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file; empty if there is no file, or no object in it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextlib.contextmanager
+def _collected(signals: list[signal.Signals]) -> Iterator[None]:
+    """Append SIGINT, SIGTERM and SIGHUP to `signals` instead of acting on them."""
+    before = {
+        number: signal.signal(number, lambda received, _: signals.append(signal.Signals(received)))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,138 @@
+"""A list of tensors as one run of bytes, and back: the format both ends of a message agree on.
+
+Layout, everything little-endian int64 words, so that a buffer can travel as int64:
+
+    word 0                      number of tensors, n
+    words 1 .. 2n               for each tensor its dtype code and its number of elements
+    then for each tensor        its elements, padded with zero bytes to a multiple of 8
+
+An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional.
+Nothing is pickled, so bytes from a peer can never run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+WORD_BYTES = 8
+
+# A dtype's code is its place here; append only, so that two versions can talk to each other.
+DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
+CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes that `tensors` take when packed, a multiple of 8.
+
+    Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype.
+    """
+    if not tensors:
+        return 0
+    total = WORD_BYTES * (1 + 2 * len(tensors))
+    for place, tensor in enumerate(tensors):
+        _check_can_travel(place, tensor)
+        total += _padded(tensor.numel() * tensor.element_size())
+    return total
+
+
+def pack_into(buffer: np.ndarray, tensors: Sequence[torch.Tensor]) -> None:
+    """Write `tensors` over all of `buffer`: uint8, exactly `packed_bytes(tensors)` long, 8-byte aligned.
+
+    Does not check again what `packed_bytes` has checked.
+    """
+    if not tensors:
+        return
+    header_words = 1 + 2 * len(tensors)
+    header = buffer[: header_words * WORD_BYTES].view(np.int64)
+    header[0] = len(tensors)
+    position = header_words * WORD_BYTES
+    for place, tensor in enumerate(tensors):
+        header[1 + 2 * place] = CODE_OF_DTYPE[tensor.dtype]
+        header[2 + 2 * place] = tensor.numel()
+        payload = _bytes_of(tensor)
+        end = position + payload.size
+        buffer[position:end] = payload
+        position += _padded(payload.size)
+        buffer[end:position] = 0
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    """`tensors` as one new uint8 buffer of `packed_bytes(tensors)` bytes; errors as there."""
+    buffer = np.empty(packed_bytes(tensors), np.uint8)
+    pack_into(buffer, tensors)
+    return buffer
+
+
+def unpack(buffer: np.ndarray) -> list[torch.Tensor]:
+    """The tensors packed in all of `buffer` (uint8, 8-byte aligned), as one-dimensional views of it.
+
+    The views keep the buffer alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
+    (a wrong length, count or dtype code); payload bytes are not checked.
+    """
+    if buffer.size == 0:
+        return []
+    if buffer.size % WORD_BYTES:
+        raise ValueError(f"packed tensors: {buffer.size} bytes is no multiple of {WORD_BYTES}")
+    words = buffer.view(np.int64)
+    count = int(words[0])
+    if not 0 < count <= (words.size - 1) // 2:
+        raise ValueError(f"packed tensors: {count} announced in {buffer.size} bytes")
+    header = words[1 : 1 + 2 * count].tolist()
+    tensors = []
+    position = WORD_BYTES * (1 + 2 * count)
+    for code, elements in zip(header[::2], header[1::2]):
+        if not 0 <= code < len(DTYPES):
+            raise ValueError(f"packed tensors: unknown dtype code {code}")
+        dtype = DTYPES[code]
+        end = position + _padded(elements * dtype.itemsize)
+        if elements < 0 or end > buffer.size:
+            raise ValueError(f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}")
+        tensors.append(_view(buffer, dtype, elements, position))
+        position = end
+    if position != buffer.size:
+        raise ValueError(f"packed tensors: {buffer.size} bytes, only {position} announced")
+    return tensors
+
+
+def _padded(size: int) -> int:
+    return -(-size // WORD_BYTES) * WORD_BYTES
+
+
+def _check_can_travel(place: int, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in CODE_OF_DTYPE:
+        raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _view(buffer: np.ndarray, dtype: torch.dtype, elements: int, position: int) -> torch.Tensor:
+    if elements == 0:  # frombuffer refuses it
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=position)

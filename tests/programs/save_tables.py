@@ -1,0 +1,50 @@
+"""Under mpirun: train a config, then rank 0's folder gets every table's rows and optimizer state as saved by torch.
+
+Arguments: CONFIG FILE KEY=VALUE...
+"""
+
+import os
+import sys
+
+import torch
+
+from ecrm.config import load_config
+from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.digest import gather_rows
+from ecrm.engine.engine import Hooks
+from ecrm.protection import make_protection
+from ecrm.train.job import build_engine
+from ecrm.train.run_folder import RunFolder
+from ecrm.train.trainer import Trainer
+from ecrm.transport.mpi import MpiTransport
+
+config = load_config(sys.argv[1], sys.argv[3:])
+torch.set_num_threads(1)
+transport = MpiTransport()
+dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+engine = build_engine(config, transport, make_protection(config), dataset, Hooks())
+losses = []
+step_finished = engine.apply
+
+
+def apply_and_note(*args, **kwargs):
+    before = float(engine.dense.loss_sum) if engine.dense else 0.0
+    step_finished(*args, **kwargs)
+    losses.append((float(engine.dense.loss_sum) if engine.dense else 0.0) - before)
+
+
+engine.apply = apply_and_note
+Trainer(engine, dataset, config, config.train.steps, RunFolder(None), {}).run()
+reporter = engine.view.reporter
+(space,) = engine.spaces
+tables = {}
+for table, offset in zip(space.tables, space.offsets, strict=True):
+    records = gather_rows(engine, 0, torch.arange(offset, offset + table.rows), slice(None), reporter)
+    if records is not None:
+        values = records.view(torch.float32)
+        tables[table.name] = (values[:, : table.dim].clone(), values[:, table.dim :].clone())
+if engine.rank == reporter:
+    torch.save({"tables": tables, "losses": losses, "dense": engine.dense.state_tensors[0]}, sys.argv[2])
+transport.agree(True)
+transport.close()
+os._exit(0)

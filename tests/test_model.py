@@ -1,0 +1,109 @@
+"""Dense parts against TorchRec's modules, and the replica's way back to a commit."""
+
+import pytest
+import torch
+
+from ecrm.errors import UsageError
+from ecrm.model.batch import SlotBatch, backward, forward
+from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
+from ecrm.model.replica import FlatDenseReplica
+
+torchrec = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is not installed")
+
+
+def _inputs(seed: int, batch: int = 32, features: int = 26, dim: int = 16):
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(batch, 13, generator=generator),
+        torch.randn(batch, features, dim, generator=generator),
+        (torch.rand(batch, generator=generator) < 0.3).float(),
+    )
+
+
+@pytest.mark.parametrize(("bottom", "top"), [((64, 32, 16), (64, 32, 1)), ((16,), (8, 1))])
+def test_native_parts_are_torchrecs_bit_for_bit(bottom, top):
+    ours = build_dense_parts("native", 13, 26, bottom, top, seed=7)
+    theirs = build_dense_parts("torchrec", 13, 26, bottom, top, seed=7)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+    dense, embeddings, _ = _inputs(0)
+    first, second = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    out, expected = ours(dense, first), theirs(dense, second)
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(first.grad, second.grad)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_initial_values_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    a = build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3)
+    torch.manual_seed(2)
+    b = build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3)
+    c = build_dense_parts("native", 13, 4, (8,), (8, 1), seed=4)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
+
+
+def test_torchrec_asked_for_by_name_is_never_replaced(monkeypatch):
+    assert resolve_dense_arch("auto") == "torchrec"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert resolve_dense_arch("auto") == "native"
+    with pytest.raises(UsageError, match="torchrec is not installed"):
+        resolve_dense_arch("torchrec")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
+    def replica():
+        return FlatDenseReplica(build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), optimizer, 0.05)
+
+    plain = build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3)
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    extra = {"eps": 1e-8} if optimizer == "adagrad" else {}
+    reference = kinds[optimizer](plain.parameters(), lr=0.05, **extra)
+    ours, redo = replica(), replica()
+    states = []
+    for step in range(4):
+        dense, embeddings, labels = _inputs(step, features=4, dim=8)
+        rows = torch.arange(32 * 4)
+        batch = SlotBatch(dense, labels, rows, rows)
+        values = embeddings.reshape(-1, 8)
+        reference.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(plain(dense, embeddings), labels)
+        loss.backward()
+        reference.step()
+        for target in (ours, redo):
+            ahead = forward(target, batch, values, 32)
+            _, contribution = backward(target, ahead)
+            target.apply([contribution])
+        if step == 1:
+            ours.commit()
+            redo.commit()
+        states.append([t.clone() for t in ours.state_tensors])
+        flat = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
+        torch.testing.assert_close(ours.state_tensors[0], flat, rtol=1e-5, atol=1e-6)
+    redo.undo()
+    redo.undo()
+    assert all(torch.equal(a, b) for a, b in zip(redo.state_tensors, states[1], strict=True))
+    heir = replica()
+    heir.load(redo.export())
+    assert all(torch.equal(a, b) for a, b in zip(heir.state_tensors, states[1], strict=True))
+    assert float(heir.loss_sum) == float(redo.loss_sum) != 0.0
+
+
+def test_gradients_of_rows_sum_over_their_uses():
+    dense, _, labels = _inputs(5, features=4, dim=8)
+    ids = torch.randint(0, 10, (32, 4), generator=torch.Generator().manual_seed(1))
+    batch = SlotBatch.of(dense, ids, labels, torch.tensor([0, 10, 20, 30]))
+    assert torch.equal(batch.rows, (ids + torch.tensor([0, 10, 20, 30])).unique())
+    values = torch.randn(batch.rows.numel(), 8, generator=torch.Generator().manual_seed(2))
+    replica = FlatDenseReplica(build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), "sgd", 0.1)
+    gradients, _ = backward(replica, forward(replica, batch, values, 32))
+    leaf = values.clone().requires_grad_()
+    spread = leaf[batch.places].view(32, 4, 8)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(replica.module(dense, spread), labels)
+    (expected,) = torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(gradients, expected)

@@ -1,0 +1,111 @@
+"""Stores of both backends: same bits, deltas that undo, missing rows."""
+
+import pytest
+import torch
+
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.storage import store_factory
+from ecrm.storage.base import SparseOptimizer
+from ecrm.storage.hosted import HostedShard
+from ecrm.storage.initial import initial_rows
+from ecrm.storage.missing import MissingRows
+
+OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
+
+
+def _filled(backend: str, optimizer: str, rows: int = 50, dim: int = 8):
+    store = store_factory(backend, SparseOptimizer(optimizer, 0.05))(rows, dim)
+    store.weights.copy_(torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)))
+    return store
+
+
+def _gradients(step: int, rows: int, dim: int = 8):
+    generator = torch.Generator().manual_seed(step)
+    chosen = torch.randperm(rows, generator=generator)[:20]
+    return chosen, torch.randn(20, dim, generator=generator)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_native_store_is_fbgemm_bit_for_bit(optimizer):
+    ours, theirs = _filled("native", optimizer), _filled("fbgemm", optimizer)
+    everything = torch.arange(50)
+    for step in range(20):
+        rows, gradients = _gradients(step, 50)
+        if step % 2:
+            assert torch.equal(ours.update_with_delta(rows, gradients), theirs.update_with_delta(rows, gradients))
+        else:
+            ours.update(rows, gradients)
+            theirs.update(rows, gradients)
+        assert torch.equal(ours.read(everything), theirs.read(everything))
+    assert ours.record_bytes == theirs.record_bytes == {"sgd": 32, "rowwise_adagrad": 36, "adagrad": 64}[optimizer]
+
+
+@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_undo_returns_the_bits_of_the_commit(backend, optimizer):
+    hosted = HostedShard(_filled(backend, optimizer), 50, missing=False)
+    everything = torch.arange(50)
+    for step in range(3):
+        hosted.update(*_gradients(step, 50), keep_delta=True)
+    hosted.committed()
+    committed = hosted.store.read(everything)
+    hosted.undo()
+    assert torch.equal(hosted.store.read(everything), committed)
+    for step in range(3, 7):
+        hosted.update(*_gradients(step, 50), keep_delta=True)
+    changed = hosted.store.read(everything)
+    rows, delta = hosted.deltas_since_commit()
+    assert torch.equal(rows, rows.unique())
+    merged = torch.zeros_like(committed)
+    merged[rows] = delta
+    assert torch.equal(committed ^ changed, merged)
+    hosted.undo()
+    assert torch.equal(hosted.store.read(everything), committed)
+    hosted.undo()
+    assert torch.equal(hosted.store.read(everything), committed)
+
+
+def test_missing_rows_are_found_restored_and_forgotten():
+    hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
+    asked = torch.tensor([3, 7, 11])
+    assert torch.equal(hosted.missing_among(asked), asked)
+    records = torch.randint(0, 255, (3, 32), dtype=torch.uint8)
+    hosted.restore(asked, records)
+    assert hosted.missing_rows == 47
+    assert torch.equal(hosted.store.read(asked), records)
+    assert hosted.missing_among(asked).numel() == 0
+    rest = hosted.missing.first(100)
+    assert rest.numel() == 47
+    hosted.restore(rest, torch.zeros(47, 32, dtype=torch.uint8))
+    assert hosted.missing is None
+    assert hosted.missing_rows == 0
+
+
+@pytest.mark.parametrize("rows", [1, 100, 65_536, 200_001])
+def test_first_missing_rows_come_in_order_whatever_was_removed(rows):
+    missing = MissingRows(rows)
+    generator = torch.Generator().manual_seed(rows)
+    model = set(range(rows))
+    for _ in range(8):
+        wanted = torch.randperm(rows, generator=generator)[: rows // 9 + 1]
+        wanted = wanted[missing.among(wanted)]
+        missing.remove(wanted)
+        model -= set(wanted.tolist())
+        first = missing.first(rows // 10)
+        assert first.tolist() == sorted(model)[: rows // 10]
+        missing.remove(first)
+        model -= set(first.tolist())
+        assert missing.count == len(model)
+    assert missing.first(0).numel() == 0
+
+
+def test_initial_rows_do_not_depend_on_who_asks():
+    (space,) = row_spaces([Table("a", 100, 8), Table("b", 4, 8), Table("c", 30, 8)])
+    everything = initial_rows(space, torch.arange(space.rows), seed=5)
+    some = torch.tensor([133, 2, 101, 103, 104, 99, 100])
+    assert torch.equal(initial_rows(space, some, seed=5), everything[some])
+    assert not torch.equal(initial_rows(space, some, seed=6), everything[some])
+    assert everything[:100].abs().max() <= 0.1
+    assert everything[100:104].abs().max() <= 0.5
+    assert everything[100:104].abs().max() > 0.2
+    assert torch.equal(initial_rows(space, torch.tensor([134, 500]), seed=5), torch.zeros(2, 8))
