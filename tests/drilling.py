@@ -65,7 +65,7 @@ def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: t
     """A run that must complete, with every scheduled kill fired, recovered, and parity right at the end."""
     run = launch(folder, data, {"protection.verify_parity_at_end": True, **(sets or {})}, kills)
     assert run.code == 0, run.output
-    fired = {f"{event['rank']}@{event['step']}:{event['phase']}" for event in run.events_of("kill")}
+    fired = {event["scheduled"] for event in run.events_of("kill")}
     assert fired == {kill if ":" in kill else f"{kill}:input" for kill in kills}, run.output
     dead = {rank for failure in run.summary["failures"] for rank in failure["ranks"]}
     assert dead == {int(kill.partition("@")[0]) for kill in kills}, run.output

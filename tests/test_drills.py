@@ -6,17 +6,20 @@ Those marked `drill` run in `make drill`; the others, which put several kills in
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from drilling import drill, launch
 
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
-BASE = {"train.steps": 40, "train.slots": 2}
+BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, criteo_rows):
-    """Hash of the run in which nothing failed."""
-    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, BASE).model
+    """Hash of the run in which nothing failed, with TorchRec's dense parts where it is installed."""
+    sets = {**BASE, "model.dense_arch": "auto"}
+    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, sets).model
 
 
 def _kill_one_by_one(ranks, phases, first, apart):
@@ -72,6 +75,7 @@ def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturb
 
 def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 3, "protection.k": 2, "protection.m": 2}
+    sets["protection.rebuild_rows_per_step"] = 100_000
     run = drill(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:recover", "4@40:evaluate", "3@40:finish"))
     assert run.model == undisturbed
 
@@ -89,8 +93,7 @@ def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
     sets = {**BASE, "cluster.servers": 3, "cluster.spares": 1, "cluster.layout": layout, "train.steps": 2000}
     run = launch(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:parity"))
     assert run.code == 3, run.output
-    assert run.output.count("ecrm: error:") == 2 or run.output.count("more was lost than erasure k=2 m=1") >= 1, run.output
-    assert "ranks 0, 2 died" in run.output
+    assert re.search(r"ecrm: error: ranks? .*2 died: more was lost than erasure k=2 m=1 can bring back", run.output)
     assert "Traceback" not in run.output
     assert not (run.folder / "summary.json").exists()
 

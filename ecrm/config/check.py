@@ -113,7 +113,9 @@ def problems_of_fit(config: Config) -> list[str]:
         )
     if model.top_mlp[-1] != 1:
         fixed = show((*model.top_mlp, 1)).replace(" ", "")
-        problems.append(f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}")
+        problems.append(
+            f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}"
+        )
     if train.steps and train.epochs:
         problems.append(
             f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}: set one of them, or the other to 0"
@@ -140,7 +142,9 @@ def problems_of_fit(config: Config) -> list[str]:
 def _problems_of_stripes(k: int, m: int, servers: int) -> list[str]:
     units = k + m
     if units > 255:
-        return [f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8): set protection.k={255 - m}"]
+        return [
+            f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8): set protection.k={255 - m}"
+        ]
     if units <= servers:
         return []
     remedies = [f"cluster.servers={units}"]

@@ -17,7 +17,9 @@ def reference() -> str:
             rule = field.metadata["rule"]
             wanted = rule.wanted() or TYPE_WORDS[TYPES[name][field.name]]
             lines.append(f"# {rule.description} ({wanted})")
-            lines.append(f"# {field.name} = (required)" if field.default is REQUIRED else f"{field.name} = {show(field.default)}")
+            lines.append(
+                f"# {field.name} = (required)" if field.default is REQUIRED else f"{field.name} = {show(field.default)}"
+            )
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 

@@ -32,7 +32,9 @@ class Rule:
         if self.above is not None:
             parts.append(f"above {self.above}")
         if self.minimum is not None:
-            parts.append(f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}")
+            parts.append(
+                f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
+            )
         if self.multiple_of is not None:
             parts.append(f"a multiple of {self.multiple_of}")
         return " and ".join(parts)
@@ -59,8 +61,12 @@ class ModelConfig:
     bottom_mlp: tuple[int, ...] = key(
         (64, 32, 16), "layer widths of the dense arch; the last is model.embedding_dim", minimum=1, maximum=65536
     )
-    top_mlp: tuple[int, ...] = key((64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536)
-    max_rows_per_table: int = key(0, "cap on the rows of a table, ids are taken modulo it; 0 = as the dataset says", minimum=0)
+    top_mlp: tuple[int, ...] = key(
+        (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
+    )
+    max_rows_per_table: int = key(
+        0, "cap on the rows of a table, ids are taken modulo it; 0 = as the dataset says", minimum=0
+    )
     dense_arch: str = key(
         "auto",
         "dense parts: TorchRec's modules, or the same model without TorchRec; auto = torchrec where it is installed",
@@ -75,7 +81,9 @@ class TrainConfig:
     global_batch: int = key(2048, "samples per step over all slots; a multiple of train.slots", minimum=1)
     slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers", minimum=0, maximum=65536)
     steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
-    epochs: float = key(1.0, "passes over the training samples, fractions allowed; not together with train.steps", minimum=0)
+    epochs: float = key(
+        1.0, "passes over the training samples, fractions allowed; not together with train.steps", minimum=0
+    )
     seed: int = key(0, "seed of initial rows, dense weights and sample order", minimum=0, maximum=2**63 - 1)
     sparse_optimizer: str = key(
         "rowwise_adagrad", "optimizer of the embedding rows", choices=("rowwise_adagrad", "adagrad", "sgd")
@@ -108,10 +116,14 @@ class ClusterConfig:
 class ProtectionConfig:
     """What keeps embedding rows alive when ranks die."""
 
-    name: str = key("erasure", "none, or erasure = Reed-Solomon parity over rows and optimizer state", choices=("none", "erasure"))
+    name: str = key(
+        "erasure", "none, or erasure = Reed-Solomon parity over rows and optimizer state", choices=("none", "erasure")
+    )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
     m: int = key(1, "parity rows per stripe, the ranks that may die at once; used by erasure", minimum=1, maximum=254)
-    commit_interval: int = key(1, "steps between commits; at most this many steps are redone after a failure", minimum=1)
+    commit_interval: int = key(
+        1, "steps between commits; at most this many steps are redone after a failure", minimum=1
+    )
     rebuild_rows_per_step: int = key(4096, "lost rows each rank rebuilds in the background per step", minimum=1)
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
 

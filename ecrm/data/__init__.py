@@ -1,0 +1,1 @@
+"""Click logs: read, generated, prepared, and handed to training in batches."""

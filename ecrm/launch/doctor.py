@@ -53,7 +53,9 @@ def doctor() -> int:
             first = str(error).strip().splitlines()[:1]
             print(f"{name:12} PROBLEM: {first[0] if first else type(error).__name__}", flush=True)
             bad += 1
-    print(f"\ntraining cannot run here: {bad} problem{'s' if bad > 1 else ''} above" if bad else "\ntraining can run here")
+    print(
+        f"\ntraining cannot run here: {bad} problem{'s' if bad > 1 else ''} above" if bad else "\ntraining can run here"
+    )
     return 2 if bad else 0
 
 
@@ -112,7 +114,12 @@ def _try_a_death(mpirun: Path) -> str:
     config = Config(cluster=ClusterConfig(servers=1, trainers=1, spares=1))
     line = mpirun_line(config, [sys.executable, "-c", TRIAL], mpirun=str(mpirun), cores=1, root=os.geteuid() == 0)
     with subprocess.Popen(
-        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             return process.communicate(timeout=TRIAL_SECONDS)[0].strip()

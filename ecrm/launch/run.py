@@ -103,9 +103,13 @@ def judge(folder: Path, ending: Ending) -> None:
         folder.rmdir()
     where = f"; see {folder}" if left else ""
     if failure:
-        raise RunFailed(str(failure.get("message")), int(failure.get("exit_code") or 1))
+        # A rank has printed the message itself, on the same stderr: once is enough.
+        code = int(failure.get("exit_code") or 1)
+        raise RunFailed(f"the run did not complete; the reason above is also in {folder / 'failure.json'}", code)
     if ending.stopped_by is not None:
-        raise RunFailed(f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by)
+        raise RunFailed(
+            f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by
+        )
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
     raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1)

@@ -38,32 +38,32 @@ class ErasureProtection(Protection):
         self.shape = StripeShape(shards, k, m)
         self.code = ReedSolomon(k, m)
         self._coefficients = torch.tensor(self.code.coefficients)
-        self._parity: dict[ShardSpace, ParityRows] = {}
+        self.parity: dict[ShardSpace, ParityRows] = {}
 
     @property
     def parity_bytes(self) -> int:
-        return sum(parity.records.nbytes for parity in self._parity.values())
+        return sum(parity.records.nbytes for parity in self.parity.values())
 
     @property
     def log_bytes(self) -> int:
-        return sum(parity.log_bytes for parity in self._parity.values())
+        return sum(parity.log_bytes for parity in self.parity.values())
 
     def start(self, context: ProtectionContext, view: View) -> None:
         """Encode the initial values, each holder computing them for itself: nothing is sent."""
         self._context = context
         self.adopt(view, missing=False)
-        for (shard, space), parity in self._parity.items():
+        for (shard, space), parity in self.parity.items():
             self._encode_initial(shard, space, parity)
 
     def adopt(self, view: View, missing: bool = True) -> None:
         mine = view.shards_of(self._context.transport.rank)
-        for key in [key for key in self._parity if key[0] not in mine]:
-            del self._parity[key]
+        for key in [key for key in self.parity if key[0] not in mine]:
+            del self.parity[key]
         for shard in mine:
             for space, layout in enumerate(self._context.layouts):
-                if (shard, space) not in self._parity:
+                if (shard, space) not in self.parity:
                     record_bytes = self._context.hosted[shard, space].store.record_bytes
-                    self._parity[shard, space] = ParityRows(layout.parity_rows_per_shard, record_bytes, missing)
+                    self.parity[shard, space] = ParityRows(layout.parity_rows_per_shard, record_bytes, missing)
 
     def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
         outgoing: dict[int, list[Tensor]] = {}
@@ -71,7 +71,7 @@ class ErasureProtection(Protection):
             self._route(shard, space, rows, delta, view, outgoing)
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, coefficients, delta in in_groups(tensors, 4):
-                parity = self._parity[int(head[0]), int(head[1])]
+                parity = self.parity[int(head[0]), int(head[1])]
                 parity.apply(rows, coefficients, delta.view(rows.numel(), -1))
 
     def _route(
@@ -95,15 +95,15 @@ class ErasureProtection(Protection):
                 )
 
     def committed(self) -> None:
-        for parity in self._parity.values():
+        for parity in self.parity.values():
             parity.committed()
 
     def undo(self) -> None:
-        for parity in self._parity.values():
+        for parity in self.parity.values():
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        return Rebuild(self.shape, self.code, self._context, self._parity, view).round(wanted, budget)
+        return Rebuild(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
 
     def verify(self, view: View) -> VerifyReport:
         """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""
@@ -134,7 +134,7 @@ class ErasureProtection(Protection):
             for head, records in in_groups(tensors, 2):
                 units[tuple(head.tolist())] = records.view(periods.numel(), -1)
         checked = wrong = 0
-        for (shard, this), parity in self._parity.items():
+        for (shard, this), parity in self.parity.items():
             for t in range(m) if this == space else ():
                 residue = self.shape.residue_of_unit(shard, k + t)
                 data = torch.stack([units[residue, unit, t] for unit in range(k)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -97,7 +97,6 @@ class Outcome:
     verified: VerifyReport
     failures: int
     failures_left: int
-    history: tuple[str, ...] = field(default=())
 
 
 def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: Callable[[], float]) -> Engine:
@@ -152,10 +151,12 @@ def run_workload(
     transport: Transport,
     hooks: Hooks | None = None,
     clock: Callable[[], float] = lambda: 0.0,
+    after_start: Callable[[Engine], None] = lambda engine: None,
     after_step: Callable[[Engine], None] = lambda engine: None,
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost."""
     engine = make_engine(workload, transport, hooks or Hooks(), clock)
+    after_start(engine)
     while True:
         try:
             while engine.step < workload.steps:

@@ -199,5 +199,5 @@ def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill
     if folder.path is not None:
         print(f"results in {folder.path}")
     for kill in unfired:
-        print(f"ecrm: warning: --kill {kill} never happened: that phase of that step did not begin on rank {kill.rank}")
+        print(f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank {kill.rank} from that step on")
     sys.stdout.flush()

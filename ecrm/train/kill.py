@@ -28,7 +28,11 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Kill:
-    """`rank` dies as `phase` of `step` begins; `repair` and `recover` begin only while there is something to do."""
+    """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
+
+    With a commit interval not every step has `parity` and `commit`; `repair` and `recover` begin only
+    while there is something to do.
+    """
 
     rank: int
     step: int
@@ -60,14 +64,14 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
 
 
 class KillSwitch:
-    """Dies at this rank's scheduled kills; `before` is called with the kill just before."""
+    """Dies at this rank's scheduled kills; `before(kill, step)` is called just before."""
 
-    def __init__(self, kills: Sequence[Kill], rank: int, before: Callable[[Kill], None]) -> None:
+    def __init__(self, kills: Sequence[Kill], rank: int, before: Callable[[Kill, int], None]) -> None:
         self._mine = {kill for kill in kills if kill.rank == rank}
         self._before = before
 
     def __call__(self, step: int, phase: str) -> None:
         for kill in self._mine:
-            if (kill.step, kill.phase) == (step, phase):
-                self._before(kill)
+            if step >= kill.step and phase == kill.phase:
+                self._before(kill, step)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, steps: int, global_batch: int, every: int, folder: RunFolder) -> None:
         self._steps, self._global_batch, self._every, self._folder = steps, global_batch, every, folder
         self.step_seconds: list[float] = []
-        self.finished_steps = 0
+        self._reported = 0
         self._last = self._window_start = time.monotonic()
         self._finished_at: list[tuple[int, float]] = []
         self._loss_before: tuple[int, float] = (0, 0.0)
@@ -31,6 +31,11 @@ class Progress:
         self._window_start += now - self._last
         self._last = now
 
+    def went_back(self, engine: Engine) -> None:
+        """Steps were undone: those after the commit will be finished once more."""
+        if engine.dense is not None and self._loss_before[0] > engine.step:
+            self._loss_before = (engine.step, float(engine.dense.loss_sum))
+
     def scored(self, labels: torch.Tensor, probabilities: torch.Tensor) -> None:
         """Predictions of a training batch on this rank, for the AUC of the next line."""
         self._labels.append(labels)
@@ -41,9 +46,10 @@ class Progress:
         now = time.monotonic()
         self.step_seconds.append(now - self._last)
         self._last = now
-        self.finished_steps += 1
         self._finished_at.append((engine.step, time.time()))
-        if self._every and (engine.step % self._every == 0 or engine.step == self._steps):
+        due = self._every and (engine.step % self._every == 0 or engine.step == self._steps)
+        if due and engine.step > self._reported:
+            self._reported = engine.step
             if engine.rank == engine.view.reporter:
                 self._report(engine, now)
             self._window_start = now

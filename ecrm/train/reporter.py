@@ -35,9 +35,10 @@ class Reporter:
             self._folder.ranks(self._engine.view, self._processes)
             self._folder.event({"event": "start", **fields})
 
-    def killing(self, kill: Kill) -> None:
+    def killing(self, kill: Kill, step: int) -> None:
         """This very rank is about to die on schedule; it says so itself, since nobody else can."""
-        self._folder.event({"event": "kill", "rank": kill.rank, "step": kill.step, "phase": kill.phase})
+        fields = {"rank": kill.rank, "step": step, "phase": kill.phase, "scheduled": str(kill)}
+        self._folder.event({"event": "kill", **fields})
 
     def event(self, fields: dict[str, Any]) -> None:
         """One event of the engine."""

@@ -54,7 +54,7 @@ class Trainer:
                     self._train_step()
                 return self._finish()
             except StepAborted:
-                continue
+                self._progress.went_back(self._engine)
 
     def _evaluation_is_due(self) -> bool:
         every = self._config.train.eval_every_steps

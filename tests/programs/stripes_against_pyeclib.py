@@ -38,7 +38,7 @@ def units_of(engine: Engine) -> dict[int, list[bytes]] | None:
             if unit < k:
                 records = hosted.store.read(periods * k + unit)
             else:
-                records = engine.protection._parity[shard, space].records[periods * m + unit - k]
+                records = engine.protection.parity[shard, space].records[periods * m + unit - k]
             outgoing += [torch.tensor([space, residue, unit]), records]
     received = transport.exchange({engine.view.reporter: outgoing} if outgoing else {})
     if engine.rank != engine.view.reporter:

@@ -1,0 +1,76 @@
+# make train                        train on generated rows, with Reed-Solomon protection
+# make train DATA="FILE [FILE...]"  the same on real Criteo files
+# make train ARGS="--kill 1@30 --set train.seed=5"   more options for `ecrm launch quickstart`
+# make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks
+# make clean                        remove what was built and installed; keeps datasets/ and runs/
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := train
+
+PYTHON ?= python3
+ROWS ?= 200000
+DATA ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h))
+
+# Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
+STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
+
+.PHONY: train test drill bench clean venv
+venv: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "ecrm needs Python 3.11 or newer, $(PYTHON) is not: type make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) has no venv: type apt install python3-venv" >&2; exit 2; }
+	@command -v "$${CXX:-g++}" >/dev/null || { echo "no C++ compiler: type apt install g++" >&2; exit 2; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+# torch: without a GPU the CPU build, 190 MB, by its own name (+cpu): where pip is set up to find it, from there, else from
+# PyTorch's public index. Plain torch==2.13.0 from PyPI is the CUDA build with several GB of libraries.
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  $(BIN)/pip install torch==2.13.0; \
+	else \
+	  $(BIN)/pip install --quiet torch==2.13.0+cpu 2>/dev/null \
+	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu; \
+	fi
+	$(BIN)/pip install --quiet --editable '.[torchrec,test,bench]'
+# Why without its dependencies: see pyproject.toml.
+	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
+# For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet triton==3.9.0
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+# Prepared data is kept under a name made of what it was made from: the files, their sizes and times; or the number of
+# generated rows and the program that generates them.
+ifeq ($(strip $(DATA)),)
+DATASET = datasets/generated-$(ROWS)-$(shell cat ecrm/data/*.py | sha256sum | cut -c1-12)
+else
+DATASET = datasets/prepared-$(shell { realpath -- $(DATA); stat -L -c '%n %s %Y' -- $(DATA); } 2>&1 | sha256sum | cut -c1-12)
+endif
+
+train: $(STAMP)
+	@if [ ! -e $(DATASET)/manifest.json ]; then \
+	  $(if $(strip $(DATA)),,$(BIN)/ecrm generate criteo --rows $(ROWS) --seed 1 --output $(DATASET).txt &&) \
+	  $(BIN)/ecrm prepare criteo $(or $(strip $(DATA)),$(DATASET).txt) --output $(DATASET) && \
+	  rm -f $(DATASET).txt; \
+	fi
+	$(BIN)/ecrm launch quickstart --set data.path=$(DATASET) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+drill: $(STAMP)
+	$(BIN)/python -m pytest -m "" tests/test_drills.py $(ARGS)
+
+bench: $(STAMP)
+	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache kernels/*.so
+	find ecrm kernels configs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""A systematic Reed-Solomon code over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ecrm.coding import field, matrix
+
+_CACHED_DECODE_MATRICES = 4096
+
+
+class ReedSolomon:
+    """k data units and m parity units of equal length; any k of the k + m give back all others.
+
+    Units are numbered 0..k-1 (data) and k..k+m-1 (parity). m = 0 is valid and protects nothing.
+    Parity bytes equal the payload that pyeclib gives for the same data with `isa_l_rs_vand` (m <= 3)
+    or `isa_l_rs_cauchy` (m > 3). This class is the plain numpy definition; `ecrm.kernels.decode`
+    and `ecrm.kernels.parity_apply` are the fast routines that are tested against it.
+
+    Raises ValueError for k < 1, m < 0 or k + m > 255; every other (k, m) decodes all losses of up to m units.
+    """
+
+    def __init__(self, k: int, m: int):
+        self.k = k
+        self.m = m
+        self.coefficients = matrix.coefficients(k, m)
+        """uint8 [m, k], read-only: parity unit t is the XOR over d of `coefficients[t, d] * data_d`."""
+        self.coefficients.setflags(write=False)
+        self._generator = np.concatenate([np.eye(k, dtype=np.uint8), self.coefficients])
+        self._decode_matrices: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
+
+    def __repr__(self) -> str:
+        return f"ReedSolomon(k={self.k}, m={self.m})"
+
+    def encode(self, data: np.ndarray) -> np.ndarray:
+        """The parity uint8 [m, n] of data uint8 [k, n]; n may be 0. Raises ValueError for another shape or dtype."""
+        if data.dtype != np.uint8 or data.ndim != 2 or data.shape[0] != self.k:
+            raise ValueError(f"encode needs uint8 [{self.k}, n], got {data.dtype} {list(data.shape)}")
+        return _apply(self.coefficients, list(data))
+
+    def decode_matrix(self, present: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+        """The uint8 [len(wanted), k] matrix M with `wanted_w = XOR_i M[w, i] * present_i`.
+
+        `present` is k different unit numbers in the order in which their bytes will be given;
+        `wanted` may name any unit, parity included. The result is cached and read-only.
+        Raises ValueError for unit numbers out of range, repeated, or not k of them.
+        """
+        key = (tuple(present), tuple(wanted))
+        found = self._decode_matrices.get(key)
+        if found is None:
+            self._check(*key)
+            inverse = matrix.invert(self._generator[list(key[0])])
+            found = matrix.multiply(self._generator[list(key[1])], inverse)
+            found.setflags(write=False)
+            if len(self._decode_matrices) >= _CACHED_DECODE_MATRICES:
+                self._decode_matrices.clear()
+            self._decode_matrices[key] = found
+        return found
+
+    def reconstruct(self, units: Mapping[int, np.ndarray], wanted: Sequence[int]) -> dict[int, np.ndarray]:
+        """The bytes uint8 [n] of the wanted units from at least k others, {unit number: uint8 [n]}.
+
+        Of more than k units the k lowest numbers are used: data units need no arithmetic to be copied.
+        Raises ValueError for fewer than k units, unequal lengths, or unit numbers out of range.
+        """
+        if len(units) < self.k:
+            raise ValueError(
+                f"stripe: {len(units)} of {self.k} needed units left (present {sorted(units)}, wanted {sorted(wanted)})"
+            )
+        present = tuple(sorted(units))[: self.k]
+        lengths = sorted({units[unit].shape for unit in present})
+        if len(lengths) > 1 or len(lengths[0]) != 1 or any(units[unit].dtype != np.uint8 for unit in present):
+            raise ValueError(
+                f"units must be uint8 vectors of one length, got {[(u, str(units[u].dtype), units[u].shape) for u in present]}"
+            )
+        recovered = _apply(self.decode_matrix(present, tuple(wanted)), [units[unit] for unit in present])
+        return {unit: row for unit, row in zip(wanted, recovered)}
+
+    def _check(self, present: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        total = self.k + self.m
+        outside = [unit for unit in present + wanted if not 0 <= unit < total]
+        if outside:
+            raise ValueError(f"unit numbers {outside} are outside 0..{total - 1} (k={self.k}, m={self.m})")
+        if len(set(present)) != len(present):
+            raise ValueError(f"unit numbers {list(present)} repeat")
+        if len(present) < self.k:
+            raise ValueError(
+                f"stripe: {len(present)} of {self.k} needed units left (present {list(present)}, wanted {list(wanted)})"
+            )
+        if len(present) > self.k:
+            raise ValueError(f"{len(present)} units given, exactly k={self.k} are used: choose which")
+
+
+def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
+    """`rows` uint8 [w, k] times k units uint8 [n]: uint8 [w, n]."""
+    result = np.zeros((rows.shape[0], units[0].shape[0]), dtype=np.uint8)
+    for w, row in enumerate(rows):
+        for coefficient, unit in zip(row, units):
+            if coefficient == 1:
+                result[w] ^= unit
+            elif coefficient:
+                result[w] ^= field.PRODUCT[coefficient][unit]
+    return result

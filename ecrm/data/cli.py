@@ -1,0 +1,74 @@
+"""The commands `ecrm prepare criteo` and `ecrm generate criteo`; what they need is imported only when one runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ecrm.errors import UsageError
+
+
+def add_parsers(subparsers) -> None:
+    """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
+
+    Each sets `run`, a function of the parsed arguments that returns the exit code and raises `EcrmError`.
+    """
+    kinds = _add_kinds(subparsers, "prepare", "turn click logs into a dataset for training")
+    parser = kinds.add_parser("criteo", help="Criteo text files: Kaggle train.txt, Terabyte day_N, csv with a header; plain or .gz")
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text files, in the order of time")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the dataset directory to make")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
+    sizes.add_argument("--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each")
+    parser.add_argument("--strict", action="store_true", help="stop at the first malformed line instead of skipping and counting it")
+    parser.add_argument("--force", action="store_true", help="replace a dataset that is already in DIR")
+    parser.set_defaults(run=_run_prepare)
+
+    kinds = _add_kinds(subparsers, "generate", "write click logs with a known signal")
+    parser = kinds.add_parser("criteo", help="rows in the layout of Kaggle's train.txt and with its statistics")
+    parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of rows")
+    parser.add_argument("--seed", type=int, required=True, metavar="S", help="rows depend on the seed only; a longer file starts with the shorter")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file to write, replaced if it exists; gzipped if it ends in .gz")
+    parser.set_defaults(run=_run_generate)
+
+
+def _add_kinds(subparsers, name: str, help_text: str):
+    """Add a command and return the subparsers for the kinds of data it works on."""
+    return subparsers.add_parser(name, help=help_text).add_subparsers(dest="kind", required=True, metavar="KIND")
+
+
+def parse_hash_sizes(text: str) -> list[int]:
+    """Return the numbers of a comma-separated list; raises `UsageError` for what is no number."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--hash-sizes: {error}") from error
+
+
+def _run_prepare(args: argparse.Namespace) -> int:
+    from ecrm.data.prepare import prepare
+    from ecrm.data.progress import Progress
+
+    sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
+    with Progress("prepare", sys.stderr) as progress:
+        manifest = prepare(args.inputs, args.output, sizes, strict=args.strict, force=args.force, progress=progress)
+    rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
+    size = sum(record["bytes"] for record in manifest["files"].values())
+    print(
+        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {malformed:,} malformed lines skipped, "
+        f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"
+    )
+    return 0
+
+
+def _run_generate(args: argparse.Namespace) -> int:
+    from ecrm.data.generate import generate_criteo
+    from ecrm.data.progress import Progress
+
+    with Progress("generate", sys.stderr) as progress:
+        made = generate_criteo(args.rows, args.seed, args.output, progress)
+    print(
+        f"{args.output}: {made.rows:,} rows, {made.clicks / made.rows:.2%} clicks, {made.file_bytes / 1e6:,.1f} MB; "
+        f"the true probabilities reach AUC {made.attainable_auc:.4f}, log loss {made.attainable_logloss:.4f}"
+    )
+    return 0

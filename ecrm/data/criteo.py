@@ -1,0 +1,297 @@
+"""Reading Criteo click logs: Kaggle `train.txt`, Terabyte `day_N`, csv with a header; plain or gzip; in bounded memory.
+
+A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
+missing value. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
+that is anything else is malformed: skipped and counted, or fatal where the caller asks for `strict`.
+
+Legend: R well-formed rows of one block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ecrm.data import fields
+from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
+from ecrm.errors import DataError, UsageError
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 16  # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
+EXAMPLES_PER_BLOCK = 20
+
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"BZh": "bzip2-compressed",
+    b"\xfd7zXZ\x00": "xz-compressed",
+    b"PAR1": "a parquet file",
+    b"\x93NUMPY": "a numpy file",
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A line that was not read: the file, its line number counted from one, and why."""
+
+    path: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one block of a file, in file order.
+
+    `labels` uint8 [R] in {0, 1}; `integers` int64 [R, 13]; `categories` uint32 [R, 26]; `missing`
+    bool [R, 39], integers first, where the value is then 0. `malformed` counts the block's malformed
+    lines, of which `examples` describes the first few. `bytes_read` counts what has been read of the
+    file so far, compressed bytes if it is compressed.
+    """
+
+    labels: np.ndarray
+    integers: np.ndarray
+    categories: np.ndarray
+    missing: np.ndarray
+    malformed: int
+    examples: tuple[Malformed, ...]
+    bytes_read: int
+
+
+def check_input(path: str) -> int | None:
+    """Return the size of an input file in bytes, None for a pipe; raises `UsageError` for what cannot be read and `DataError` for an empty file."""
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{path}: is a directory; name the files in it")
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    if status.st_size == 0:
+        raise DataError(f"{path}: the file is empty")
+    return status.st_size
+
+
+def read_criteo(path: str, *, strict: bool = False, block_bytes: int = BLOCK_BYTES) -> Iterator[Rows]:
+    """Yield the rows of one file block by block, some blocks possibly without rows.
+
+    Memory does not grow with the file: about ten times `block_bytes`. What is yielded, taken together,
+    does not depend on `block_bytes`. Raises `UsageError` for a file that cannot be read, `DataError`
+    for an empty, compressed otherwise than by gzip, damaged or truncated one, for a header that lacks
+    columns and, with `strict`, for the first malformed line as `FILE:LINE: reason`.
+    """
+    check_input(path)
+    layout = None
+    with _Counted(path) as source:
+        for text, first_line in _whole_lines(source, path, block_bytes):
+            block = np.frombuffer(text, np.uint8)
+            starts, ends = _line_bounds(block)
+            numbers = np.arange(first_line, first_line + len(starts))
+            filled = ends > starts
+            starts, ends, numbers = starts[filled], ends[filled], numbers[filled]
+            if layout is None:
+                if not len(starts):
+                    continue
+                layout = detect_layout(path, int(numbers[0]), bytes(text[starts[0] : ends[0]]))
+                if layout.header:
+                    starts, ends, numbers = starts[1:], ends[1:], numbers[1:]
+            rows = _parse_block(path, block, starts, ends, numbers, layout, source.count)
+            if strict and rows.malformed:
+                raise DataError(str(rows.examples[0]))
+            yield rows
+    if layout is None:
+        raise DataError(f"{path}: holds no line that is not blank")
+
+
+class _Counted(io.RawIOBase):
+    """A file opened for reading that counts the bytes taken from it, which `tell` cannot do for a pipe."""
+
+    def __init__(self, path: str) -> None:
+        self.count = 0
+        try:
+            self._file = open(path, "rb", buffering=0)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        size = self._file.readinto(buffer)
+        self.count += size
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yield (text, number of its first line): whole lines, each ended by LF, between `fields.PAD` spare bytes on either side."""
+    pad = bytes(fields.PAD)
+    line_number, carried = 1, b""
+    for data in _decoded(source, path, block_bytes):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield b"".join((pad, carried, data[:end], pad)), line_number
+            line_number += data.count(b"\n")
+            carried = data[end:]
+        else:
+            # Cut off, an overlong line is still known as one by its length.
+            carried = (carried + data)[: MAX_LINE_BYTES + 1]
+    if carried:
+        yield b"".join((pad, carried, b"\n", pad)), line_number
+
+
+def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
+    """Yield the file's text in pieces of `block_bytes`, unpacked if its content, whatever its name, is gzip."""
+    buffered = io.BufferedReader(source, max(block_bytes, 1 << 16))
+    try:
+        # A pipe may hand over its first bytes one at a time: take them, then put them back in front.
+        head = buffered.read(8)
+        for magic, what in _FOREIGN.items():
+            if head.startswith(magic):
+                raise DataError(f"{path}: is {what}; only plain text and gzip are read")
+        joined = _Prefixed(head, buffered)
+        stream = gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
+        piece = stream.read(block_bytes)
+        if piece.startswith(_BYTE_ORDER_MARK):
+            piece = piece[len(_BYTE_ORDER_MARK) :]
+        while piece:
+            yield piece
+            piece = stream.read(block_bytes)
+    except EOFError as error:
+        raise DataError(f"{path}: the gzip stream is truncated after {source.count} bytes") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: the gzip stream is damaged before byte {source.count}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read past byte {source.count}: {error.strerror or error}") from error
+
+
+class _Prefixed:
+    """Some bytes followed by the rest of a stream; offers the `read` that is all the gzip module asks of a file."""
+
+    def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int) -> bytes:
+        head, self._head = self._head[:size], self._head[size:]
+        return head + self._rest.read(size - len(head)) if len(head) < size else head
+
+
+def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 offsets of the first byte of each line and of the byte behind its last, LF or CRLF left out."""
+    feeds = np.flatnonzero(block == ord("\n"))
+    starts = np.concatenate(([fields.PAD], feeds[:-1] + 1))
+    # An empty line's preceding byte belongs to the line before it.
+    returned = (block[feeds - 1] == ord("\r")) & (feeds > starts)
+    return starts, feeds - returned
+
+
+def _parse_block(
+    path: str, block: np.ndarray, starts: np.ndarray, ends: np.ndarray, numbers: np.ndarray, layout: Layout, bytes_read: int
+) -> Rows:
+    """Parse the lines between `starts` and `ends`, which are not blank, and describe the first malformed ones."""
+    separators = np.flatnonzero(block == ord(layout.delimiter))
+    first = np.searchsorted(separators, starts)
+    whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (ends - starts <= MAX_LINE_BYTES)
+    inner = separators[first[whole, None] + np.arange(layout.columns - 1)]
+    order = np.array(layout.order)
+    field_starts = np.concatenate((starts[whole, None], inner + 1), axis=1).take(order, axis=1)
+    field_ends = np.concatenate((inner, ends[whole, None]), axis=1).take(order, axis=1)
+    if layout.header:
+        field_starts, field_ends = _unquote(block, field_starts, field_ends)
+    lengths = field_ends - field_starts
+
+    label_bytes = block[field_starts[:, 0]]
+    good = (lengths[:, 0] == 1) & ((label_bytes == ord("0")) | (label_bytes == ord("1")))
+    span = slice(1, 1 + INTEGERS)
+    integers, sound = fields.parse_decimal(block, field_starts[:, span], lengths[:, span])
+    good &= sound.all(axis=1)
+    span = slice(1 + INTEGERS, COLUMNS)
+    categories, sound = fields.parse_hex(block, field_starts[:, span], lengths[:, span])
+    good &= sound.all(axis=1)
+    result = (label_bytes - np.uint8(ord("0")), integers, categories, lengths[:, 1:] == 0)
+
+    malformed, examples = len(starts) - int(good.sum()), ()
+    if malformed:
+        bad = np.ones(len(starts), bool)
+        bad[np.flatnonzero(whole)[good]] = False
+        examples = tuple(
+            Malformed(path, int(numbers[line]), why_malformed(bytes(block[starts[line] : ends[line]]), layout))
+            for line in np.flatnonzero(bad)[:EXAMPLES_PER_BLOCK]
+        )
+        result = tuple(array[good] for array in result)
+    return Rows(*result, malformed, examples, bytes_read)
+
+
+def _unquote(block: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Narrow the fields that stand between double quotes, as some csv writers leave them, to what is inside."""
+    quoted = (ends - starts >= 2) & (block[starts] == ord('"')) & (block[ends - 1] == ord('"'))
+    return starts + quoted, ends - quoted
+
+
+_INTEGER = re.compile(rb"-?[0-9]+")
+_HEX = re.compile(rb"[0-9a-fA-F]+")
+
+
+def why_malformed(line: bytes, layout: Layout) -> str:
+    """Return the reason why one line, without its line end, is not a row, or "" if it is one: the plain statement of what the reader accepts."""
+    if len(line) > MAX_LINE_BYTES:
+        return f"the line is longer than {MAX_LINE_BYTES} bytes"
+    texts = line.split(layout.delimiter)
+    if len(texts) != layout.columns:
+        return _not_unicode(line) or f"{len(texts)} columns instead of {layout.columns}"
+    for name, position in zip(COLUMN_NAMES, layout.order, strict=True):
+        text = texts[position]
+        if layout.header and len(text) >= 2 and text.startswith(b'"') and text.endswith(b'"'):
+            text = text[1:-1]
+        problem = _field_problem(name, text)
+        if problem:
+            return _not_unicode(line) or f"{name} is {_shown(text)}, {problem}"
+    return ""
+
+
+def _field_problem(name: str, text: bytes) -> str:
+    """Return what is wrong with one field's text, "" if nothing is."""
+    if name == "label":
+        return "" if text in (b"0", b"1") else "not 0 or 1"
+    if not text:
+        return ""
+    if name.startswith("int_"):
+        if not _INTEGER.fullmatch(text):
+            return "not an integer"
+        return "" if len(text.lstrip(b"-")) <= fields.MAX_DIGITS else f"more than {fields.MAX_DIGITS} digits"
+    if not _HEX.fullmatch(text):
+        return "not hexadecimal"
+    return "" if len(text) <= 8 else "more than 8 hex digits"
+
+
+def _not_unicode(line: bytes) -> str:
+    """Return the reason if the line is not UTF-8, else ""."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"not valid UTF-8 at byte {error.start + 1} of the line"
+    return ""
+
+
+def _shown(text: bytes) -> str:
+    """Return a field's text quoted for a message, cut to a readable length."""
+    decoded = text.decode("utf-8", "replace")
+    return repr(decoded if len(decoded) <= 40 else decoded[:40] + "...")

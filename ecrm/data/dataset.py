@@ -1,0 +1,127 @@
+"""A prepared Criteo dataset as training reads it: memory-mapped, batches by row number.
+
+Legend: B samples of a batch; 13 integers and 26 categories each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ecrm.data import manifest as manifests
+from ecrm.data.hashing import cap_rows
+from ecrm.data.layout import CATEGORIES, INTEGERS
+from ecrm.errors import DataError, UsageError
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""dense float32 [B, 13], ids int64 [B, 26], labels float32 [B]; the caller's own memory."""
+
+_HASH_BYTES = 1 << 22
+
+
+class CriteoDataset:
+    """A dataset directory made by `ecrm prepare`; the last rows, which are the latest, are held out for evaluation.
+
+    `tables` lists (name, rows) of the 26 tables; ids of table t are below its rows, and id 0 stands for
+    the missing value. `train_rows` and `eval_rows` count the rows of the two splits.
+    """
+
+    def __init__(self, directory: Path, manifest: dict, max_rows_per_table: int | None, eval_fraction: float) -> None:
+        """Map the files of a checked manifest; use `open`."""
+        rows: int = manifest["rows"]
+        self.eval_rows = int(rows * eval_fraction)
+        self.train_rows = rows - self.eval_rows
+        self._directory, self._manifest = directory, manifest
+        self._labels, self._dense, self._sparse = (
+            np.memmap(directory / name, dtype, "r", shape=(rows, *shape)) for name, (dtype, shape) in manifests.FILES.items()
+        )
+        self._rows = np.array(list(manifest["tables"].values()), np.uint32)
+        kept = np.minimum(self._rows, max_rows_per_table or self._rows)
+        self._caps = kept.astype(np.int64) if (kept < self._rows).any() else None
+        self.tables = list(zip(manifests.TABLE_NAMES, kept.tolist(), strict=True))
+
+    @classmethod
+    def open(cls, directory: str | Path, max_rows_per_table: int | None = None, eval_fraction: float = 0.1) -> CriteoDataset:
+        """Open a dataset, checking its manifest and that every file is as long as the manifest says, not its content.
+
+        `max_rows_per_table` (at least 2; None or 0 for no cap) folds the ids of larger tables into that many rows:
+        id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table - 1)`. The last `floor(rows * eval_fraction)` rows are held
+        out. Raises `UsageError` for bad arguments and a directory that holds no dataset, `DataError` for a damaged
+        manifest and for a file that is missing or not of its length.
+        """
+        if max_rows_per_table and max_rows_per_table < 2:
+            raise UsageError(f"max_rows_per_table is {max_rows_per_table}, at least 2 is needed (one row is the missing value's), or 0 for no cap")
+        if not 0 <= eval_fraction < 1:
+            raise UsageError(f"eval_fraction is {eval_fraction}, not in 0 up to but without 1")
+        path = Path(directory)
+        manifest = manifests.read_manifest(path)
+        manifests.check_files(path, manifest)
+        try:
+            return cls(path, manifest, max_rows_per_table, eval_fraction)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror or error}") from error
+
+    def train_batch(self, start: int, size: int) -> Batch:
+        """Return `size` training rows from `start` on, both not negative, going round at the end of the split.
+
+        Raises `DataError` if an id is out of its table's range.
+        """
+        if start < 0 or size < 0:
+            raise ValueError(f"start {start} and size {size} must not be negative")
+        pieces, done = [], 0
+        while done < size:
+            begin = (start + done) % self.train_rows
+            pieces.append(slice(begin, min(begin + size - done, self.train_rows)))
+            done += pieces[-1].stop - begin
+        return self._read(pieces)
+
+    def eval_batch(self, start: int, size: int) -> Batch:
+        """Return the held-out rows `start` to `start + size`, both not negative, cut off at the end of the split.
+
+        Raises `DataError` if an id is out of its table's range.
+        """
+        if start < 0 or size < 0:
+            raise ValueError(f"start {start} and size {size} must not be negative")
+        begin, end = (self.train_rows + min(row, self.eval_rows) for row in (start, start + size))
+        return self._read([slice(begin, end)])
+
+    def batch_for(self, step: int, slot: int, slots: int, global_batch: int) -> Batch:
+        """Return one slot's training rows of one step: rows `slot * global_batch // slots` up to the next slot's of the step's global batch.
+
+        Global batches follow one another in file order, step 0 starting with row 0.
+        """
+        if not 0 <= slot < slots:
+            raise ValueError(f"slot {slot} is not one of {slots}")
+        begin, end = (part * global_batch // slots for part in (slot, slot + 1))
+        return self.train_batch(step * global_batch + begin, end - begin)
+
+    def verify(self) -> None:
+        """Read all files and raise `DataError` naming the first whose SHA-256 is not the manifest's."""
+        for name, record in self._manifest["files"].items():
+            digest = hashlib.sha256()
+            with open(self._directory / name, "rb") as file:
+                while data := file.read(_HASH_BYTES):
+                    digest.update(data)
+            if digest.hexdigest() != record.get("sha256"):
+                raise DataError(f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}")
+
+    def _read(self, pieces: list[slice]) -> Batch:
+        """Copy row ranges of the mapped files, one after the other, into a batch."""
+        size = sum(piece.stop - piece.start for piece in pieces)
+        dense = np.empty((size, INTEGERS), np.float32)
+        ids = np.empty((size, CATEGORIES), np.int64)
+        labels = np.empty(size, np.float32)
+        done = 0
+        for piece in pieces:
+            into = slice(done, done + piece.stop - piece.start)
+            dense[into], ids[into], labels[into] = self._dense[piece], self._sparse[piece], self._labels[piece]
+            # Seen as unsigned, a negative id is too large.
+            if (self._sparse[piece].view(np.uint32) >= self._rows).any():
+                raise DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+            done = into.stop
+        if self._caps is not None:
+            cap_rows(ids, self._caps)
+        return torch.from_numpy(dense), torch.from_numpy(ids), torch.from_numpy(labels)

@@ -1,0 +1,249 @@
+"""Criteo-like click logs of any length from a seed, with a signal that a model can learn.
+
+Columns have the published Kaggle cardinalities and are drawn to look like the Kaggle training set:
+Zipf-like ids, missing values, skewed integers, one row in four a click. Whether a row is a click is
+drawn from a known probability, so the best AUC that any model can reach is known as well.
+
+The log-odds of a click are, up to a scale and an intercept, the sum of
+  - an effect of each category value (missing is a value too), a hash of (seed, column, value);
+  - for each integer column a weight times its standardised `ln(max(x, -2) + 3)`, missing as 0;
+  - for some pairs of columns the product of two hidden numbers, one of each value, again hashes.
+Scale and intercept are set on rows of their own so that any seed has log-odds of the same spread and
+the published click rate.
+
+Legend: R rows of one block.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ecrm.data import kaggle_shape as shape
+from ecrm.data.hashing import mix64
+from ecrm.data.layout import CATEGORIES, INTEGERS
+from ecrm.data.progress import Progress
+from ecrm.data.staging import staged_file
+from ecrm.data.text import format_rows
+from ecrm.errors import UsageError
+
+BLOCK_ROWS = 8192  # part of the definition of the rows: each block has its own random stream
+LOG_ODDS_SPREAD = 1.4
+_CALIBRATION_BLOCKS = 4
+_ROWS_STREAM, _CALIBRATION_STREAM = range(2)
+
+_FIRST_VALUE = np.concatenate(([0], np.cumsum(shape.CARDINALITIES)))  # numbers the values of all columns
+_INTEGER_MEDIAN = np.array((1, 5, 6, 4, 2800, 32, 3, 7, 38, 0.5, 1, 0.3, 4))
+_PAIRS = ((0, 13), (4, 16), (7, 22), (12, 17))
+_PAIR_WEIGHT = 0.3
+# Columns of many values say less, so that most of the signal can be learned from rows in the thousands.
+_CATEGORY_WEIGHT = 1 / (1 + np.log10(shape.CARDINALITIES))
+_INTEGER_WEIGHT = 0.2
+_AUC_BINS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows as drawn, and the probability that each is a click.
+
+    `labels` uint8 [R], `integers` int64 [R, 13], `ids` int64 [R, 26] in 0 to the column's cardinality - 1,
+    `missing` bool [R, 39], integers first, where the integer or id is 0; `probability` float64 [R].
+    """
+
+    labels: np.ndarray
+    integers: np.ndarray
+    ids: np.ndarray
+    missing: np.ndarray
+    probability: np.ndarray
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a generated file holds, and how well the true probabilities do on it: no model does better but by luck.
+
+    `attainable_auc` is NaN unless both labels occur.
+    """
+
+    rows: int
+    clicks: int
+    file_bytes: int
+    attainable_auc: float
+    attainable_logloss: float
+
+
+class Population:
+    """All rows of a seed: an endless sequence of blocks of `BLOCK_ROWS`, each drawn by itself."""
+
+    def __init__(self, seed: int) -> None:
+        """Set up a seed in 0 to 2^64 - 1; raises `UsageError` for another."""
+        if not 0 <= seed < 2**64:
+            raise UsageError(f"seed {seed} is not in 0 to 2^64 - 1")
+        self._seed = seed
+        self._key = mix64(np.array([seed], np.uint64))
+        weights = mix64(self._key + np.arange(1, INTEGERS + 1, dtype=np.uint64))
+        sign = np.where(weights >> np.uint64(63), 1.0, -1.0)
+        self._integer_weight = sign * _INTEGER_WEIGHT * (0.5 + (weights & np.uint64(0xFFFF)) / 65536)
+        self._calibrate()
+
+    def draw(self, block: int) -> Drawn:
+        """Return the rows of one block, counted from 0."""
+        integers, ids, missing, uniform = self._features(_ROWS_STREAM, block)
+        signal = self._signal(_logarithms(integers), ids, missing)
+        probability = _sigmoid(self._intercept + self._scale * signal)
+        return Drawn((uniform < probability).astype(np.uint8), integers, ids, missing, probability)
+
+    def _calibrate(self) -> None:
+        """Standardise the integers and set scale and intercept from rows that are in no file."""
+        features = [self._features(_CALIBRATION_STREAM, block) for block in range(_CALIBRATION_BLOCKS)]
+        integers, ids, missing, _ = (np.concatenate(part) for part in zip(*features, strict=True))
+        logarithms = _logarithms(integers)
+        self._center, self._spread = logarithms.mean(axis=0), logarithms.std(axis=0)
+        signal = self._signal(logarithms, ids, missing)
+        self._scale = LOG_ODDS_SPREAD / signal.std()
+        self._intercept = _intercept(self._scale * signal, shape.CLICK_RATE)
+
+    def _features(self, stream: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return (integers, ids, missing, a uniform number per row) of one block; a missing value has the integer or id 0."""
+        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self._seed, stream, block))))
+        ids = _draw_ids(random.random((BLOCK_ROWS, CATEGORIES)))
+        integers = _draw_integers(random.random((BLOCK_ROWS, INTEGERS)))
+        missing = _draw_missing(random)
+        integers[missing[:, :INTEGERS]] = 0
+        ids[missing[:, INTEGERS:]] = 0
+        return integers, ids, missing, random.random(BLOCK_ROWS)
+
+    def _signal(self, logarithms: np.ndarray, ids: np.ndarray, missing: np.ndarray) -> np.ndarray:
+        """Return the log-odds before scale and intercept: float64 [R]; `logarithms` are those of the integers, [R, 13]."""
+        values = ids + _FIRST_VALUE[:-1]
+        row, column = np.nonzero(missing[:, INTEGERS:])
+        values[row, column] = _FIRST_VALUE[-1] + column
+        # A sum of two 16-bit uniforms, centred and divided by its deviation, for each of effect and hidden number.
+        quarters = mix64(values.astype(np.uint64) ^ self._key).view(np.uint16).reshape(*ids.shape, 2, 2)
+        halves = (quarters[..., 0].astype(np.float64) + quarters[..., 1] - 65535) * (math.sqrt(6) / 65536)
+        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[..., 0] @ _CATEGORY_WEIGHT
+        for first, second in _PAIRS:
+            signal += _PAIR_WEIGHT * halves[:, first, 1] * halves[:, second, 1]
+        return signal
+
+
+def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-log_odds))
+
+
+def _intercept(log_odds: np.ndarray, rate: float) -> float:
+    """Return what to add to the log-odds so that the mean probability is `rate`, by bisection."""
+    low, high = -100.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sigmoid(log_odds + middle).mean() < rate else (low, middle)
+    return middle
+
+
+def _logarithms(integers: np.ndarray) -> np.ndarray:
+    """Return the integers as training sees them, `ln(x + 3)` with x at least -2: float64 of the same shape."""
+    return np.log(integers + 3.0)
+
+
+def hex_values(ids: np.ndarray) -> np.ndarray:
+    """Return the uint32 [R, 26] that ids of int64 [R, 26] are written as, different for all values of all columns.
+
+    The values of all columns are numbered through and the number put through murmur3's 32-bit
+    finaliser, which is a bijection.
+    """
+    h = (ids + _FIRST_VALUE[:-1]).astype(np.uint32)
+    h ^= h >> np.uint32(16)
+    h *= np.uint32(0x85EBCA6B)
+    h ^= h >> np.uint32(13)
+    h *= np.uint32(0xC2B2AE35)
+    h ^= h >> np.uint32(16)
+    return h
+
+
+def generate_criteo(rows: int, seed: int, output: str, progress: Progress | None = None) -> Generated:
+    """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`, gzipped if the name ends in `.gz`.
+
+    The same seed gives the same rows, and a longer file starts with the shorter one. The file appears,
+    replacing one of that name, only when it is complete and on disk. Raises `UsageError` for a number of
+    rows or a seed out of range and for an output that cannot be written, `EcrmError` where writing fails.
+    """
+    if rows < 1:
+        raise UsageError(f"rows is {rows}, at least 1 is needed")
+    population = Population(seed)
+    target = Path(os.path.realpath(output))
+    tally = _Tally()
+    with staged_file(target) as file:
+        # Without a name and a time in its header the gzip file depends on the rows only.
+        stream = gzip.GzipFile("", "wb", 1, file, mtime=0) if target.name.endswith(".gz") else file
+        for block in range(-(-rows // BLOCK_ROWS)):
+            drawn, kept = population.draw(block), slice(rows - block * BLOCK_ROWS)
+            stream.write(format_rows(drawn.labels[kept], drawn.integers[kept], hex_values(drawn.ids[kept]), drawn.missing[kept]))
+            tally.add(drawn.labels[kept], drawn.probability[kept])
+            if progress:
+                progress.update(tally.rows, file.tell(), tally.rows / rows)
+        if stream is not file:
+            stream.close()
+        file_bytes = file.tell()
+    return Generated(rows, tally.clicks, file_bytes, tally.auc(), tally.logloss / rows)
+
+
+class _Tally:
+    """Clicks, log loss and AUC of the true probabilities in constant memory: the AUC from counts in bins of probability."""
+
+    def __init__(self) -> None:
+        self.rows = self.clicks = 0
+        self.logloss = 0.0
+        self._counts = np.zeros((2, _AUC_BINS), np.int64)
+
+    def add(self, labels: np.ndarray, probability: np.ndarray) -> None:
+        """Count uint8 [R] labels and their float64 [R] probabilities."""
+        self.rows += len(labels)
+        self.clicks += int(labels.sum(dtype=np.int64))
+        self.logloss -= float(np.log(np.where(labels, probability, 1 - probability)).sum())
+        bins = np.minimum((probability * _AUC_BINS).astype(np.int64), _AUC_BINS - 1)
+        self._counts += np.bincount(bins + labels.astype(np.int64) * _AUC_BINS, minlength=2 * _AUC_BINS).reshape(2, _AUC_BINS)
+
+    def auc(self) -> float:
+        """Return the area under the ROC curve, equal bins counted half."""
+        negatives, positives = self._counts.astype(np.float64)
+        pairs = negatives.sum() * positives.sum()
+        below = np.cumsum(negatives) - negatives
+        return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else math.nan
+
+
+def _law() -> tuple[np.ndarray, ...]:
+    """Return (atom, first, range, power, offset), each [26], of the inverse of `shape.ZIPF`'s distribution functions."""
+    atom, exponent, offset = np.array(shape.ZIPF).T
+    first = offset ** (1 - exponent)
+    return atom, first, (offset + shape.CARDINALITIES) ** (1 - exponent) - first, 1 / (1 - exponent), offset
+
+
+_ATOM, _FIRST, _RANGE, _POWER, _OFFSET = _law()
+
+
+def _draw_ids(uniform: np.ndarray) -> np.ndarray:
+    """Return int64 ids of uniform numbers float64 [R, 26], by the inverse of each column's distribution function."""
+    rest = np.maximum(uniform - _ATOM, 0) / (1 - _ATOM)
+    ids = ((_FIRST + rest * _RANGE) ** _POWER - _OFFSET).astype(np.int64)
+    return np.clip(ids, 0, np.array(shape.CARDINALITIES) - 1, out=ids)
+
+
+def _draw_integers(uniform: np.ndarray) -> np.ndarray:
+    """Return int64 integers of uniform numbers float64 [R, 13]: log-logistic, reaching the sample's maximum about once in the sample."""
+    maximum, minimum = np.array(shape.INTEGER_MAXIMUM), np.array(shape.INTEGER_MINIMUM)
+    power = np.log(maximum / _INTEGER_MEDIAN) / math.log(shape.SAMPLE_ROWS)
+    odds = uniform / (1 - uniform)
+    return np.minimum((_INTEGER_MEDIAN * odds**power).astype(np.int64) + minimum, maximum)
+
+
+def _draw_missing(random: np.random.Generator) -> np.ndarray:
+    """Return bool [BLOCK_ROWS, 39]; columns that miss about the same share of values miss them in the same rows, as in the real sets."""
+    parts = []
+    for percent in (np.array(shape.INTEGER_MISSING_PERCENT), np.array(shape.CATEGORY_MISSING_PERCENT)):
+        _, group = np.unique(percent.round(), return_inverse=True)
+        parts.append(random.random((BLOCK_ROWS, group.max() + 1))[:, group] < percent / 100)
+    return np.concatenate(parts, axis=1)

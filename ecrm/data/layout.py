@@ -1,0 +1,69 @@
+"""Which column of a Criteo text file is which: the published order, or a header line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ecrm.errors import DataError
+
+INTEGERS = 13
+CATEGORIES = 26
+COLUMNS = 1 + INTEGERS + CATEGORIES
+COLUMN_NAMES = ("label", *(f"int_{i}" for i in range(INTEGERS)), *(f"cat_{i}" for i in range(CATEGORIES)))
+
+_LABEL_NAMES = {"label", "labels", "click", "clicked", "target"}
+# I1..I13 and C1..C26 count from one, int_0..int_12 and cat_0..cat_25 from zero.
+_NUMBERED = re.compile(r"(i|c)([1-9][0-9]?)|(int|cat)_([0-9]{1,2})")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a line is divided: `order[i]` is the position in the line of the i-th of `COLUMN_NAMES`."""
+
+    delimiter: bytes
+    columns: int
+    order: tuple[int, ...]
+    header: bool
+
+
+def _index(name: str) -> int | None:
+    """Return the position of a header name in `COLUMN_NAMES`, None for a name that is none of ours."""
+    name = name.strip().strip('"').lower()
+    if name in _LABEL_NAMES:
+        return 0
+    match = _NUMBERED.fullmatch(name)
+    if match is None:
+        return None
+    letter, from_one, word, from_zero = match.groups()
+    number = int(from_one) - 1 if letter else int(from_zero)
+    first, count = (1, INTEGERS) if (letter or word)[0] == "i" else (1 + INTEGERS, CATEGORIES)
+    return first + number if number < count else None
+
+
+def detect_layout(path: str, number: int, line: bytes) -> Layout:
+    """Return the layout told by a file's first line that is not blank, which is line `number` without its line end.
+
+    The line is a header if one of its names is the label's or an integer column's: `c1` to `c26` alone
+    could be hex values. Headers may order the 40 columns freely and hold further ones, which are not
+    read. Without a header the order is `COLUMN_NAMES`, separated by tabs, or by commas where the line
+    has no tab and exactly 39 commas. Raises `DataError` for a header that lacks a column or has one twice.
+    """
+    delimiter = b"," if b"\t" not in line and b"," in line else b"\t"
+    found: dict[int, int] = {}
+    names = line.decode("utf-8", "replace").split(delimiter.decode())
+    indices = [_index(name) for name in names]
+    if not any(index is not None and index <= INTEGERS for index in indices):
+        if line.count(b",") != COLUMNS - 1:
+            delimiter = b"\t"
+        return Layout(delimiter, COLUMNS, tuple(range(COLUMNS)), header=False)
+    for position, index in enumerate(indices):
+        if index is None:
+            continue
+        if index in found:
+            raise DataError(f"{path}:{number}: the header names {COLUMN_NAMES[index]} twice: {names[found[index]]!r}, {names[position]!r}")
+        found[index] = position
+    missing = [name for index, name in enumerate(COLUMN_NAMES) if index not in found]
+    if missing:
+        raise DataError(f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: {', '.join(missing)}")
+    return Layout(delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True)

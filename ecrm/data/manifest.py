@@ -1,0 +1,96 @@
+"""The manifest of a prepared dataset: what its files hold, and whether they are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ecrm.data.layout import CATEGORIES, INTEGERS
+from ecrm.errors import DataError, UsageError
+
+NAME = "manifest.json"
+FORMAT = "ecrm-criteo"
+VERSION = 1
+FILES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "labels.bin": ("<u1", ()),
+    "dense.bin": ("<f4", (INTEGERS,)),
+    "sparse.bin": ("<i4", (CATEGORIES,)),
+}
+"""Each binary file's dtype and the shape of one row; rows follow one another without gaps."""
+
+TABLE_NAMES = tuple(f"t_cat_{i}" for i in range(CATEGORIES))
+
+
+def holds_dataset(directory: Path) -> bool:
+    """Return whether a directory holds the manifest of a dataset, of whatever format version."""
+    try:
+        manifest = json.loads((directory / NAME).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def read_manifest(directory: Path) -> dict:
+    """Return the manifest in a directory, checked as far as the project relies on it; file sizes are not looked at.
+
+    Raises `UsageError` where there is no dataset or one of another format version, `DataError` for a
+    damaged manifest.
+    """
+    path = directory / NAME
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "is not a prepared dataset (it has no manifest.json)" if directory.is_dir() else "there is no such directory"
+        raise UsageError(f"{directory}: {what}; `ecrm prepare criteo FILE --output {directory}` makes one") from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{path}: not the manifest of a dataset made by `ecrm prepare`")
+    if manifest.get("format_version") != VERSION:
+        raise UsageError(f"{directory}: format version {manifest.get('format_version')}, this program reads {VERSION}; prepare the data again")
+    problem = _problem(manifest)
+    if problem:
+        raise DataError(f"{path}: {problem}")
+    return manifest
+
+
+def check_files(directory: Path, manifest: dict) -> None:
+    """Raise `DataError` if a file is missing or is not as long as the manifest says."""
+    for name, record in manifest["files"].items():
+        path = directory / name
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: missing, expected {record['bytes']} bytes") from error
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+        if found != record["bytes"]:
+            raise DataError(f"{path}: expected {record['bytes']} bytes, found {found}")
+
+
+def row_bytes(name: str) -> int:
+    """Return how many bytes of a binary file one row takes."""
+    dtype, shape = FILES[name]
+    return int(dtype[-1]) * (shape[0] if shape else 1)
+
+
+def _problem(manifest: dict) -> str:
+    """Return what is wrong with the entries that a reader relies on, "" if nothing is."""
+    rows, tables, files = (manifest.get(key) for key in ("rows", "tables", "files"))
+    if not isinstance(rows, int) or rows < 1:
+        return f"rows is {rows!r}, not a positive number"
+    if not isinstance(tables, dict) or tuple(tables) != TABLE_NAMES:
+        return f"tables are not {TABLE_NAMES[0]} to {TABLE_NAMES[-1]}"
+    for name, size in tables.items():
+        if not isinstance(size, int) or not 2 <= size < 2**31:
+            return f"table {name} has {size!r} rows"
+    if not isinstance(files, dict) or set(files) != set(FILES):
+        return f"files are not {', '.join(FILES)}"
+    for name, record in files.items():
+        if not isinstance(record, dict) or record.get("bytes") != rows * row_bytes(name):
+            return f"the size of {name} does not agree with {rows} rows"
+    return ""

@@ -1,0 +1,196 @@
+"""Criteo text to the memory-mapped binary dataset that training reads.
+
+A dataset is a directory of `labels.bin` uint8 [N], `dense.bin` float32 [N, 13], `sparse.bin` int32
+[N, 26] (all little-endian, row-major, in the order of the input) and `manifest.json`. Every row is
+transformed by itself, so it comes out the same whatever file it stands in and whatever stands around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from ecrm.data import manifest as manifests
+from ecrm.data.criteo import BLOCK_BYTES, Rows, check_input, read_criteo
+from ecrm.data.hashing import row_ids
+from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
+from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
+from ecrm.data.progress import Progress
+from ecrm.data.staging import staged_directory
+from ecrm.errors import DataError, UsageError
+
+SHOWN_MALFORMED = 20
+
+DEFAULT_HASH_SIZES = tuple(
+    min(2_000_000, max(1_000, 8 * max(pair))) for pair in zip(CARDINALITIES, TERABYTE_CARDINALITIES, strict=True)
+)
+"""Rows per table by default: eight for each value published for Kaggle or Terabyte, whichever has more,
+so that about one value in eight shares its row; at least 1,000 and at most 2,000,000."""
+
+_TRANSFORM = {
+    "dense": "ln(max(x, -2) + 3), a missing x taken as 0",
+    "sparse": "0 if missing, else 1 + splitmix64(x) mod (rows - 1), x the 32-bit value of the hex digits",
+}
+
+
+def prepare(
+    inputs: Sequence[str],
+    output_dir: str,
+    hash_sizes: int | Sequence[int] | None = None,
+    strict: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> dict:
+    """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
+
+    `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each in 2 to
+    2^31 - 1. Malformed lines are skipped and counted, the first 20 shown, or with `strict` the first is
+    fatal. The directory appears only when it is complete and on disk; until then, and after a failure,
+    `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that is
+    not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an output
+    that must not be replaced, `DataError` for damaged or empty inputs, `EcrmError` where writing fails.
+    """
+    sizes = check_hash_sizes(hash_sizes)
+    if not inputs:
+        raise UsageError("prepare needs at least one input file")
+    input_bytes = [check_input(path) for path in inputs]
+    target = Path(os.path.realpath(output_dir))
+    with staged_directory(target, lambda: _check_replaceable(target, force)) as staged:
+        with ExitStack() as stack:
+            writer = _Writer(stack, staged, sizes)
+            sources = _copy(inputs, input_bytes, writer, strict, progress, block_bytes)
+            if not writer.rows:
+                raise DataError(f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)")
+            manifest = writer.finish() | {"sources": sources}
+        _write_synced(staged / manifests.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
+    return manifest
+
+
+def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the rows of each of the 26 tables; raises `UsageError` for sizes out of range or not 26 of them."""
+    if hash_sizes is None:
+        return DEFAULT_HASH_SIZES
+    sizes = (hash_sizes,) * CATEGORIES if isinstance(hash_sizes, int) else tuple(hash_sizes)
+    if len(sizes) != CATEGORIES:
+        raise UsageError(f"{len(sizes)} hash sizes given, one is needed for each of the {CATEGORIES} tables")
+    for size in sizes:
+        if not 2 <= size < 2**31:
+            raise UsageError(f"hash size {size} is not in 2 to {2**31 - 1}")
+    return sizes
+
+
+def transform_integers(integers: np.ndarray) -> np.ndarray:
+    """Return `ln(max(x, -2) + 3)` of int64 [R, 13] as float32 [R, 13]; a missing integer must come in as 0."""
+    # In float64, so that rounding to float32 hides which of numpy's logarithms the machine has.
+    return np.log(np.maximum(integers, -2) + 3.0).astype("<f4")
+
+
+def _check_replaceable(target: Path, force: bool) -> None:
+    """Raise `UsageError` unless `target` is absent, an empty directory or, with `force`, a dataset and nothing else."""
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UsageError(f"{target}: exists and is not a directory")
+    entries = {entry.name for entry in target.iterdir()}
+    if not entries:
+        return
+    foreign = sorted(entries - {manifests.NAME, *manifests.FILES})
+    if foreign or not manifests.holds_dataset(target):
+        raise UsageError(f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone")
+    if not force:
+        raise UsageError(f"{target}: already holds a prepared dataset; --force replaces it")
+
+
+def _copy(
+    inputs: Sequence[str],
+    input_bytes: list[int | None],
+    writer: _Writer,
+    strict: bool,
+    progress: Progress | None,
+    block_bytes: int,
+) -> list[dict]:
+    """Write all rows of all inputs and return the manifest's record of each input."""
+    total = None if None in input_bytes else sum(input_bytes)
+    sources, done, shown = [], 0, 0
+    for path in inputs:
+        first_row, malformed, read = writer.rows, 0, 0
+        for rows in read_criteo(path, strict=strict, block_bytes=block_bytes):
+            writer.write(rows)
+            malformed += rows.malformed
+            read = rows.bytes_read
+            if progress:
+                for example in rows.examples[: SHOWN_MALFORMED - shown]:
+                    progress.note(f"skipped {example}")
+                    shown += 1
+                progress.update(writer.rows, done + read, (done + read) / total if total else None)
+        done += read
+        if progress and malformed:
+            progress.note(f"{path}: {malformed:,} malformed lines skipped, {writer.rows - first_row:,} rows read")
+        sources.append({"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed})
+    return sources
+
+
+class _Writer:
+    """The binary files of a dataset being written, with the counts and checksums that go into its manifest."""
+
+    def __init__(self, stack: ExitStack, directory: Path, sizes: tuple[int, ...]) -> None:
+        self.rows = 0
+        self._sizes = sizes
+        self._clicks = 0
+        self._missing = np.zeros(INTEGERS + CATEGORIES, np.int64)
+        self._files = {name: stack.enter_context(open(directory / name, "wb")) for name in manifests.FILES}
+        self._digests = {name: hashlib.sha256() for name in manifests.FILES}
+
+    def write(self, rows: Rows) -> None:
+        """Append the rows of a block."""
+        self.rows += len(rows.labels)
+        self._clicks += int(rows.labels.sum(dtype=np.int64))
+        self._missing += np.count_nonzero(rows.missing, axis=0)
+        self._append("labels.bin", rows.labels)
+        self._append("dense.bin", transform_integers(rows.integers))
+        self._append("sparse.bin", row_ids(rows.categories, rows.missing[:, INTEGERS:], np.array(self._sizes)))
+
+    def _append(self, name: str, array: np.ndarray) -> None:
+        data = np.ascontiguousarray(array, manifests.FILES[name][0]).data
+        if data.nbytes:
+            self._files[name].write(data)
+            self._digests[name].update(data)
+
+    def finish(self) -> dict:
+        """Bring the files to disk and return the manifest, without its sources."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {
+            "format": manifests.FORMAT,
+            "format_version": manifests.VERSION,
+            "rows": self.rows,
+            "clicks": self._clicks,
+            "tables": dict(zip(manifests.TABLE_NAMES, self._sizes, strict=True)),
+            "transform": _TRANSFORM,
+            "missing": dict(zip(COLUMN_NAMES[1:], self._missing.tolist(), strict=True)),
+            "files": {
+                name: {
+                    "dtype": dtype,
+                    "shape": [self.rows, *shape],
+                    "bytes": self.rows * manifests.row_bytes(name),
+                    "sha256": self._digests[name].hexdigest(),
+                }
+                for name, (dtype, shape) in manifests.FILES.items()
+            },
+        }
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    """Write a small file and bring it to disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,148 @@
+"""Output that appears under its name only when it is complete and on disk."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ecrm.errors import EcrmError, UsageError
+
+_USERS_MISTAKE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # a cluster's file system may not have them
+
+
+@contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    """Turn an OSError of the body into one clear line about `target`."""
+    try:
+        yield
+    except OSError as error:
+        kind = UsageError if error.errno in _USERS_MISTAKE else EcrmError
+        raise kind(f"{target}: cannot be written, nothing was changed there: {error.strerror or error}") from error
+
+
+def _make_parent(target: Path) -> None:
+    """Make the directory that `target` is to stand in, if need be; raises `UsageError` where a file is in the way."""
+    existing = next(path for path in target.parents if path.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{target}: cannot be written: {existing} is not a directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file or directory, if its file system has locks; raises BlockingIOError if another process holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _claim(path: Path, target: Path) -> int:
+    """Lock the staging directory, or else file, at `path` and return its descriptor; raises `UsageError` if another process holds it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _lock(descriptor)
+        # Its former holder may have renamed it to its final name between our open and our lock.
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        raise UsageError(f"{target}: another process is writing it") from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _empty(directory: Path) -> None:
+    """Remove what a killed process left in its staging directory."""
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@contextmanager
+def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
+    """Give the body a sibling directory of `target` to fill, and rename it to `target` when the body succeeds.
+
+    `check` is called before the body and raises if `target`, as it then stands, must not be replaced.
+    The body syncs the files it writes. If it raises, its directory is removed and `target` is as it
+    was; if the process is killed, the next call clears up. Replacing takes two renames: a process killed
+    between them leaves the old directory as `.NAME.replaced`, which the next call moves back.
+    Raises `UsageError` or `EcrmError` instead of OSError, also for those of the body.
+    """
+    staged = target.with_name(f".{target.name}.preparing")
+    displaced = target.with_name(f".{target.name}.replaced")
+    with _write_errors(target):
+        _make_parent(target)
+        staged.mkdir(exist_ok=True)
+        lock = _claim(staged, target)
+        try:
+            if displaced.exists() and not target.exists():
+                displaced.rename(target)
+            check()
+            _empty(staged)
+            yield staged
+            sync_directory(staged)
+            if displaced.exists():
+                shutil.rmtree(displaced)
+            if target.exists():
+                target.rename(displaced)
+            staged.rename(target)
+            sync_directory(target.parent)
+            if displaced.exists():
+                shutil.rmtree(displaced)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def staged_file(target: Path) -> Iterator[BinaryIO]:
+    """Give the body a file to write next to `target`, and rename it to `target`, replacing it, when the body succeeds.
+
+    If the body raises, what it wrote is removed and `target` is as it was. Raises `UsageError` or
+    `EcrmError` instead of OSError, also for those of the body.
+    """
+    staged = target.with_name(f".{target.name}.writing")
+    with _write_errors(target):
+        # A rename would replace a device such as /dev/null by a file.
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{target}: exists and is not a file")
+        _make_parent(target)
+        descriptor = _claim(staged, target)
+        try:
+            os.ftruncate(descriptor, 0)
+            with open(descriptor, "wb", closefd=False) as file:
+                yield file
+                file.flush()
+            os.fsync(descriptor)
+            staged.rename(target)
+            sync_directory(target.parent)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)

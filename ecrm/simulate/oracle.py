@@ -1,0 +1,59 @@
+"""The undisturbed truth: every row with its optimizer state, and the dense state, after every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.engine import Engine, Hooks
+from ecrm.simulate.workload import Workload, run_workload
+from ecrm.transport.base import Transport
+
+
+class _Alone(Transport):
+    """A cluster of one rank, which nothing can happen to."""
+
+    rank, live = 0, (0,)
+
+    def exchange(self, outgoing):
+        tensors = [tensor.reshape(-1).clone() for tensor in outgoing.get(0, ())]
+        return {0: tensors} if tensors else {}
+
+    def share(self, tensors):
+        return {0: [tensor.reshape(-1).clone() for tensor in tensors]}
+
+    def agree(self, flag):
+        return flag
+
+    def shrink(self):
+        raise AssertionError("nobody can die here")
+
+    def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class Truth:
+    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise."""
+
+    records: list[list[Tensor]]
+    dense: list[Tensor]
+
+
+def truth_of(workload: Workload) -> Truth:
+    """Run a job on one rank without protection; what it computes does not depend on the cluster."""
+    alone = replace(
+        workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
+        skip_undo=False,
+    )  # fmt: skip
+    truth = Truth([], [])
+
+    def note(engine: Engine) -> None:
+        spaces = enumerate(engine.spaces)
+        truth.records.append([engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces])
+        truth.dense.append(engine.dense.value.clone())
+
+    run_workload(alone, _Alone(), Hooks(), after_start=note, after_step=note)
+    return truth

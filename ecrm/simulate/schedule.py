@@ -1,0 +1,85 @@
+"""One fault schedule drawn from a seed: the cluster, the job, and how likely ranks are to die."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, replace
+
+from ecrm.placement.tables import Table
+from ecrm.simulate.workload import Workload
+
+SUITES = ("survivable", "fatal")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A job on a cluster and the faults to draw for it.
+
+    `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its rank
+    with probability `call_death`, and each phase of the engine with `phase_death`; after one death the
+    next call kills with probability `cascade`, which puts deaths into recoveries and into each other.
+    """
+
+    seed: int
+    suite: str
+    workload: Workload
+    deaths: int
+    call_death: float
+    phase_death: float
+    cascade: float
+
+    def __str__(self) -> str:
+        w = self.workload
+        return (
+            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}, k={w.k} m={w.m}, {w.slots} slots, "
+            f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
+            f"up to {self.deaths} deaths"
+        )
+
+
+def parse_seed(text: str) -> int:
+    """A seed from a decimal number or, as a commit hash is, from any other text."""
+    return int(text) if text.isdecimal() else int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
+
+def draw(seed: int, suite: str) -> Schedule:
+    """The schedule of a seed; the same seed gives the same schedule."""
+    rng = random.Random(f"{suite} {seed}")
+    m = rng.choice((1, 1, 1, 2, 2, 3))
+    k = rng.randint(1, 4)
+    servers = k + m + rng.choice((0, 0, 1, 2, 4))
+    trainers = rng.randint(1, 3)
+    layout = rng.choice(("dedicated", "colocated"))
+    dims = rng.sample((4, 8, 12), rng.randint(1, 2))
+    tables = tuple(
+        Table(f"t{number}", rng.choice((1, 3, 17, 40, 90)), rng.choice(dims)) for number in range(rng.randint(1, 4))
+    )
+    workload = Workload(
+        seed=rng.randrange(1 << 30),
+        tables=tables,
+        slots=trainers * rng.randint(1, 2),
+        steps=rng.randint(3, 12),
+        ids_per_slot=rng.choice((1, 4, 12)),
+        optimizer=rng.choice(("sgd", "rowwise_adagrad", "adagrad")),
+        servers=servers,
+        trainers=trainers,
+        spares=rng.choice((0, 0, 1, 2, 4)),
+        layout=layout,
+        k=k,
+        m=m,
+        commit_interval=rng.choice((1, 1, 2, 3, 8)),
+        rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
+    )
+    shortage = m + 1 - workload.world_size
+    if shortage > 0:
+        workload = replace(workload, spares=workload.spares + shortage)
+    return Schedule(
+        seed=seed,
+        suite=suite,
+        workload=workload,
+        deaths=rng.randint(1, 6),
+        call_death=rng.choice((0.002, 0.01, 0.03)),
+        phase_death=rng.choice((0.0, 0.01, 0.03)),
+        cascade=rng.choice((0.0, 0.05, 0.3)),
+    )

@@ -1,0 +1,85 @@
+"""Checks of tensor arguments, all made before the first write. Every message carries the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ecrm.kernels import native
+
+WEIGHT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def matrix(name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], written: bool = False) -> None:
+    """A two-dimensional tensor whose rows are contiguous; rows that are written must not overlap."""
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name} is {tensor.dtype}, needed: {' or '.join(str(dtype) for dtype in dtypes)}")
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, needed: two dimensions")
+    height, width = tensor.shape
+    if width > 1 and tensor.stride(1) != 1:
+        raise ValueError(f"{name}: elements of a row are {tensor.stride(1)} apart, needed: contiguous rows")
+    if written and height > 1 and tensor.stride(0) < width:
+        raise ValueError(f"{name}: rows of {width} elements are {tensor.stride(0)} apart and overlap")
+
+
+def shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
+    """Exactly this shape."""
+    if list(tensor.shape) != list(expected):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, needed: {list(expected)}")
+
+
+def row_numbers(name: str, rows: torch.Tensor, limit: int) -> None:
+    """Contiguous int64 [n], each within 0..limit-1."""
+    if rows.dtype != torch.int64:
+        raise TypeError(f"{name} is {rows.dtype}, needed: torch.int64")
+    if rows.dim() != 1:
+        raise ValueError(f"{name} has shape {list(rows.shape)}, needed: one dimension")
+    if not rows.is_contiguous():
+        raise ValueError(f"{name}: elements are {rows.stride(0)} apart, needed: contiguous")
+    at = _first_outside(rows, limit)
+    if at >= 0:
+        raise ValueError(f"{name}[{at}] is {int(rows[at])}, outside 0..{limit - 1}")
+
+
+def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
+    """The device that all tensors are on. Raises ValueError where there is more than one."""
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(devices) != 1:
+        raise ValueError(f"tensors on several devices: {({name: str(t.device) for name, t in tensors.items()})}")
+    return devices.pop()
+
+
+def row_stride(tensor: torch.Tensor) -> int:
+    """Elements from one row to the next; the stride of a tensor of one row means nothing and is not looked at."""
+    return tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
+
+
+def row_stride_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from one row to the next."""
+    return row_stride(tensor) * tensor.element_size()
+
+
+def _first_outside(rows: torch.Tensor, limit: int) -> int:
+    if rows.device.type == "cpu" and native.LIBRARY.exists():
+        return native.library().ecrm_first_outside(rows.data_ptr(), rows.shape[0], limit)
+    outside = torch.nonzero((rows < 0) | (rows >= limit)).flatten()
+    return int(outside[0]) if outside.numel() else -1
+
+
+def states(weights: torch.Tensor, state: Sequence[torch.Tensor], widths: Sequence[int] | None = None) -> list[torch.Tensor]:
+    """The optimizer state of `weights` [R, D] as float32 matrices [R, width]; a vector [R] becomes [R, 1].
+
+    `widths`: how wide each must be; None allows any. The result shares memory with `state`.
+    """
+    if widths is not None and len(state) != len(widths):
+        raise ValueError(f"{len(state)} state tensors given, needed: {len(widths)}")
+    result = []
+    for s, tensor in enumerate(state):
+        if tensor.dim() == 1:
+            tensor = tensor[:, None]
+        matrix(f"state[{s}]", tensor, (torch.float32,), written=True)
+        shape(f"state[{s}]", tensor, (weights.shape[0], tensor.shape[1] if widths is None else widths[s]))
+        result.append(tensor)
+    return result

@@ -1,0 +1,51 @@
+"""Which backend runs an operation: chosen by name, or by the tensors' device, and never replaced quietly."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from ecrm.kernels import native
+
+BACKENDS = ("reference", "cpu", "triton")
+
+_log = logging.getLogger(__name__)
+_taken: dict[str, str] = {}
+
+
+def choose(operation: str, backend: str, device: torch.device, has_triton: bool = True) -> str:
+    """The backend, one of BACKENDS, that will run `operation` on tensors of `device`.
+
+    "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch operations on the GPU)
+    for the operations that need no kernel of their own there. Every choice is remembered for `taken`.
+    Raises ValueError for an unknown name or one that cannot work on the device, OSError where the C++ was not built.
+    """
+    if backend == "auto":
+        chosen = "cpu" if device.type == "cpu" else "triton" if has_triton else "reference"
+    else:
+        chosen = backend
+    if chosen not in BACKENDS:
+        raise ValueError(f"{operation}: backend {backend!r} is not one of {', '.join(BACKENDS)}, auto")
+    if chosen == "cpu" and device.type != "cpu":
+        raise ValueError(f"{operation}: backend 'cpu' was given tensors on {device}")
+    if chosen == "triton":
+        _check_triton(operation, device, has_triton)
+    took = f"cpu ({native.instruction_set()})" if chosen == "cpu" else chosen
+    if _taken.get(operation) != took:
+        _taken[operation] = took
+        _log.info("%s runs on %s", operation, took)
+    return chosen
+
+
+def taken() -> dict[str, str]:
+    """What each operation last ran on, such as {"parity_apply": "cpu (gfni)"}."""
+    return dict(_taken)
+
+
+def _check_triton(operation: str, device: torch.device, has_triton: bool) -> None:
+    if not has_triton:
+        raise ValueError(f"{operation}: no Triton kernel; on a GPU its reference runs as plain torch operations")
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"{operation}: backend 'triton' was given CPU tensors; only TRITON_INTERPRET=1 allows that")

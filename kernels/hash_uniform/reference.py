@@ -1,0 +1,37 @@
+"""The definition, in torch int64 arithmetic modulo 2^64; runs on any device."""
+
+from __future__ import annotations
+
+import torch
+
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+
+
+def fill(seed: int, table: int, rows: torch.Tensor, bound: float, out: torch.Tensor) -> None:
+    seed_key = mix(torch.tensor([signed(seed + GAMMA)], device=rows.device))
+    table_key = mix(seed_key ^ signed(table))
+    row_keys = mix(table_key + (rows + 1) * signed(GAMMA))
+    columns = torch.arange(1, out.shape[1] + 1, device=rows.device) * signed(GAMMA)
+    bits = mix(row_keys[:, None] + columns[None, :])
+    centred = shift_right(bits, 40) - 2**23
+    out[:] = (centred.to(torch.float32) * 2.0**-23) * torch.tensor(bound, dtype=torch.float32, device=rows.device)
+
+
+def mix(z: torch.Tensor) -> torch.Tensor:
+    """The finalizer of SplitMix64 on 64-bit words held as int64."""
+    z = (z ^ shift_right(z, 30)) * signed(FIRST)
+    z = (z ^ shift_right(z, 27)) * signed(SECOND)
+    return z ^ shift_right(z, 31)
+
+
+def shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """A shift that brings in zeros, also where int64 is negative."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)
+
+
+def signed(word: int) -> int:
+    """A word modulo 2^64 as the int64 with the same bits."""
+    word %= 2**64
+    return word - 2**64 if word >= 2**63 else word

@@ -1,0 +1,41 @@
+// What every operation's C++ shares: the C entry macro, the instruction sets, the tables of GF(2^8).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define ECRM_X86 1
+#endif
+
+#define ECRM_ENTRY extern "C" __attribute__((visibility("default")))
+#define ECRM_INLINE static inline __attribute__((always_inline, unused))
+
+namespace ecrm {
+
+// Numbers shared with native.py. A larger number is preferred where the machine has it.
+enum InstructionSet { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kGfni = 3, kInstructionSets = 4 };
+
+// The set in use: the best the machine has, or the one forced by ecrm_use_instruction_set.
+extern int instruction_set;
+
+// Tables of GF(2^8) modulo x^8 + x^4 + x^3 + x^2 + 1 (0x11d), filled when the library is loaded.
+struct FieldTables {
+  uint8_t low[256][16];   // low[c][v]  = c * v          for the low four bits of a byte
+  uint8_t high[256][16];  // high[c][v] = c * (v << 4)   for the high four bits
+  uint64_t affine[256];   // multiplication by c as the 8 x 8 bit matrix that vgf2p8affineqb takes
+};
+extern FieldTables field;
+
+// Picks the loop compiled for the set in use from a table with one entry per set.
+#if defined(ECRM_X86)
+#define ECRM_PICK(loop)                                                          \
+  ((decltype(&ecrm::portable::loop) const[]){ecrm::portable::loop, ecrm::avx2::loop, \
+                                             ecrm::avx512::loop, ecrm::gfni::loop}[ecrm::instruction_set])
+#else
+#define ECRM_PICK(loop) (&ecrm::portable::loop)
+#endif
+
+}  // namespace ecrm

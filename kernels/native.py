@@ -1,0 +1,77 @@
+"""The shared library of the C++ backend: loading it, and the instruction set it uses.
+
+Calls go through ctypes, which releases the GIL. The library holds every instruction set; it takes the best that the
+machine has, and a test can force any other that the machine has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+LIBRARY = Path(__file__).with_name("_native.so")
+
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "gfni")
+"""In the order of the C++ enumeration. On a machine that is not x86-64 only "portable" exists; there the compiler turns
+it into that machine's own vectors (NEON)."""
+
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int64
+_SIGNATURES = {
+    "ecrm_best_instruction_set": (ctypes.c_int, []),
+    "ecrm_instruction_set": (ctypes.c_int, []),
+    "ecrm_use_instruction_set": (ctypes.c_int, [ctypes.c_int]),
+    "ecrm_first_outside": (_INT, [_POINTER, _INT, _INT]),
+    "ecrm_parity_apply": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT]),
+    "ecrm_sparse_update": (None, [_POINTER]),
+    "ecrm_decode": (None, [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT]),
+    "ecrm_gather_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
+    "ecrm_scatter_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
+    "ecrm_xor_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
+    "ecrm_scatter_add": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT]),
+    "ecrm_hash_uniform": (
+        None,
+        [ctypes.c_uint64, ctypes.c_uint64, _POINTER, _INT, _INT, ctypes.c_float, _POINTER],
+    ),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises OSError, with what to do, where it was not built."""
+    if not LIBRARY.exists():
+        raise OSError(f"the C++ kernels are not built: {LIBRARY} is missing; run `pip install -e .` (needs g++)")
+    loaded = ctypes.CDLL(str(LIBRARY))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype = result
+        function.argtypes = arguments
+    return loaded
+
+
+def instruction_set() -> str:
+    """The instruction set in use."""
+    return INSTRUCTION_SETS[library().ecrm_instruction_set()]
+
+
+def supported_instruction_sets() -> tuple[str, ...]:
+    """The instruction sets that this machine can run, the slowest first."""
+    return INSTRUCTION_SETS[: library().ecrm_best_instruction_set() + 1]
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use one instruction set inside the block, on all threads. Raises ValueError where the machine lacks it."""
+    if name not in supported_instruction_sets():
+        raise ValueError(
+            f"instruction set {name!r} cannot run here; this machine has {', '.join(supported_instruction_sets())}"
+        )
+    before = library().ecrm_instruction_set()
+    library().ecrm_use_instruction_set(INSTRUCTION_SETS.index(name))
+    try:
+        yield
+    finally:
+        library().ecrm_use_instruction_set(before)

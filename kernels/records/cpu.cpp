@@ -1,0 +1,31 @@
+// Records (a row's bytes followed by its optimizer state's) gathered, scattered and XORed; see README.md.
+#include "native.h"
+
+namespace ecrm {
+
+struct Parts {
+  uint8_t* const* base;
+  const int64_t* stride;
+  const int64_t* width;  // at least 1 each
+  int64_t count;
+};
+
+}  // namespace ecrm
+
+#define ECRM_LOOPS "records/loops.h"
+#include "each_set.h"
+
+ECRM_ENTRY void ecrm_gather_records(uint8_t* const* bases, const int64_t* strides, const int64_t* widths, int64_t count,
+                                    const int64_t* rows, int64_t n, uint8_t* records, int64_t record_stride) {
+  ECRM_PICK(gather)({bases, strides, widths, count}, rows, n, records, record_stride);
+}
+
+ECRM_ENTRY void ecrm_scatter_records(uint8_t* const* bases, const int64_t* strides, const int64_t* widths, int64_t count,
+                                     const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride) {
+  ECRM_PICK(scatter)({bases, strides, widths, count}, rows, n, records, record_stride);
+}
+
+ECRM_ENTRY void ecrm_xor_records(uint8_t* const* bases, const int64_t* strides, const int64_t* widths, int64_t count,
+                                 const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride) {
+  ECRM_PICK(exclusive_or)({bases, strides, widths, count}, rows, n, records, record_stride);
+}

@@ -1,0 +1,27 @@
+"""The definition, in torch indexing; runs on any device."""
+
+from __future__ import annotations
+
+import torch
+
+
+def gather_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor) -> None:
+    records[:] = torch.cat([_bytes(part[rows]) for part in parts], dim=1)
+
+
+def scatter_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor) -> None:
+    at = 0
+    for part in parts:
+        width = part.shape[1] * part.element_size()
+        part[rows] = records[:, at : at + width].contiguous().view(part.dtype)
+        at += width
+
+
+def xor_records(parts: list[torch.Tensor], rows: torch.Tensor, delta: torch.Tensor) -> None:
+    old = torch.empty_like(delta, memory_format=torch.contiguous_format)
+    gather_records(parts, rows, old)
+    scatter_records(parts, rows, old ^ delta)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.uint8).reshape(values.shape[0], -1)

@@ -1,0 +1,152 @@
+"""Sparse optimizers that tell, in the same pass, which bits of each touched record changed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ecrm.kernels import check, dispatch, native
+from ecrm.kernels.records import record_bytes
+
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The optimizer's numbers, each rounded once to float32, as every backend uses them."""
+
+    learning_rate: float
+    eps: float
+    beta1: float
+    beta2: float
+    one_minus_beta1: float
+    one_minus_beta2: float
+    correction1: float  # 1 - beta1^step
+    correction2: float  # 1 - beta2^step
+
+    @classmethod
+    def of(cls, lr: float, eps: float, betas: tuple[float, float], step: int) -> Hyper:
+        beta1, beta2 = betas
+        exact = (lr, eps, beta1, beta2, 1 - beta1, 1 - beta2, 1 - beta1**step, 1 - beta2**step)
+        return cls(*(ctypes.c_float(value).value for value in exact))
+
+
+class _Update(ctypes.Structure):
+    """`ecrm::Update` of cpu.cpp, field by field."""
+
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("weights_stride", ctypes.c_int64),
+        ("state", ctypes.c_void_p * 2),
+        ("state_stride", ctypes.c_int64 * 2),
+        ("rows", ctypes.c_void_p),
+        ("gradients", ctypes.c_void_p),
+        ("gradient_stride", ctypes.c_int64),
+        ("delta", ctypes.c_void_p),
+        ("delta_stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("dimension", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("optimizer", ctypes.c_int32),
+        ("hyper", ctypes.c_float * 8),
+    ]
+
+
+def state_widths(optimizer: str, dimension: int) -> tuple[int, ...]:
+    """Floats of optimizer state per row, one entry per state tensor: () for sgd, (1,), (D,), (D, D)."""
+    widths = {"sgd": (), "rowwise_adagrad": (1,), "adagrad": (dimension,), "adam": (dimension, dimension)}
+    if optimizer not in widths:
+        raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
+    return widths[optimizer]
+
+
+def sparse_update(
+    weights: torch.Tensor,
+    state: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    gradients: torch.Tensor,
+    optimizer: str,
+    *,
+    lr: float,
+    eps: float = 1e-8,
+    betas: tuple[float, float] = (0.9, 0.999),
+    step: int = 1,
+    delta: torch.Tensor | None = None,
+    backend: str = "auto",
+) -> None:
+    """One optimizer step on the given rows, in place; `delta[i]` becomes old bits XOR new bits of record i.
+
+    Legend: R rows of D elements, n rows touched, B bytes per record (`ecrm.kernels.records`).
+    weights: float32, float16 or bfloat16 [R, D], changed.
+    state: float32, changed: () for "sgd"; ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for "adagrad";
+    ([R, D] first moment, [R, D] second moment) for "adam".
+    rows: int64 [n], contiguous, each at most once (not checked).
+    gradients: float32 [n, D], already summed over all occurrences of the row.
+    step: counts from 1; used by "adam" only, as `betas` are.
+    delta: uint8 [n, B], overwritten; None: not wanted. The record is the row's bytes, then each state's.
+    All matrices may be views with a row stride, if rows are contiguous. Formulas, the order of operations and how close
+    they are to FBGEMM's: README.md. All backends agree to the last bit, but for the payload of NaNs in 16-bit weights.
+    Raises TypeError or ValueError, with the numbers, before anything is written.
+    """
+    widths = state_widths(optimizer, weights.shape[1] if weights.dim() == 2 else 0)
+    check.matrix("weights", weights, check.WEIGHT_TYPES, written=True)
+    states = check.states(weights, state, widths)
+    check.matrix("gradients", gradients, (torch.float32,))
+    height, dimension = weights.shape
+    check.row_numbers("rows", rows, height)
+    check.shape("gradients", gradients, (rows.shape[0], dimension))
+    if delta is not None:
+        check.matrix("delta", delta, (torch.uint8,), written=True)
+        check.shape("delta", delta, (rows.shape[0], record_bytes(weights, states)))
+    if step < 1:
+        raise ValueError(f"step is {step}, needed: at least 1")
+    tensors = {"weights": weights, "rows": rows, "gradients": gradients}
+    tensors |= {f"state[{s}]": tensor for s, tensor in enumerate(states)}
+    tensors |= {} if delta is None else {"delta": delta}
+    chosen = dispatch.choose("sparse_update", backend, check.one_device(tensors))
+    if rows.shape[0] == 0 or dimension == 0:
+        return
+    hyper = Hyper.of(lr, eps, betas, step)
+    if chosen == "cpu":
+        _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta)
+        return
+    if chosen == "triton":
+        from ecrm.kernels.sparse_update.triton import update
+    else:
+        from ecrm.kernels.sparse_update.reference import update
+    update(weights, states, rows, gradients, optimizer, hyper, delta)
+
+
+def _update_on_cpu(
+    weights: torch.Tensor,
+    states: list[torch.Tensor],
+    rows: torch.Tensor,
+    gradients: torch.Tensor,
+    optimizer: str,
+    hyper: Hyper,
+    delta: torch.Tensor | None,
+) -> None:
+    update = _Update(
+        weights=weights.data_ptr(),
+        weights_stride=check.row_stride_bytes(weights),
+        rows=rows.data_ptr(),
+        gradients=gradients.data_ptr(),
+        gradient_stride=check.row_stride(gradients),
+        delta=None if delta is None else delta.data_ptr(),
+        delta_stride=0 if delta is None else check.row_stride_bytes(delta),
+        n=rows.shape[0],
+        dimension=weights.shape[1],
+        type=check.WEIGHT_TYPES.index(weights.dtype),
+        optimizer=OPTIMIZERS.index(optimizer),
+        hyper=(ctypes.c_float * 8)(
+            hyper.learning_rate, hyper.eps, hyper.beta1, hyper.beta2,
+            hyper.one_minus_beta1, hyper.one_minus_beta2, hyper.correction1, hyper.correction2,
+        ),
+    )  # fmt: skip
+    for s, tensor in enumerate(states):
+        update.state[s] = tensor.data_ptr()
+        update.state_stride[s] = check.row_stride_bytes(tensor)
+    native.library().ecrm_sparse_update(ctypes.byref(update))

@@ -1,0 +1,93 @@
+"""The `ecrm` command from outside: exit codes, one-line errors, no traceback, nothing heavy imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+ECRM = [sys.executable, "-m", "ecrm"]
+
+
+def ecrm(*words: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([*ECRM, *words], capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.fixture
+def dataset(criteo_rows):
+    return f"data.path={criteo_rows}"
+
+
+def assert_one_line(done: subprocess.CompletedProcess, said: str, code: int = 2) -> None:
+    assert done.returncode == code
+    assert done.stderr.startswith("ecrm: error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_help_and_errors_import_nothing_heavy():
+    program = """
+import sys, ecrm.cli
+ecrm.cli.main(['launch', 'quickstart', '--set', 'data.path=absent'])
+print({'torch', 'numpy', 'mpi4py', 'pyarrow'} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n" and "no such directory" in done.stderr
+    assert "launch" in ecrm("--help").stdout
+
+
+def test_config_prints_the_reference_and_the_effective_values():
+    assert "# floats per embedding row" in ecrm("config").stdout
+    done = ecrm("config", "quickstart", "--set", "train.seed=99")
+    assert done.returncode == 0 and "seed = 99" in done.stdout and "[testing]" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "launch", "config"])
+def test_a_wrong_config_is_one_line_and_exit_code_2(command):
+    assert_one_line(ecrm(command, "quickstart", "--set", "train.sead=1"), "did you mean train.seed?")
+    assert_one_line(ecrm(command, "absent.toml"), "no config file 'absent.toml'")
+
+
+def test_missing_data_is_told_before_anything_starts(tmp_path):
+    done = ecrm("launch", "quickstart", "--set", "data.path=absent", cwd=tmp_path)
+    assert_one_line(done, "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one")
+    (tmp_path / "empty").mkdir()
+    done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
+    assert_one_line(done, "no manifest.json")
+    (tmp_path / "empty" / "manifest.json").write_text("{")
+    done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
+    assert_one_line(done, "not valid JSON", code=4)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize(
+    ("kill", "said"),
+    [("1", "--kill 1: "), ("1@x", "--kill 1@x: "), ("1@3:sleep", "sleep"), ("6@3", "6"), ("1@20:parity", "20")],
+)
+def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
+    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
+
+
+def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    for command in (["launch"], ["launch", "--dry-run"]):
+        assert_one_line(ecrm(*command, "tiny", "--set", dataset, "--run-dir", str(folder)), "not empty")
+    (folder / "summary.json").write_text("{}")
+    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)), "holds a finished run")
+    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")), "not a folder")
+    assert sorted(entry.name for entry in folder.iterdir()) == ["notes.txt", "summary.json"]
+
+
+def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():
+    for words in ([], ["fly"], ["train"], ["launch", "tiny", "--sett", "a"]):
+        done = ecrm(*words)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    done = subprocess.run(
+        [sys.executable, "-c", f"import subprocess; p = subprocess.Popen({[*ECRM, 'config']!r}, stdout=subprocess.PIPE); "
+         "p.stdout.close(); raise SystemExit(p.wait())"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")

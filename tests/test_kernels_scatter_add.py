@@ -1,0 +1,78 @@
+"""scatter_add equals a sequential loop to the bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.kernels import native
+from ecrm.kernels.scatter_add import scatter_add
+
+BACKENDS = ("reference", *native.supported_instruction_sets())
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    if request.param == "reference":
+        yield "reference"
+        return
+    with native.forced(request.param):
+        yield "cpu"
+
+
+def sequential(out, index, values):
+    result = out.numpy().copy()
+    for i, row in enumerate(index.tolist()):
+        result[row] = (result[row] + values[i].numpy()).astype(np.float32)
+    return torch.from_numpy(result)
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 8, 13, 64, 1024])
+def test_equals_a_loop_in_index_order(backend, dimension):
+    random = torch.Generator().manual_seed(dimension)
+    out = torch.randn(9, dimension, generator=random)
+    index = torch.randint(0, 9, (100,), generator=random)
+    values = torch.randn(100, dimension, generator=random) * 10.0 ** torch.randint(-4, 5, (100, 1), generator=random)
+    expected = sequential(out, index, values)
+    scatter_add(out, index, values, backend=backend)
+    assert torch.equal(out, expected)
+
+
+def test_the_order_matters_to_the_bits():
+    """The twin: another order gives other bits, so the test above can fail."""
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(100, 64, generator=random)
+    out, reverse = torch.zeros(1, 64), torch.zeros(1, 64)
+    scatter_add(out, torch.zeros(100, dtype=torch.int64), values)
+    scatter_add(reverse, torch.zeros(100, dtype=torch.int64), values.flip(0).contiguous())
+    assert not torch.equal(out, reverse)
+
+
+def test_strided_views(backend):
+    storage, wide = torch.zeros(4, 10), torch.randn(6, 9)
+    index = torch.tensor([3, 0, 3, 3, 1, 0])
+    expected = sequential(torch.zeros(4, 7), index, wide[:, 2:])
+    scatter_add(storage[:, 1:8], index, wide[:, 2:], backend=backend)
+    assert torch.equal(storage[:, 1:8], expected)
+    assert storage[:, [0, 8, 9]].abs().sum() == 0
+
+
+def test_nothing_to_do(backend):
+    out = torch.ones(3, 4)
+    scatter_add(out, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), backend=backend)
+    assert (out == 1).all()
+    scatter_add(torch.ones(3, 0), torch.zeros(2, dtype=torch.int64), torch.zeros(2, 0), backend=backend)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"index": torch.tensor([0, 3])}, ValueError, r"index\[1\] is 3, outside 0..2"),
+        ({"values": torch.ones(2, 5)}, ValueError, r"values has shape \[2, 5\], needed: \[2, 4\]"),
+        ({"values": torch.ones(2, 4).double()}, TypeError, "values is torch.float64"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):
+    out = torch.ones(3, 4)
+    with pytest.raises(error, match=message):
+        scatter_add(**({"out": out, "index": torch.tensor([0, 1]), "values": torch.ones(2, 4)} | change))
+    assert (out == 1).all()

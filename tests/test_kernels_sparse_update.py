@@ -1,0 +1,219 @@
+"""sparse_update: every backend and instruction set against the reference, which test_kernels_fbgemm.py holds to FBGEMM."""
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.kernels import native
+from ecrm.kernels.records import gather_records, record_bytes, xor_records
+from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths
+from ecrm.kernels.sparse_update.reference import fused_multiply_add
+
+CPU = native.supported_instruction_sets()
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+DIMENSIONS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 64, 100, 129, 1024)
+HYPER = {"lr": 0.05, "eps": 1e-8, "betas": (0.9, 0.999)}
+
+
+class Table:
+    """Random weights and state, and what a step needs."""
+
+    def __init__(self, height, dimension, dtype, optimizer, n, seed=0):
+        random = torch.Generator().manual_seed(seed)
+        self.optimizer = optimizer
+        self.weights = torch.randn(height, dimension, generator=random).to(dtype)
+        self.state = [torch.rand(height, w, generator=random) for w in state_widths(optimizer, dimension)]
+        self.rows = torch.randperm(height, generator=random)[:n]
+        self.gradients = torch.randn(n, dimension, generator=random)
+        self.delta = torch.full((n, record_bytes(self.weights, self.state)), 7, dtype=torch.uint8)
+
+    def step(self, backend, with_delta=True, step=1):
+        delta = self.delta if with_delta else None
+        sparse_update(
+            self.weights, self.state, self.rows, self.gradients, self.optimizer, **HYPER, step=step, delta=delta,
+            backend=backend,
+        )  # fmt: skip
+
+    def assert_equals(self, other):
+        for mine, theirs in zip([self.weights, *self.state, self.delta], [other.weights, *other.state, other.delta]):
+            assert same_bits(mine, theirs)
+
+
+def same_bits(a, b):
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def pair(*arguments, **options):
+    return Table(*arguments, **options), Table(*arguments, **options)
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_dimension_equals_the_reference(instruction_set, optimizer, dtype):
+    for dimension in DIMENSIONS:
+        found, expected = pair(40, dimension, dtype, optimizer, 31, seed=dimension)
+        before = gather_records(expected.weights, expected.state, expected.rows, backend="reference")
+        for step in (1, 2):
+            expected.step("reference", step=step)
+            with native.forced(instruction_set):
+                found.step("cpu", step=step)
+            found.assert_equals(expected)
+            after = gather_records(expected.weights, expected.state, expected.rows, backend="reference")
+            assert torch.equal(found.delta, before ^ after)
+            before = after
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_without_a_delta_the_result_is_the_same(instruction_set, optimizer):
+    found, expected = pair(40, 37, torch.float32, optimizer, 31)
+    expected.step("reference", with_delta=False)
+    with native.forced(instruction_set):
+        found.step("cpu", with_delta=False)
+    found.assert_equals(expected)
+    assert (found.delta == 7).all()
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_delta_takes_the_step_back(instruction_set, optimizer, dtype):
+    table, untouched = pair(40, 21, dtype, optimizer, 31)
+    with native.forced(instruction_set):
+        table.step("cpu")
+        assert not torch.equal(table.weights, untouched.weights)
+        xor_records(table.weights, table.state, table.rows, table.delta)
+    assert same_bits(table.weights, untouched.weights)
+    assert all(same_bits(mine, theirs) for mine, theirs in zip(table.state, untouched.state))
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dimension", [5, 16])
+def test_strided_views_leave_their_surroundings_alone(instruction_set, optimizer, dimension):
+    """Weights and state inside one wide matrix, as a storage of whole records would have them."""
+    table, expected = pair(20, dimension, torch.float32, optimizer, 13)
+    expected.step("reference")
+    widths = [dimension, *state_widths(optimizer, dimension)]
+    storage = torch.full((20, sum(widths) + 3), 5.0)
+    parts, at = [], 1
+    for part, width in zip([table.weights, *table.state], widths):
+        parts.append(storage[:, at : at + width])
+        parts[-1].copy_(part)
+        at += width
+    gradients = torch.zeros(13, dimension + 2)
+    gradients[:, 1:-1] = table.gradients
+    delta = torch.full((13, table.delta.shape[1] + 9), 3, dtype=torch.uint8)
+    with native.forced(instruction_set):
+        sparse_update(
+            parts[0], parts[1:], table.rows, gradients[:, 1:-1], optimizer, **HYPER, delta=delta[:, 3:-6], backend="cpu"
+        )
+    for part, value in zip(parts, [expected.weights, *expected.state]):
+        assert same_bits(part, value)
+    assert torch.equal(delta[:, 3:-6], expected.delta)
+    assert (delta[:, :3] == 3).all() and (delta[:, -6:] == 3).all()
+    assert (storage[:, 0] == 5).all() and (storage[:, at:] == 5).all()
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+def test_weights_at_an_odd_address(instruction_set):
+    table, expected = pair(10, 12, torch.float32, "rowwise_adagrad", 10)
+    expected.step("reference")
+    odd = torch.frombuffer(bytearray(10 * 12 * 4 + 1), dtype=torch.float32, offset=1, count=120).view(10, 12)
+    assert odd.data_ptr() % 4 == 1
+    odd.copy_(table.weights)
+    with native.forced(instruction_set):
+        sparse_update(odd, table.state, table.rows, table.gradients, "rowwise_adagrad", **HYPER, backend="cpu")
+    assert torch.equal(odd, expected.weights)
+
+
+@pytest.mark.parametrize("instruction_set", CPU)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_extreme_values_equal_the_reference(instruction_set, optimizer, dtype):
+    """Zeros, infinities, subnormals, the largest and halfway values; NaNs stay NaNs."""
+    extremes = torch.tensor(
+        [0.0, -0.0, 1e-45, -1e-38, 6e-8, 5.96e-8, 65504.0, 65519.996, 65520.0, 3.4e38, -3.4e38, float("inf"), 1.0]
+        + [-float("inf"), float("nan"), 1.0009765, 1.00390625, 2048.5, 3e-5, 6.1e-5]
+    )
+    dimension = extremes.numel()
+    found, expected = pair(dimension, dimension, dtype, optimizer, dimension)
+    for table in (found, expected):
+        table.weights.copy_(extremes[None, :].expand(dimension, -1).to(dtype))
+        table.gradients.copy_(extremes[:, None].expand(-1, dimension))
+    expected.step("reference")
+    with native.forced(instruction_set):
+        found.step("cpu")
+    for mine, theirs in zip([found.weights, *found.state], [expected.weights, *expected.state]):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        assert same_bits(mine.nan_to_num(1.5), theirs.nan_to_num(1.5))
+
+
+def test_the_references_fused_multiply_add_rounds_once():
+    libm = __import__("ctypes").CDLL("libm.so.6")
+    libm.fmaf.restype = __import__("ctypes").c_float
+    libm.fmaf.argtypes = [__import__("ctypes").c_float] * 3
+    random = np.random.default_rng(0)
+    a, b, c = (random.standard_normal(4000).astype(np.float32) for _ in range(3))
+    c[:1000] = (-(a[:1000].astype(np.float64) * b[:1000])).astype(np.float32)  # nearly cancels
+    a[1000], b[1000], c[1000] = 1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60  # rounding twice would give a tie
+    a[1001], b[1001], c[1001] = 1 + 2.0**-12, 1 + 2.0**-12, -(2.0**-60)
+    found = fused_multiply_add(*(torch.from_numpy(x) for x in (a, b, c)))
+    assert found.tolist() == [libm.fmaf(*values) for values in zip(a.tolist(), b.tolist(), c.tolist())]
+    twice = (a.astype(np.float64) * b + c).astype(np.float32)
+    assert found[1000] != twice[1000] or found[1001] != twice[1001]
+
+
+def test_adam_is_close_to_torchs_own():
+    table = Table(30, 16, torch.float32, "adam", 30)
+    for moment in table.state:
+        moment.zero_()
+    table.rows = torch.arange(30)
+    parameter = torch.nn.Parameter(table.weights.clone())
+    adam = torch.optim.Adam([parameter], lr=HYPER["lr"], eps=HYPER["eps"], betas=HYPER["betas"])
+    for step in range(1, 6):
+        parameter.grad = table.gradients.clone()
+        adam.step()
+        table.step("cpu", step=step)
+    torch.testing.assert_close(table.weights, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("n, dimension", [(0, 8), (3, 0)])
+def test_nothing_to_do(backend, optimizer, n, dimension):
+    table, before = pair(4, dimension, torch.float32, optimizer, n)
+    if dimension == 0:
+        return_early = table.delta.numel() == 0
+        assert return_early or optimizer == "rowwise_adagrad"
+    table.step(backend, with_delta=n == 0)
+    table.assert_equals(before)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"optimizer": "lamb"}, ValueError, "optimizer 'lamb' is not one of sgd, rowwise_adagrad, adagrad, adam"),
+        ({"state": []}, ValueError, "0 state tensors given, needed: 1"),
+        ({"state": [torch.zeros(5)]}, ValueError, r"state\[0\] has shape \[5, 1\], needed: \[6, 1\]"),
+        ({"state": [torch.zeros(6).double()]}, TypeError, r"state\[0\] is torch.float64"),
+        ({"rows": torch.tensor([0, 6])}, ValueError, r"rows\[1\] is 6, outside 0..5"),
+        ({"gradients": torch.zeros(2, 9)}, ValueError, r"gradients has shape \[2, 9\], needed: \[2, 8\]"),
+        ({"gradients": torch.zeros(2, 8).half()}, TypeError, "gradients is torch.float16"),
+        ({"delta": torch.zeros(2, 35, dtype=torch.uint8)}, ValueError, r"delta has shape \[2, 35\], needed: \[2, 36\]"),
+        ({"weights": torch.zeros(6, 8).double()}, TypeError, "weights is torch.float64"),
+        ({"weights": torch.zeros(8)}, ValueError, r"weights has shape \[8\]"),
+        ({"step": 0}, ValueError, "step is 0"),
+        ({"backend": "cuda"}, ValueError, "backend 'cuda' is not one of"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):
+    weights, state = torch.ones(6, 8), [torch.ones(6)]
+    arguments = {
+        "weights": weights, "state": state, "rows": torch.tensor([0, 1]), "gradients": torch.ones(2, 8),
+        "optimizer": "rowwise_adagrad", "lr": 0.1,
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        sparse_update(**(arguments | change))
+    assert (weights == 1).all() and (state[0] == 1).all()

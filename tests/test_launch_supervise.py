@@ -1,0 +1,168 @@
+"""Watching over mpirun: whatever dies, hangs or is stopped, nothing is left, and success is the run's own marker."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ecrm.launch import supervise as module
+from ecrm.launch.openmpi import find_mpirun
+from ecrm.launch.run import RunFailed, judge
+from ecrm.launch.supervise import Ending, session_members, supervise
+
+STUBBORN = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1], "pid" + os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(os.getpid()))
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(100)
+"""
+
+
+def ranks_of(folder: Path, program: str = STUBBORN) -> list[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [
+        str(find_mpirun()),
+        "--with-ft",
+        "ulfm",
+        *root,
+        "--oversubscribe",
+        "-n",
+        "3",
+        sys.executable,
+        "-c",
+        program,
+        str(folder),
+    ]
+
+
+def started(folder: Path, count: int = 3) -> list[int]:
+    """The pids of the ranks, once all have written theirs."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        pids = [int(file.read_text() or 0) for file in folder.glob("pid*")]
+        if len(pids) == count and all(pids):
+            return pids
+        time.sleep(0.02)
+    raise AssertionError("the ranks did not start")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def when_started(folder: Path, action) -> threading.Thread:
+    thread = threading.Thread(target=lambda: action(started(folder)), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_stopped_and_stubborn_ranks(tmp_path, number):
+    when_started(tmp_path, lambda _: os.kill(os.getpid(), number))
+    ending = supervise(ranks_of(tmp_path), tmp_path)
+    assert ending.stopped_by == number
+    assert not any(alive(pid) for pid in started(tmp_path))
+
+
+def test_ranks_do_not_outlive_a_killed_mpirun(tmp_path):
+    def kill_mpirun(pids):
+        mpirun = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(mpirun, signal.SIGKILL)
+
+    when_started(tmp_path, kill_mpirun)
+    ending = supervise(ranks_of(tmp_path), tmp_path)
+    assert (ending.exit_code, ending.stopped_by) == (-signal.SIGKILL, None)
+    assert not any(alive(pid) for pid in started(tmp_path))
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
+    program = f"from pathlib import Path; from ecrm.launch.supervise import supervise; supervise({ranks_of(tmp_path)!r}, Path({str(tmp_path)!r}))"
+    launcher = subprocess.Popen([sys.executable, "-c", program])
+    pids = started(tmp_path)
+    launcher.kill()
+    launcher.wait()
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def test_mpirun_that_lingers_after_the_run_is_done_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.3)
+    when_started(tmp_path, lambda _: (tmp_path / "summary.json").write_text('{"completed": true}'))
+    ending = supervise(ranks_of(tmp_path), tmp_path)
+    assert ending.stopped_by is None
+    assert not any(alive(pid) for pid in started(tmp_path))
+    judge(tmp_path, ending)
+
+
+def test_only_ranks_of_this_run_are_killed_by_pid(tmp_path):
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    rank = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)
+    stranger = subprocess.Popen(sleep, start_new_session=True)  # a pid used again by another program
+    elsewhere = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)  # a rank of another host
+    try:
+        host = socket.gethostname()
+        entries = [{"pid": p.pid, "host": h} for p, h in ((rank, host), (stranger, host), (elsewhere, "other-" + host))]
+        (tmp_path / "ranks.json").write_text(json.dumps({"ranks": entries}))
+        time.sleep(0.2)
+        threading.Thread(target=rank.wait, daemon=True).start()  # reaped as by the daemon that would be its parent
+        supervise(["true"], tmp_path)
+        assert not alive(rank.pid)
+        assert alive(stranger.pid) and alive(elsewhere.pid)
+    finally:
+        for process in (rank, stranger, elsewhere):
+            process.kill()
+
+
+def test_session_members_are_found_and_zombies_are_not():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    assert session_members(process.pid) == [process.pid]
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert session_members(process.pid) == []
+    process.wait()
+
+
+def test_only_the_completion_marker_is_success(tmp_path):
+    fine = Ending(0, None)
+    with pytest.raises(RunFailed, match=r"did not complete \(mpirun ended with 0\)") as caught:
+        judge(tmp_path, fine)
+    assert caught.value.exit_code == 1
+    assert not tmp_path.exists()  # the empty folder that the launch had made
+
+    tmp_path.mkdir()
+    (tmp_path / "summary.json").write_text('{"completed": tru')
+    with pytest.raises(RunFailed, match="see "):
+        judge(tmp_path, fine)
+    (tmp_path / "summary.json").write_text('{"completed": true}')
+    judge(tmp_path, Ending(1, None))
+
+
+@pytest.mark.parametrize(
+    ("ending", "failure", "code", "said"),
+    [
+        (Ending(0, None), {"message": "stripe 12: ranks 5, 9 lost", "exit_code": 3}, 3, "failure.json"),
+        (Ending(1, signal.SIGTERM), None, 143, "stopped by SIGTERM"),
+        (Ending(-9, None), None, 1, "mpirun died of SIGKILL"),
+        (Ending(2, None), None, 2, "mpirun ended with 2"),
+        (Ending(200, None), None, 1, "mpirun ended with 200"),
+    ],
+)
+def test_a_failed_run_says_why_and_how(tmp_path, ending, failure, code, said):
+    if failure:
+        (tmp_path / "failure.json").write_text(json.dumps(failure))
+    with pytest.raises(RunFailed, match=said) as caught:
+        judge(tmp_path, ending)
+    assert caught.value.exit_code == code
