@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ecrm.data import fields
-from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
+from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
 from ecrm.errors import DataError, UsageError
 
 BLOCK_BYTES = 1 << 20
