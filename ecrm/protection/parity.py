@@ -28,9 +28,8 @@ class ParityRows:
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing parity rows, uint8 [R, B]."""
         self.records[rows] = records
-        self.missing.remove(rows)
-        if not self.missing.count:
-            self.missing = None
+        if rows.numel():
+            self.missing.remove(rows)
 
     def apply(self, rows: Tensor, coefficients: Tensor, deltas: Tensor) -> None:
         """`records[rows] ^= coefficients * deltas` over GF(2^8), logged; rows may repeat.
@@ -49,7 +48,13 @@ class ParityRows:
         for rows, coefficients, deltas in self._log:
             parity_apply(self.records, rows, coefficients, deltas)
         self._log.clear()
+        if self.missing is not None:
+            self.missing.undo()
 
     def committed(self) -> None:
         """Forget the log."""
         self._log.clear()
+        if self.missing is not None:
+            self.missing.committed()
+            if not self.missing.count:
+                self.missing = None

@@ -35,9 +35,8 @@ class HostedShard:
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing rows with recovered records, uint8 [R, record bytes]."""
         self.store.write(rows, records)
-        self.missing.remove(rows)
-        if not self.missing.count:
-            self.missing = None
+        if rows.numel():
+            self.missing.remove(rows)
 
     def update(self, rows: Tensor, gradients: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
@@ -62,7 +61,13 @@ class HostedShard:
         for rows, delta in reversed(self._log):
             self.store.xor(rows, delta)
         self._log.clear()
+        if self.missing is not None:
+            self.missing.undo()
 
     def committed(self) -> None:
         """Forget the log: the updates since the last commit can no longer be taken back."""
         self._log.clear()
+        if self.missing is not None:
+            self.missing.committed()
+            if not self.missing.count:
+                self.missing = None

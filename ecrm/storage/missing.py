@@ -9,11 +9,16 @@ _WINDOW = 1 << 16
 
 
 class MissingRows:
-    """A set of row numbers below `rows`, all of them at first, that only shrinks."""
+    """A set of row numbers below `rows`, all of them at first.
+
+    Rows found since the commit can be lost again: what they were decoded from is only known to be right
+    once every rank has agreed on the step.
+    """
 
     def __init__(self, rows: int) -> None:
         self._mask = torch.ones(rows, dtype=torch.bool)
         self._first = 0
+        self._found: list[Tensor] = []
         self.count = rows
 
     def among(self, rows: Tensor) -> Tensor:
@@ -35,4 +40,17 @@ class MissingRows:
     def remove(self, rows: Tensor) -> None:
         """Unique `rows`, all missing until now, are missing no more."""
         self._mask[rows] = False
+        self._found.append(rows)
         self.count -= rows.numel()
+
+    def undo(self) -> None:
+        """Rows removed since the commit are missing again."""
+        for rows in self._found:
+            self._mask[rows] = True
+            self.count += rows.numel()
+            self._first = min(self._first, int(rows.min()))
+        self._found.clear()
+
+    def committed(self) -> None:
+        """Rows removed so far stay removed."""
+        self._found.clear()

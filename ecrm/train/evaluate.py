@@ -52,7 +52,9 @@ def _gather(
 ) -> Evaluation | None:
     """Logits and labels of all slots, on the reporter, slots ascending."""
     mine = [torch.cat(part[slot]) for slot in sorted(scored) if scored[slot] for part in (scored, labels)]
-    received = engine.exchange({engine.view.reporter: mine} if mine else {})
+    with engine.recovering():
+        received = engine.transport.exchange({engine.view.reporter: mine} if mine else {})
+        engine.transport.agree(True)
     if engine.rank != engine.view.reporter:
         return None
     pairs = [(tensors[i], tensors[i + 1]) for tensors in received.values() for i in range(0, len(tensors), 2)]

@@ -34,7 +34,7 @@ from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
-from ecrm.transport.base import Transport
+from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
 
 DENSE_FEATURES = 13
@@ -66,7 +66,8 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
 
 
 def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> int:
-    dataset, steps = _together(transport, lambda: _check(transport, config, kills))
+    started = len(transport.live)
+    dataset, steps = _together(transport, lambda: _check(started, config, kills))
     folder = _together(transport, lambda: RunFolder(run_dir))
     protection = make_protection(config)
     reporter = Reporter(folder, _processes(transport), protection.shape.m)
@@ -123,9 +124,8 @@ def build_engine(
     )
 
 
-def _check(transport: Transport, config: Config, kills: Sequence[Kill]) -> tuple[CriteoDataset, int]:
-    """Open the data and check what only now can be checked; raises UsageError."""
-    started = len(transport.live)
+def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoDataset, int]:
+    """Open the data and check what only now can be checked, `started` being the number of ranks; raises UsageError."""
     if started != config.world_size:
         cluster = config.cluster
         raise UsageError(
@@ -144,6 +144,17 @@ def _check(transport: Transport, config: Config, kills: Sequence[Kill]) -> tuple
     return dataset, steps
 
 
+def _share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    """`Transport.share` before there is an engine: without the ranks that have died by then."""
+    while True:
+        try:
+            shared = transport.share(tensors)
+            if transport.agree(True):
+                return shared
+        except PeerFailure:
+            transport.shrink()
+
+
 def _together(transport: Transport, action: Callable[[], Any]) -> Any:
     """Run `action` on every rank; when it fails anywhere, fail everywhere with the lowest rank's error."""
     result, error = None, None
@@ -154,7 +165,7 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
     except OSError as problem:
         error = UsageError(f"{problem.filename}: {problem.strerror}")
     text = f"{error.exit_code} {error}" if error else ""
-    shared = transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8), torch.tensor([1])])
+    shared = _share_at_start(transport, [torch.tensor(list(text.encode()), dtype=torch.uint8)])
     for rank, tensors in sorted(shared.items()):
         if tensors[0].numel():
             code, _, message = bytes(tensors[0].tolist()).decode().partition(" ")
@@ -167,7 +178,7 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
 def _processes(transport: Transport) -> dict[int, dict[str, Any]]:
     """Process id and host of every rank."""
     mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
-    shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
+    shared = _share_at_start(transport, [torch.tensor(list(mine), dtype=torch.uint8)])
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 
 

@@ -1,0 +1,77 @@
+"""Ranks that fail without being killed: stopped, leaving by themselves, dying before the first step or at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from drilling import RUN_SECONDS, Run
+
+def _start(folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm")) -> subprocess.Popen:
+    words = [sys.executable, *program, "launch", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
+    for one in ("train.steps=400", "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):
+        words += ["--set", one]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _ranks(folder: Path) -> list[dict]:
+    deadline = time.monotonic() + RUN_SECONDS
+    while not (folder / "events.jsonl").exists() or '"progress"' not in (folder / "events.jsonl").read_text():
+        assert time.monotonic() < deadline, "training did not begin"
+        time.sleep(0.05)
+    return json.loads((folder / "ranks.json").read_text())["ranks"]
+
+
+def _finish(process: subprocess.Popen, folder: Path) -> Run:
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    return Run(process.returncode, output, folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, criteo_rows):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return _finish(_start(folder, criteo_rows), folder).model
+
+
+def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    stopped = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    os.kill(stopped, signal.SIGSTOP)
+    run = _finish(process, folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert 1.0 < run.summary["failures"][0]["stall_seconds"] < 5.0
+    assert not Path(f"/proc/{stopped}").exists()
+
+
+def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=5.0")
+    stopped = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(1.0)
+    os.kill(stopped, signal.SIGCONT)
+    run = _finish(process, folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert run.summary["failures"] == []
+
+
+@pytest.mark.parametrize("how", ["exit 0", "exit 3", "throw", "out of memory", "before the first step", "segfault"])
+def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
+    """tests/programs/misbehaving.py is `ecrm` in which rank 1 ends itself that way in step 30."""
+    folder = tmp_path / "run"
+    program = (str(Path(__file__).with_name("programs") / "misbehaving.py"), how)
+    run = _finish(_start(folder, criteo_rows, program=program), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
