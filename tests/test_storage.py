@@ -71,14 +71,22 @@ def test_missing_rows_are_found_restored_and_forgotten():
     assert torch.equal(hosted.missing_among(asked), asked)
     records = torch.randint(0, 255, (3, 32), dtype=torch.uint8)
     hosted.restore(asked, records)
+    hosted.undo()
+    assert hosted.missing_rows == 50
+    assert torch.equal(hosted.missing_among(asked), asked)
+    assert hosted.missing.first(5).tolist() == [0, 1, 2, 3, 4]
+    hosted.restore(asked, records)
+    hosted.committed()
+    hosted.undo()
     assert hosted.missing_rows == 47
     assert torch.equal(hosted.store.read(asked), records)
     assert hosted.missing_among(asked).numel() == 0
     rest = hosted.missing.first(100)
     assert rest.numel() == 47
     hosted.restore(rest, torch.zeros(47, 32, dtype=torch.uint8))
-    assert hosted.missing is None
     assert hosted.missing_rows == 0
+    hosted.committed()
+    assert hosted.missing is None
 
 
 @pytest.mark.parametrize("rows", [1, 100, 65_536, 200_001])

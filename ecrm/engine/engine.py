@@ -38,6 +38,10 @@ from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import in_groups
 
 
+INITIAL_ROWS = 1 << 18
+"""Rows initialised at a time: bounds the memory that takes."""
+
+
 class StepAborted(Exception):
     """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
 
@@ -96,6 +100,11 @@ class Engine:
         self.rebuild_left: dict[int, int] = {}
         self._make_store, self._make_dense = make_store, make_dense
         self._seed, self._policy, self._hooks, self._clock = seed, policy, hooks or Hooks(), clock
+        # Also makes a spare load now what it would otherwise load when it takes over.
+        self._bytes_per_shard = sum(
+            make_store(1, space.dim).record_bytes * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
+            for space, layout in zip(self.spaces, self.layouts, strict=True)
+        )
         self._phase = "start"
         self._updating = False
         self._peak_undo_bytes = 0
@@ -396,9 +405,14 @@ class Engine:
                 if (shard, space) not in self.hosted:
                     store = self._make_store(layout.data_rows_per_shard, self.spaces[space].dim)
                     if not missing:
-                        local = torch.arange(layout.data_rows_per_shard)
-                        store.weights.copy_(self._initial_rows(space, layout.rows_of(shard, local)))
+                        self._initialise(store, shard, space)
                     self.hosted[shard, space] = HostedShard(store, layout.data_rows_per_shard, missing)
+
+    def _initialise(self, store: Store, shard: int, space: int) -> None:
+        """Fill a zeroed store with the shard's initial rows, some at a time."""
+        layout = self.layouts[space]
+        for local in torch.arange(layout.data_rows_per_shard).split(INITIAL_ROWS):
+            store.weights[local[0] : local[-1] + 1] = self._initial_rows(space, layout.rows_of(shard, local))
 
     def _initial_rows(self, space: int, rows: Tensor) -> Tensor:
         return initial_rows(self.spaces[space], rows, self._seed)
@@ -436,7 +450,7 @@ class Engine:
             recovery_seconds=self._clock() - began,
             shards=shards,
             slots=slots,
-            rebuilt_bytes=len(shards) * self._bytes_per_shard(),
+            rebuilt_bytes=len(shards) * self._bytes_per_shard,
         )
         self.failures.failures.append(failure)
         self._hooks.event(
@@ -454,14 +468,6 @@ class Engine:
                 "failures_left_when_rebuilt": self.failures_left_when_rebuilt,
             }
         )
-
-    def _bytes_per_shard(self) -> int:
-        """Bytes of one shard's rows, optimizer state and parity."""
-        total = 0
-        for space, layout in zip(self.spaces, self.layouts, strict=True):
-            record = self._make_store(1, space.dim).record_bytes
-            total += record * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
-        return total
 
 
 def _to_bytes(text: str) -> Tensor:

@@ -54,7 +54,7 @@ def resolve_dense_arch(name: str) -> str:
     if name == "torchrec" and not installed:
         raise UsageError(
             "model.dense_arch = torchrec, but torchrec is not installed: "
-            "type pip install --no-deps torchrec==1.8.0, or set model.dense_arch=native"
+            "type pip install 'ecrm[torchrec]' and then pip install --no-deps torchrec==1.8.0, or set model.dense_arch=native"
         )
     return ("torchrec" if installed else "native") if name == "auto" else name
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from ecrm.kernels.parity_apply import parity_apply
+from ecrm.storage.base import lazy_zeros
 from ecrm.storage.missing import MissingRows
 
 
@@ -13,7 +14,7 @@ class ParityRows:
     """Parity `records`, uint8 [rows, record bytes], zero at first; `missing`, the rows still to be recovered or None."""
 
     def __init__(self, rows: int, record_bytes: int, missing: bool) -> None:
-        self.records = torch.zeros(rows, record_bytes, dtype=torch.uint8)
+        self.records = lazy_zeros(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
         self._log: list[tuple[Tensor, Tensor, Tensor]] = []
 

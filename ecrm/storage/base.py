@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,6 +79,14 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
     return shapes[optimizer]
 
 
+def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
+    """Zeros whose memory the system hands out page by page as it is used: a lost shard's heir starts at once.
+
+    torch.zeros writes all of it, seconds for a shard of some gigabytes.
+    """
+    return torch.from_numpy(np.zeros(shape, dtype))
+
+
 def zeros(rows: int, dim: int, optimizer: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Zeroed weights and state."""
-    return torch.zeros(rows, dim), tuple(torch.zeros(shape) for shape in state_shapes(optimizer, rows, dim))
+    return lazy_zeros(rows, dim), tuple(lazy_zeros(*shape) for shape in state_shapes(optimizer, rows, dim))

@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import SparseOptimizer, Store, zeros
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -21,20 +21,20 @@ _OPTIMIZERS = {
 
 
 class FbgemmStore(Store):
-    """A one-table FBGEMM TBE; `weights` and `state` are views of its buffers, all zero at first."""
+    """A one-table FBGEMM TBE over buffers of ours, all zero at first."""
 
     def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer) -> None:
+        self.weights, self.state = zeros(rows, dim, optimizer.name)
+        buffers = {"weights": self.weights.view(-1)}
+        buffers |= {f"momentum{number}": tensor.view(-1) for number, tensor in enumerate(self.state, 1)}
         self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
             optimizer=_OPTIMIZERS[optimizer.name],
             learning_rate=optimizer.learning_rate,
             eps=optimizer.epsilon,
             pooling_mode=PoolingMode.SUM,
+            preallocated_host_buffers=buffers,
         )
-        self.weights = self._tbe.split_embedding_weights()[0]
-        self.weights.zero_()
-        states = [] if optimizer.name == "sgd" else self._tbe.split_optimizer_states()[0]
-        self.state = tuple(states)
 
     def update(self, rows: Tensor, gradients: Tensor) -> None:
         if rows.numel() == 0:

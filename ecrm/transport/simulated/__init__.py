@@ -1,0 +1,34 @@
+"""Many simulated ranks in one process, from one seed; see `cluster`."""
+
+from ecrm.transport.simulated.cluster import SimulatedCluster
+from ecrm.transport.simulated.faults import AFTER, BEFORE, DURING, Fault, PhaseFault, RandomFaults
+from ecrm.transport.simulated.outcome import (
+    Event,
+    Kill,
+    Outcome,
+    ProgramFailed,
+    RankKilled,
+    SimulationDeadlock,
+    SimulationError,
+    SimulationMismatch,
+    SimulationTooLong,
+)
+
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "DURING",
+    "Event",
+    "Fault",
+    "Kill",
+    "Outcome",
+    "PhaseFault",
+    "ProgramFailed",
+    "RandomFaults",
+    "RankKilled",
+    "SimulatedCluster",
+    "SimulationDeadlock",
+    "SimulationError",
+    "SimulationMismatch",
+    "SimulationTooLong",
+]

@@ -1,0 +1,98 @@
+"""Threads of which exactly one runs at any time; who is next is drawn from the seed."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from random import Random
+
+PREFERENCE_CHANGES = 0.05
+
+
+class Runner:
+    """One thread and what it waits for."""
+
+    __slots__ = ("number", "lock", "thread", "ready", "finished")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = _thread.allocate_lock()  # held by nobody else; a release hands the baton to this runner
+        self.lock.acquire()
+        self.thread: threading.Thread | None = None
+        self.ready = True
+        self.finished = False
+
+
+class Baton:
+    """Runs one body per runner, one at a time, until all have ended.
+
+    A runner goes on until it waits or ends; then the next one is drawn from those that are ready. In one
+    half of all seeds the draw is even; in the other half there is an order of preference that changes now
+    and then, so that some runners lag far behind.
+
+    `when_idle` is called when all that have not ended wait; it must make somebody ready.
+    """
+
+    def __init__(self, count: int, random: Random, when_idle: Callable[[], None]) -> None:
+        self.runners = [Runner(number) for number in range(count)]
+        self._ready = list(self.runners)
+        self._random = random
+        self._when_idle = when_idle
+        self._preference = list(range(count)) if random.random() < 0.5 else None
+        self._unfinished = count
+        self._all_ended = _thread.allocate_lock()
+        self._all_ended.acquire()
+
+    def run(self, body: Callable[[int], None]) -> None:
+        """Run `body(number)` once for each runner. `body` must not raise."""
+        for runner in self.runners:
+            runner.thread = threading.Thread(
+                target=self._run_one, args=(runner, body), name=f"simulated rank {runner.number}", daemon=True
+            )
+            runner.thread.start()
+        self._next().lock.release()
+        self._all_ended.acquire()
+        for runner in self.runners:
+            runner.thread.join()
+
+    def make_ready(self, number: int) -> None:
+        runner = self.runners[number]
+        if not runner.ready and not runner.finished:
+            runner.ready = True
+            self._ready.append(runner)
+
+    def wait(self, number: int) -> None:
+        """Called by the running runner: return when it has been made ready and drawn."""
+        runner = self.runners[number]
+        following = self._next()
+        if following is not runner:
+            following.lock.release()
+            runner.lock.acquire()
+
+    def _run_one(self, runner: Runner, body: Callable[[int], None]) -> None:
+        runner.lock.acquire()
+        body(runner.number)
+        runner.finished = True
+        self._unfinished -= 1
+        if self._unfinished == 0:
+            self._all_ended.release()
+        else:
+            self._next().lock.release()
+
+    def _next(self) -> Runner:
+        ready = self._ready
+        while not ready:
+            self._when_idle()
+        if self._preference is None:
+            place = int(self._random.random() * len(ready))
+        else:
+            if self._random.random() < PREFERENCE_CHANGES:
+                self._random.shuffle(self._preference)
+            preference = self._preference
+            place = min(range(len(ready)), key=lambda i: preference[ready[i].number])
+        runner = ready[place]
+        ready[place] = ready[-1]
+        ready.pop()
+        runner.ready = False
+        return runner

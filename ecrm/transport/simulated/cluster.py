@@ -1,0 +1,357 @@
+"""Many ranks in one process, from one seed: an unchanged program, deaths anywhere, the same again every time.
+
+What may happen here is all that `base.Transport` allows, which is more than ULFM was seen to do:
+
+- A call in which a rank died, or that comes after its death, ends at each survivor by itself: with its
+  result if everything it needs is with it, with `PeerFailure`, or not before another rank shrinks.
+- `agree` may return True on some ranks and raise `PeerFailure` on others; never True beside False.
+- `shrink` drops the dead, but one that died inside it may stay in `live` and be found by the next call.
+- A rank whose program has ended is gone. Where a rank died before, that is one more death to the others;
+  where all are well nobody may wait for it, and who does is reported as a deadlock.
+- A rank whose program raised is dead to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+import torch
+
+from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.simulated.baton import Baton
+from ecrm.transport.simulated.communicator import SHRINK, Call, CallMismatch, Communicator
+from ecrm.transport.simulated.faults import BEFORE, DURING, Fault, FaultPlan, PhaseFault, RandomFaults
+from ecrm.transport.simulated.outcome import (
+    Event,
+    Kill,
+    Outcome,
+    ProgramFailed,
+    RankKilled,
+    Result,
+    SimulationDeadlock,
+    SimulationError,
+    SimulationMismatch,
+    SimulationTooLong,
+)
+from ecrm.transport.simulated.transport import SimulatedTransport
+
+
+class Member:
+    """A rank as the cluster sees it."""
+
+    __slots__ = (
+        "rank",
+        "communicator",
+        "call_index",
+        "method",
+        "call",
+        "calls_since_shrink",
+        "waiting",
+        "told",
+        "gone",
+    )
+
+    def __init__(self, rank: int, communicator: Communicator) -> None:
+        self.rank = rank
+        self.communicator = communicator
+        self.call_index = -1
+        self.method = "start"
+        self.call: Call | None = None  # where it waits, unless that is a shrink
+        self.calls_since_shrink = -1
+        self.waiting = False
+        self.told = False  # of a death, because nobody else had anything left to do
+        self.gone = False  # killed, failed, or ended
+
+
+class SimulatedCluster:
+    """A world of `world_size` ranks that runs one program, once.
+
+    seed: draws everything: who runs next, who learns what and when, and the faults if they are random.
+    faults: given ones, or `RandomFaults`.
+    on_phase: called as (rank, step, phase) by `enter_phase`; raises `RankKilled` to kill that rank there.
+    most_calls: when all ranks together have made more, the run ends with `SimulationTooLong`.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        seed: int | str,
+        faults: RandomFaults | Iterable[Fault | PhaseFault] = (),
+        *,
+        on_phase: Callable[[int, int, str], None] | None = None,
+        most_calls: int = 1_000_000,
+    ) -> None:
+        self._random = Random(seed)
+        # Chances drawn once a run, so that runs differ in kind: to complete a call rather than fail in it where
+        # both could be; to learn of a death at once; for one who dies inside a shrink to stay among the live.
+        self._completes = self._random.uniform(0.05, 0.95)
+        self._notices = self._random.uniform(0.05, 0.95)
+        self._stays = self._random.choice((0.0, 0.5, 1.0))
+        self._plan = FaultPlan(faults, self._random)
+        self._on_phase = on_phase
+        self._most_calls = most_calls
+        world = Communicator(tuple(range(world_size)))
+        self._members = [Member(rank, world) for rank in range(world_size)]
+        self._baton = Baton(world_size, self._random, self._when_all_wait)
+        self._started = False
+        self._broken: SimulationError | None = None
+        self._results: dict[int, object] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._killed: list[Kill] = []
+        self._killed_ranks: tuple[int, ...] = ()
+        self._calls = 0
+        self._trace: list[Event] = []
+
+    def run(self, program: Callable[[Transport], Result]) -> Outcome[Result]:
+        """Run `program(transport)` on every rank; returns when all have ended.
+
+        Raises another SimulationError when the run broke off, ProgramFailed when programs raised.
+        """
+        if self._started:
+            raise RuntimeError("a simulated cluster runs one program, once")
+        self._started = True
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # else every rank's thread starts a team of its own
+        try:
+            self._baton.run(lambda rank: self._run_rank(self._members[rank], program))
+        finally:
+            torch.set_num_threads(threads)
+        if self._broken is not None:
+            raise self._broken
+        outcome = Outcome(self._results, self._killed, self._calls, self._trace, self._plan.unfired)
+        if self._errors:
+            raise ProgramFailed(outcome, self._errors)
+        return outcome
+
+    def enter_phase(self, rank: int, step: int, phase: str) -> None:
+        """For the program's own phase hook: the rank dies here if a `PhaseFault` or `on_phase` says so."""
+        member = self._members[rank]
+        self._stop_if_gone(member)
+        if self._plan.at_phase(rank, step, phase):
+            self._die(member, f"{phase} of step {step}")
+        if self._on_phase is not None:
+            try:
+                self._on_phase(rank, step, phase)
+            except RankKilled:
+                self._die(member, f"{phase} of step {step}")
+
+    def _run_rank(self, member: Member, program: Callable[[Transport], object]) -> None:
+        try:
+            self._stop_if_gone(member)
+            self._results[member.rank] = program(SimulatedTransport(self, member.rank))
+            self.leave(member.rank)
+        except RankKilled:
+            if not member.gone and self._broken is None:
+                self._bury(member, "by its program")
+        except BaseException as error:  # noqa: BLE001 - whatever a program raises is reported
+            self._errors[member.rank] = error
+            self._note(member, f"raises {type(error).__name__}")
+            member.gone = True
+            self._mourn(member)
+
+    # What a transport calls, in the thread of its rank.
+
+    def live(self, rank: int) -> tuple[int, ...]:
+        return self._members[rank].communicator.members
+
+    def collective(self, rank: int, method: str, contribution: object) -> dict[int, object]:
+        """Take part in a call; returns what every member put in. Raises PeerFailure."""
+        member = self._members[rank]
+        when = self._begin(member, method)
+        communicator = member.communicator
+        if communicator.revoked and method != "agree":
+            self._note(member, "refused")
+            self._die_if(member, when)
+            raise PeerFailure(f"{method}: another rank is recovering from a failure")
+        member.call = call = self._enter(member, method, contribution)
+        if when == DURING:
+            self._lose_part(member)
+            self._wake_if_over(member)
+            self._die(member, DURING)
+        member.waiting = True
+        self._wake_if_over(member)
+        completed = None
+        while completed is None:
+            self._wait(member)
+            completed = self._end_of(member, call)
+        member.call = None
+        member.told = False
+        self._note(member, "completes" if completed else "fails")
+        self._die_if(member, when)
+        if not completed:
+            raise PeerFailure(f"{method}: of ranks {communicator.members} {sorted(communicator.dead)} died")
+        return call.contributions
+
+    def shrink(self, rank: int) -> None:
+        """Revoke, wait for all who live, move them to a new communicator."""
+        member = self._members[rank]
+        when = self._begin(member, SHRINK)
+        communicator = member.communicator
+        communicator.shrinking.add(rank)
+        self._wake_all(communicator)
+        if when == DURING:
+            self._die(member, DURING)
+        member.waiting = True
+        self._end_shrink_if_all_are_in(communicator)
+        while member.communicator is communicator:
+            self._wait(member)
+        self._note(member, f"live are {member.communicator.members}")
+        self._die_if(member, when)
+
+    def leave(self, rank: int) -> None:
+        """The rank makes no more calls."""
+        member = self._members[rank]
+        if not member.gone:
+            self._stop_if_gone(member)
+            member.gone = True
+            self._note(member, "leaves")
+            member.communicator.left.add(rank)
+            self._wake_all(member.communicator)
+            self._end_shrink_if_all_are_in(member.communicator)
+
+    # Calls.
+
+    def _begin(self, member: Member, method: str) -> str | None:
+        """Count a call; returns when in it the rank dies, unless that is at once."""
+        self._stop_if_gone(member)
+        self._calls += 1
+        member.call_index += 1
+        member.method = method
+        if method == SHRINK:
+            member.calls_since_shrink = 0
+        elif member.calls_since_shrink >= 0:
+            member.calls_since_shrink += 1
+        if self._calls > self._most_calls:
+            self._break_off(SimulationTooLong, f"more than {self._most_calls} calls")
+            raise RankKilled
+        self._note(member, "enters")
+        when = self._plan.at_call(member.rank, member.call_index, member.calls_since_shrink, self._killed_ranks)
+        if when == BEFORE:
+            self._die(member, BEFORE)
+        return when
+
+    def _enter(self, member: Member, method: str, contribution: object) -> Call:
+        try:
+            return member.communicator.enter(member.rank, method, contribution)
+        except CallMismatch as error:
+            self._break_off(SimulationMismatch, str(error))
+            raise RankKilled from None
+
+    def _end_of(self, member: Member, call: Call) -> bool | None:
+        """Whether the call completes (True) or fails (False) at this rank now; None to wait on."""
+        communicator = member.communicator
+        has_all = communicator.has_all(member.rank, call)
+        if not communicator.troubled:
+            return True if has_all else None
+        if has_all:
+            return self._random.random() < self._completes
+        if communicator.revoked or member.told or self._random.random() < self._notices:
+            return False
+        return None
+
+    def _end_shrink_if_all_are_in(self, communicator: Communicator) -> None:
+        if not communicator.revoked or not communicator.all_shrinking():
+            return
+        died_inside = sorted(communicator.shrinking & communicator.dead)
+        survivors = communicator.after_shrink([rank for rank in died_inside if self._random.random() < self._stays])
+        for rank in communicator.shrinking - communicator.dead:
+            self._members[rank].communicator = survivors
+            self._wake(self._members[rank])
+
+    # Waiting and waking.
+
+    def _wait(self, member: Member) -> None:
+        member.waiting = True
+        self._baton.wait(member.rank)
+        member.waiting = False
+        self._stop_if_gone(member)
+
+    def _wake(self, member: Member) -> None:
+        if member.waiting:
+            self._baton.make_ready(member.rank)
+
+    def _wake_all(self, communicator: Communicator) -> None:
+        for rank in communicator.members:
+            member = self._members[rank]
+            if member.communicator is communicator:
+                self._wake(member)
+
+    def _wake_if_over(self, member: Member) -> None:
+        """After `member` has entered its call."""
+        if member.communicator.is_full(member.call):
+            self._wake_all(member.communicator)
+        elif member.communicator.troubled:
+            self._wake(member)
+
+    def _when_all_wait(self) -> None:
+        """Somebody learns of a death after all; if nobody can, the run is over."""
+        deaf = [member for member in self._members if member.waiting and member.call and member.communicator.troubled]
+        if deaf:
+            member = self._random.choice(deaf)
+            member.told = True
+            self._wake(member)
+            return
+        waits = [
+            f"rank {member.rank} waits in {member.method} (its call {member.call_index}) "
+            f"with {member.communicator.members}, of whom {sorted(member.communicator.left)} have ended"
+            for member in self._members
+            if member.waiting
+        ]
+        self._break_off(SimulationDeadlock, "nobody can go on: " + "; ".join(waits))
+
+    def _break_off(self, kind: type[SimulationError], message: str) -> None:
+        self._broken = kind(message, self._trace)
+        for member in self._members:
+            self._wake(member)
+
+    def _stop_if_gone(self, member: Member) -> None:
+        if self._broken is not None or member.rank in self._killed_ranks:
+            raise RankKilled
+        if member.gone:
+            raise RuntimeError(f"rank {member.rank} has closed its transport")
+
+    # Dying.
+
+    def _die_if(self, member: Member, when: str | None) -> None:
+        if when is not None:
+            self._die(member, when)
+
+    def _die(self, member: Member, when: str) -> None:
+        """Kill the running rank, and perhaps others with it."""
+        self._bury(member, when)
+        while True:
+            others = [other.rank for other in self._members if not other.gone]
+            rank = self._plan.taken_along(others, self._killed_ranks)
+            if rank is None:
+                raise RankKilled
+            self._kill_where_it_is(self._members[rank])
+
+    def _kill_where_it_is(self, member: Member) -> None:
+        """Kill a rank that is not running: it waits in a call, or has not begun."""
+        if member.call is not None:
+            self._lose_part(member)
+        self._bury(member, DURING)
+        self._baton.make_ready(member.rank)  # to unwind its thread
+
+    def _lose_part(self, member: Member) -> None:
+        """The rank dies before its part of the call has reached everybody."""
+        others = member.communicator.members
+        member.call.reached[member.rank] = {rank for rank in others if self._random.random() < 0.5}
+
+    def _bury(self, member: Member, when: str) -> None:
+        self._note(member, f"killed {when}")
+        self._killed.append(Kill(member.rank, member.call_index, member.method, when))
+        self._killed_ranks += (member.rank,)
+        member.gone = True
+        member.waiting = False
+        self._mourn(member)
+
+    def _mourn(self, member: Member) -> None:
+        communicator = member.communicator
+        communicator.dead.add(member.rank)
+        self._wake_all(communicator)
+        self._end_shrink_if_all_are_in(communicator)
+
+    def _note(self, member: Member, what: str) -> None:
+        self._trace.append(Event(member.rank, member.call_index, member.method, what))

@@ -1,0 +1,82 @@
+"""What one generation of live ranks has contributed to which call: values and rules, no threads, no chance.
+
+A communicator is used from one shrink to the next. Its ranks make the same calls in the same order, so a
+call is known by its number. The data of a call is with a rank when all members have contributed and none
+of them died before its part had reached that rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+SHRINK = "shrink"
+
+
+class CallMismatch(Exception):
+    """Two ranks made different calls at the same place."""
+
+
+class Call:
+    """One collective call: what each rank put in, and whom those who died in it still reached."""
+
+    __slots__ = ("method", "number", "contributions", "reached")
+
+    def __init__(self, method: str, number: int) -> None:
+        self.method = method
+        self.number = number
+        self.contributions: dict[int, object] = {}
+        self.reached: dict[int, Collection[int]] = {}
+
+
+class Communicator:
+    """The ranks that were live after one shrink (or at the start) and the calls they have made since."""
+
+    def __init__(self, members: tuple[int, ...], dead: Collection[int] = ()) -> None:
+        self.members = members
+        self.dead = set(dead)
+        self.left: set[int] = set()
+        self.shrinking: set[int] = set()
+        self._calls: dict[int, Call] = {}
+        self._numbers = dict.fromkeys(members, 0)
+
+    @property
+    def revoked(self) -> bool:
+        return bool(self.shrinking)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a call may fail: somebody died, or has begun to shrink."""
+        return bool(self.dead) or bool(self.shrinking)
+
+    def enter(self, rank: int, method: str, contribution: object) -> Call:
+        """Count `contribution` for the rank's next call. Raises CallMismatch where the others make another one."""
+        number = self._numbers[rank]
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = Call(method, number)
+            # Whoever is here has completed the call before, so all members have left the one before that.
+            self._calls.pop(number - 2, None)
+        elif call.method != method:
+            other = next(iter(call.contributions))
+            raise CallMismatch(f"call {number} of {self.members}: rank {other} {call.method}, rank {rank} {method}")
+        self._numbers[rank] = number + 1
+        call.contributions[rank] = contribution
+        return call
+
+    def is_full(self, call: Call) -> bool:
+        return len(call.contributions) == len(self.members)
+
+    def has_all(self, rank: int, call: Call) -> bool:
+        """Whether everything that `rank` needs to complete `call` is with it."""
+        if len(call.contributions) != len(self.members):
+            return False
+        return not call.reached or all(rank in reached for reached in call.reached.values())
+
+    def all_shrinking(self) -> bool:
+        """Whether nobody is left for whom a shrink has to wait."""
+        return all(rank in self.shrinking or rank in self.dead or rank in self.left for rank in self.members)
+
+    def after_shrink(self, unnoticed: Collection[int]) -> Communicator:
+        """The survivors' communicator; `unnoticed` are dead that this shrink fails to drop."""
+        survivors = self.shrinking - self.dead
+        return Communicator(tuple(sorted(survivors.union(unnoticed))), unnoticed)

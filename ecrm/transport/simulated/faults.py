@@ -1,0 +1,115 @@
+"""Who is killed where: given one by one, or drawn call by call from the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+
+BEFORE = "before"  # nobody gets anything of this call from the rank
+DURING = "during"  # some of the others have what they need from it, drawn from the seed, and some have not
+AFTER = "after"  # the call has ended at this rank, one way or the other; its program never learns that
+MOMENTS = (BEFORE, DURING, AFTER)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Kill `rank` at its call number `call_index`, counted from 0 over all calls it makes, `shrink` included."""
+
+    rank: int
+    call_index: int
+    when: str
+
+    def __post_init__(self) -> None:
+        if self.when not in MOMENTS:
+            raise ValueError(f"fault of rank {self.rank}: when is {self.when!r}, not one of {MOMENTS}")
+
+
+@dataclass(frozen=True)
+class PhaseFault:
+    """Kill `rank` when its program enters `phase` of `step`, outside any call."""
+
+    rank: int
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class RandomFaults:
+    """Kill at random, at most `most` ranks in the whole run.
+
+    per_call: chance that a rank dies at one call.
+    per_recovery_call: the same for a `shrink` and for the `recovery_calls` calls of the rank that follow it.
+    together: chance that a death takes one more rank along at the same instant; drawn again for each more.
+    may_kill: asked with (rank, killed so far) before each kill; a refusal costs nothing.
+    """
+
+    most: int
+    per_call: float = 0.002
+    per_recovery_call: float = 0.05
+    recovery_calls: int = 6
+    together: float = 0.2
+    may_kill: Callable[[int, tuple[int, ...]], bool] = lambda rank, killed: True
+
+    @staticmethod
+    def drawn(
+        random: Random, most: int, may_kill: Callable[[int, tuple[int, ...]], bool] | None = None
+    ) -> RandomFaults:
+        """Chances drawn from `random`, from calm to violent, so that schedules differ in kind and not only in place."""
+        return RandomFaults(
+            most=most,
+            per_call=10 ** random.uniform(-4, -1.5),
+            per_recovery_call=random.choice((0.0, 0.02, 0.1, 0.3)),
+            recovery_calls=random.randrange(1, 13),
+            together=random.choice((0.0, 0.2, 0.6)),
+            **({} if may_kill is None else {"may_kill": may_kill}),
+        )
+
+
+class FaultPlan:
+    """Answers, call by call, whether a rank dies now; remembers which of the given faults have fired."""
+
+    def __init__(self, faults: RandomFaults | Iterable[Fault | PhaseFault], random: Random) -> None:
+        self._random = random
+        self._chances = faults if isinstance(faults, RandomFaults) else None
+        self._given = [] if self._chances else list(faults)
+        self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
+        self._at_phase = {(f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)}
+        self._fired: set[Fault | PhaseFault] = set()
+
+    @property
+    def unfired(self) -> list[Fault | PhaseFault]:
+        return [fault for fault in self._given if fault not in self._fired]
+
+    def at_call(self, rank: int, call_index: int, calls_since_shrink: int, killed: tuple[int, ...]) -> str | None:
+        """When in this call the rank dies, or None. `calls_since_shrink` is 0 for a shrink itself, -1 if there was none."""
+        chances = self._chances
+        if chances is None:
+            fault = self._at_call.get((rank, call_index))
+            if fault is None:
+                return None
+            self._fired.add(fault)
+            return fault.when
+        if len(killed) >= chances.most:
+            return None
+        recovering = 0 <= calls_since_shrink <= chances.recovery_calls
+        chance = chances.per_recovery_call if recovering else chances.per_call
+        if self._random.random() >= chance or not chances.may_kill(rank, killed):
+            return None
+        return self._random.choice(MOMENTS)
+
+    def at_phase(self, rank: int, step: int, phase: str) -> bool:
+        fault = self._at_phase.get((rank, step, phase))
+        if fault is not None:
+            self._fired.add(fault)
+        return fault is not None
+
+    def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
+        """One of `candidates` that dies at the same instant as the last of `killed`, or None."""
+        chances = self._chances
+        if chances is None or not candidates or len(killed) >= chances.most:
+            return None
+        if self._random.random() >= chances.together:
+            return None
+        rank = self._random.choice(candidates)
+        return rank if chances.may_kill(rank, killed) else None

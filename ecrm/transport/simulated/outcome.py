@@ -1,0 +1,77 @@
+"""What a simulated run leaves, and the ways in which it can break off."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from ecrm.transport.simulated.faults import Fault, PhaseFault
+
+Result = TypeVar("Result")
+
+
+class RankKilled(BaseException):
+    """Unwinds the thread of a killed rank; a program must let it pass."""
+
+
+class Event(NamedTuple):
+    """One thing that a rank did. The list of them is the whole schedule: equal lists, equal runs."""
+
+    rank: int
+    call_index: int
+    method: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} call {self.call_index} {self.method}: {self.what}"
+
+
+class Kill(NamedTuple):
+    """Where a rank died: in its call number `call_index`, or after it at the phase that `when` names."""
+
+    rank: int
+    call_index: int
+    method: str
+    when: str
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Result]):
+    """Results by surviving rank, deaths in order, calls of all ranks together, given faults that did not fire."""
+
+    results: dict[int, Result]
+    killed: list[Kill]
+    calls: int
+    trace: list[Event]
+    unfired: list[Fault | PhaseFault]
+
+
+class SimulationError(Exception):
+    """The run broke off; `trace` tells what happened until then."""
+
+    def __init__(self, message: str, trace: list[Event]) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class SimulationDeadlock(SimulationError):
+    """All ranks wait, and nobody will ever wake them."""
+
+
+class SimulationMismatch(SimulationError):
+    """Ranks made different calls at the same place."""
+
+
+class SimulationTooLong(SimulationError):
+    """More calls than allowed."""
+
+
+class ProgramFailed(SimulationError):
+    """Programs ended with an exception: `errors` by rank; `outcome` is that of the other ranks."""
+
+    def __init__(self, outcome: Outcome, errors: dict[int, BaseException]) -> None:
+        told = [f"rank {rank}:\n{''.join(traceback.format_exception(error))}" for rank, error in errors.items()]
+        super().__init__("\n".join(told), outcome.trace)
+        self.outcome = outcome
+        self.errors = errors
