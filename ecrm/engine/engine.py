@@ -95,7 +95,7 @@ class Engine:
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
-        self.step = self.committed = 0
+        self.step = self.committed = self._commits = 0
         self.failures = FailureLog()
         self.rebuild_left: dict[int, int] = {}
         self._make_store, self._make_dense = make_store, make_dense
@@ -223,6 +223,7 @@ class Engine:
 
     def _accept_commit(self) -> None:
         """Everything up to `step` can no longer be taken back."""
+        self._commits += 1
         undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
         self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
         self.committed = self.step
@@ -351,13 +352,13 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
-        ledger = [torch.tensor([self.committed, self.view.epoch]), _to_bytes(self.view.to_json())]
+        ledger = [torch.tensor([self._commits, self.view.epoch]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
-        committed = max(int(tensors[0][0]) for tensors in shared.values())
-        if committed > self.committed:
-            assert committed == self.step, f"rank {self.rank} at step {self.step} cannot join commit {committed}"
+        commits = max(int(tensors[0][0]) for tensors in shared.values())
+        if commits > self._commits:
+            assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
             self._accept_commit()
         elif self._policy.skip_undo:
             self._accept_commit_without_undo()
@@ -376,9 +377,9 @@ class Engine:
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
-        committed = self.committed
+        committed, commits = self.committed, self._commits
         self._accept_commit()
-        self.committed = committed
+        self.committed, self._commits = committed, commits
 
     def _take_over(self) -> DenseReplica | None:
         """Adopt the next view: host its shards, empty at first, and see that its dense holders get the replica.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor
@@ -21,14 +21,19 @@ class Violation(AssertionError):
 class Checkers:
     """Looks into all engines of a simulated cluster; raises Violation.
 
-    `engines` maps live ranks to their engines and is kept up to date by the caller.
+    `engines` maps ranks to their engines and `doomed` holds those whose death is decided, which are not
+    looked at; both are kept up to date by the caller.
     """
 
-    def __init__(self, engines: Mapping[int, Engine], truth: Truth) -> None:
-        self._engines, self._truth = engines, truth
+    def __init__(self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth) -> None:
+        self._all, self._doomed, self._truth = engines, doomed, truth
         self._committed: dict[int, int] = {}
         self.commits = self.rows = self.parity_rows = 0
         self._newest = 0
+
+    @property
+    def _engines(self) -> dict[int, Engine]:
+        return {rank: engine for rank, engine in self._all.items() if rank not in self._doomed}
 
     def after_commit(self, engine: Engine) -> None:
         """Called by a rank that has just seen a commit; the first to see it checks the whole cluster."""

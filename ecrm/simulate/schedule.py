@@ -17,8 +17,8 @@ class Schedule:
     """A job on a cluster and the faults to draw for it.
 
     `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its rank
-    with probability `call_death`, and each phase of the engine with `phase_death`; after one death the
-    next call kills with probability `cascade`, which puts deaths into recoveries and into each other.
+    with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the engine with
+    `phase_death`; a death takes another rank along with probability `together`.
     """
 
     seed: int
@@ -28,6 +28,7 @@ class Schedule:
     call_death: float
     phase_death: float
     cascade: float
+    together: float
 
     def __str__(self) -> str:
         w = self.workload
@@ -82,4 +83,5 @@ def draw(seed: int, suite: str) -> Schedule:
         call_death=rng.choice((0.002, 0.01, 0.03)),
         phase_death=rng.choice((0.0, 0.01, 0.03)),
         cascade=rng.choice((0.0, 0.05, 0.3)),
+        together=rng.choice((0.0, 0.2, 0.6)),
     )

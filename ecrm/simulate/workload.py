@@ -153,8 +153,12 @@ def run_workload(
     clock: Callable[[], float] = lambda: 0.0,
     after_start: Callable[[Engine], None] = lambda engine: None,
     after_step: Callable[[Engine], None] = lambda engine: None,
+    report: Callable[[dict[str, str]], None] = lambda tables: None,
 ) -> Outcome:
-    """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost."""
+    """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
+
+    `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
+    """
     engine = make_engine(workload, transport, hooks or Hooks(), clock)
     after_start(engine)
     while True:
@@ -167,6 +171,8 @@ def run_workload(
             verified = engine.verify_parity()
             with engine.recovering():
                 tables = table_digests(engine, engine.view.reporter)
+                if tables is not None:
+                    report(tables)
                 transport.agree(True)
             break
         except StepAborted:
