@@ -14,9 +14,8 @@ OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
 
 
 def _filled(backend: str, optimizer: str, rows: int = 50, dim: int = 8):
-    store = store_factory(backend, SparseOptimizer(optimizer, 0.05))(rows, dim)
-    store.weights.copy_(torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)))
-    return store
+    values = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
+    return store_factory(backend, SparseOptimizer(optimizer, 0.05))(rows, dim, lambda local: values[local])
 
 
 def _gradients(step: int, rows: int, dim: int = 8):
@@ -37,7 +36,9 @@ def test_native_store_is_fbgemm_bit_for_bit(optimizer):
             ours.update(rows, gradients)
             theirs.update(rows, gradients)
         assert torch.equal(ours.read(everything), theirs.read(everything))
-    assert ours.record_bytes == theirs.record_bytes == {"sgd": 32, "rowwise_adagrad": 36, "adagrad": 64}[optimizer]
+        assert torch.equal(ours.lookup(everything), theirs.lookup(everything))
+        assert torch.equal(ours.lookup_state(everything), theirs.lookup_state(everything))
+    assert ours.record_bytes == theirs.record_bytes == {"sgd": 36, "rowwise_adagrad": 40, "adagrad": 68}[optimizer]
 
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])
@@ -69,7 +70,7 @@ def test_missing_rows_are_found_restored_and_forgotten():
     hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
     asked = torch.tensor([3, 7, 11])
     assert torch.equal(hosted.missing_among(asked), asked)
-    records = torch.randint(0, 255, (3, 32), dtype=torch.uint8)
+    records = torch.randint(0, 255, (3, 36), dtype=torch.uint8)
     hosted.restore(asked, records)
     hosted.undo()
     assert hosted.missing_rows == 50
@@ -83,7 +84,7 @@ def test_missing_rows_are_found_restored_and_forgotten():
     assert hosted.missing_among(asked).numel() == 0
     rest = hosted.missing.first(100)
     assert rest.numel() == 47
-    hosted.restore(rest, torch.zeros(47, 32, dtype=torch.uint8))
+    hosted.restore(rest, torch.zeros(47, 36, dtype=torch.uint8))
     assert hosted.missing_rows == 0
     hosted.committed()
     assert hosted.missing is None
@@ -117,3 +118,18 @@ def test_initial_rows_do_not_depend_on_who_asks():
     assert everything[100:104].abs().max() <= 0.5
     assert everything[100:104].abs().max() > 0.2
     assert torch.equal(initial_rows(space, torch.tensor([134, 500]), seed=5), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("backend", ["native", "fbgemm"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_row_never_updated_is_zeros_in_store_and_initial_to_those_who_look(backend, optimizer):
+    store = _filled(backend, optimizer)
+    initial = store.lookup(torch.arange(50))
+    assert initial.abs().min() > 0
+    assert not store.read(torch.arange(50)).any()
+    rows, gradients = _gradients(0, 50)
+    delta = store.update_with_delta(rows, torch.zeros_like(gradients))
+    assert torch.equal(delta, store.read(rows))
+    assert torch.equal(store.lookup(torch.arange(50)), initial)
+    store.xor(rows, delta)
+    assert not store.read(torch.arange(50)).any()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
+from ecrm.storage.base import Store
+from ecrm.transport.message import in_groups
 
 CHUNK_ROWS = 65_536
 
@@ -19,10 +22,9 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     """
     digests: dict[str, str] = {}
     for space, row_space in enumerate(engine.spaces):
-        row_bytes = row_space.dim * 4
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
             digest = hashlib.sha256()
-            for part in (slice(0, row_bytes), slice(row_bytes, None)):
+            for part in (Store.lookup, Store.lookup_state):
                 for first in range(offset, offset + table.rows, CHUNK_ROWS):
                     rows = torch.arange(first, min(first + CHUNK_ROWS, offset + table.rows))
                     chunk = gather_rows(engine, space, rows, part, to)
@@ -32,23 +34,28 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     return digests if engine.rank == to else None
 
 
-def gather_rows(engine: Engine, space: int, rows: Tensor, part: slice, to: int) -> Tensor | None:
-    """Collective: part of the records of `rows`, int64 [R], on rank `to`, uint8 [R, bytes]; None elsewhere."""
+def gather_rows(
+    engine: Engine, space: int, rows: Tensor, part: Callable[[Store, Tensor], Tensor], to: int
+) -> Tensor | None:
+    """Collective: `part` of `rows`, int64 [R], on rank `to`, float32 [R, floats]; None elsewhere.
+
+    `part` is `Store.lookup` or `Store.lookup_state`.
+    """
     shards, local = engine.layouts[space].locate(rows)
     outgoing: dict[int, list[Tensor]] = {}
     for (shard, this), hosted in sorted(engine.hosted.items()):
         if this == space:
-            records = hosted.store.read(local[shards == shard])[:, part].contiguous()
-            outgoing.setdefault(to, []).extend((torch.tensor([shard]), records))
+            values = part(hosted.store, local[shards == shard])
+            outgoing.setdefault(to, []).extend((torch.tensor([shard]), values))
     received = engine.transport.exchange(outgoing)
     if engine.rank != to:
         return None
     chunk: Tensor | None = None
     for tensors in received.values():
-        for head, records in zip(tensors[::2], tensors[1::2], strict=True):
+        for head, values in in_groups(tensors, 2):
             here = (shards == int(head[0])).nonzero().squeeze(1)
             if here.numel():
                 if chunk is None:
-                    chunk = torch.empty(rows.numel(), records.numel() // here.numel(), dtype=torch.uint8)
-                chunk[here] = records.view(here.numel(), -1)
+                    chunk = torch.empty(rows.numel(), values.numel() // here.numel())
+                chunk[here] = values.view(here.numel(), -1)
     return chunk

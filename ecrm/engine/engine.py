@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,15 +32,11 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
-from ecrm.storage.base import Store
+from ecrm.storage import StoreFactory
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import in_groups
-
-
-INITIAL_ROWS = 1 << 18
-"""Rows initialised at a time: bounds the memory that takes."""
 
 
 class StepAborted(Exception):
@@ -84,7 +81,7 @@ class Engine:
         tables: Sequence[Table],
         view: View,
         protection: Protection,
-        make_store: Callable[[int, int], Store],
+        make_store: StoreFactory,
         make_dense: Callable[[], DenseReplica],
         seed: int,
         policy: EnginePolicy,
@@ -100,10 +97,11 @@ class Engine:
         self.rebuild_left: dict[int, int] = {}
         self._make_store, self._make_dense = make_store, make_dense
         self._seed, self._policy, self._hooks, self._clock = seed, policy, hooks or Hooks(), clock
-        # Also makes a spare load now what it would otherwise load when it takes over.
+        # Making a store now lets a spare load what it would otherwise load when it takes over.
+        record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._bytes_per_shard = sum(
-            make_store(1, space.dim).record_bytes * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
-            for space, layout in zip(self.spaces, self.layouts, strict=True)
+            size * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
+            for size, layout in zip(record_bytes, self.layouts, strict=True)
         )
         self._phase = "start"
         self._updating = False
@@ -111,7 +109,7 @@ class Engine:
         self._repaired: RepairReport | None = None
         self._last_finished = clock()
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
-        self._context = ProtectionContext(transport, self.layouts, self._initial_rows, self.hosted)
+        self._context = ProtectionContext(transport, self.layouts, record_bytes, self.hosted)
         self._host_shards(missing=False)
         protection.start(self._context, view)
 
@@ -404,19 +402,12 @@ class Engine:
         for shard in mine:
             for space, layout in enumerate(self.layouts):
                 if (shard, space) not in self.hosted:
-                    store = self._make_store(layout.data_rows_per_shard, self.spaces[space].dim)
-                    if not missing:
-                        self._initialise(store, shard, space)
+                    initial = partial(self._initial_rows, shard, space)
+                    store = self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial)
                     self.hosted[shard, space] = HostedShard(store, layout.data_rows_per_shard, missing)
 
-    def _initialise(self, store: Store, shard: int, space: int) -> None:
-        """Fill a zeroed store with the shard's initial rows, some at a time."""
-        layout = self.layouts[space]
-        for local in torch.arange(layout.data_rows_per_shard).split(INITIAL_ROWS):
-            store.weights[local[0] : local[-1] + 1] = self._initial_rows(space, layout.rows_of(shard, local))
-
-    def _initial_rows(self, space: int, rows: Tensor) -> Tensor:
-        return initial_rows(self.spaces[space], rows, self._seed)
+    def _initial_rows(self, shard: int, space: int, local: Tensor) -> Tensor:
+        return initial_rows(self.spaces[space], self.layouts[space].rows_of(shard, local), self._seed)
 
     def _spread_dense(self) -> DenseReplica | None:
         """Send the committed dense state from its lowest holder to new holders of the view."""

@@ -7,7 +7,6 @@ dense model. `none` implements it by doing nothing, `erasure` with Reed-Solomon 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -46,12 +45,12 @@ class ProtectionContext:
     """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
 
     `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a view
-    does and then calls `adopt`. `initial_rows(space, rows)` gives initial values, float32 [R, dim].
+    does and then calls `adopt`. `record_bytes` is the size of a record of each row space.
     """
 
     transport: Transport
     layouts: tuple[RowLayout, ...]
-    initial_rows: Callable[[int, Tensor], Tensor]
+    record_bytes: tuple[int, ...]
     hosted: dict[ShardSpace, HostedShard] = field(default_factory=dict)
 
 
@@ -77,7 +76,7 @@ class Protection(ABC):
 
     @abstractmethod
     def start(self, context: ProtectionContext, view: View) -> None:
-        """Set up for the undisturbed start, when every row has its initial value."""
+        """Set up for the undisturbed start, when every record is zeros."""
 
     @abstractmethod
     def adopt(self, view: View) -> None:

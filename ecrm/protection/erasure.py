@@ -24,8 +24,8 @@ from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.transport.message import in_groups
 
-ENCODE_STRIPES = 65_536
-"""Stripes encoded or verified at a time: bounds the memory a check takes."""
+VERIFY_BYTES = 1 << 26
+"""Bytes of records verified at a time on each rank: bounds the memory that a check takes."""
 
 
 class ErasureProtection(Protection):
@@ -49,11 +49,9 @@ class ErasureProtection(Protection):
         return sum(parity.log_bytes for parity in self.parity.values())
 
     def start(self, context: ProtectionContext, view: View) -> None:
-        """Encode the initial values, each holder computing them for itself: nothing is sent."""
+        """Parity of records that are zeros is zeros: there is nothing to encode."""
         self._context = context
         self.adopt(view, missing=False)
-        for (shard, space), parity in self.parity.items():
-            self._encode_initial(shard, space, parity)
 
     def adopt(self, view: View, missing: bool = True) -> None:
         mine = view.shards_of(self._context.transport.rank)
@@ -62,8 +60,9 @@ class ErasureProtection(Protection):
         for shard in mine:
             for space, layout in enumerate(self._context.layouts):
                 if (shard, space) not in self.parity:
-                    record_bytes = self._context.hosted[shard, space].store.record_bytes
-                    self.parity[shard, space] = ParityRows(layout.parity_rows_per_shard, record_bytes, missing)
+                    self.parity[shard, space] = ParityRows(
+                        layout.parity_rows_per_shard, self._context.record_bytes[space], missing
+                    )
 
     def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
         outgoing: dict[int, list[Tensor]] = {}
@@ -109,7 +108,7 @@ class ErasureProtection(Protection):
         """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""
         stripes = mismatches = 0
         for space, layout in enumerate(self._context.layouts):
-            step = max(1, ENCODE_STRIPES // self.shape.shards)
+            step = max(1, VERIFY_BYTES // (self._context.record_bytes[space] * self.shape.k * max(1, self.shape.m)))
             for first in range(0, layout.periods, step):
                 periods = torch.arange(first, min(first + step, layout.periods))
                 checked, wrong = self._verify_periods(space, periods, view)
@@ -143,17 +142,3 @@ class ErasureProtection(Protection):
                 checked += periods.numel()
                 wrong += int((expected != held).any(dim=1).sum())
         return checked, wrong
-
-    def _encode_initial(self, shard: int, space: int, parity: ParityRows) -> None:
-        k, m = self.shape.k, self.shape.m
-        layout = self._context.layouts[space]
-        row_bytes = parity.records.shape[1]
-        for t in range(m):
-            for first in range(0, layout.periods, ENCODE_STRIPES):
-                periods = torch.arange(first, min(first + ENCODE_STRIPES, layout.periods))
-                stripes = periods * self.shape.shards + self.shape.residue_of_unit(shard, k + t)
-                data = torch.zeros(k, periods.numel(), row_bytes, dtype=torch.uint8)
-                for unit in range(k):
-                    values = self._context.initial_rows(space, stripes * k + unit)
-                    data[unit, :, : values.shape[1] * 4] = values.view(torch.uint8)
-                parity.records[periods * m + t] = decode(data, self._coefficients[t : t + 1])[0]

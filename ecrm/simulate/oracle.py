@@ -36,10 +36,11 @@ class _Alone(Transport):
 
 @dataclass(frozen=True)
 class Truth:
-    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise."""
+    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise; final digests."""
 
     records: list[list[Tensor]]
     dense: list[Tensor]
+    tables: dict[str, str]
 
 
 def truth_of(workload: Workload) -> Truth:
@@ -48,12 +49,12 @@ def truth_of(workload: Workload) -> Truth:
         workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
         skip_undo=False,
     )  # fmt: skip
-    truth = Truth([], [])
+    truth = Truth([], [], {})
 
     def note(engine: Engine) -> None:
         spaces = enumerate(engine.spaces)
         truth.records.append([engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces])
         truth.dense.append(engine.dense.value.clone())
 
-    run_workload(alone, _Alone(), Hooks(), after_start=note, after_step=note)
+    run_workload(alone, _Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update)
     return truth

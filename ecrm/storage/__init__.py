@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
+from torch import Tensor
+
 from ecrm.errors import UsageError
 from ecrm.storage.base import SparseOptimizer, Store
 
@@ -17,10 +19,14 @@ def resolve_backend(name: str) -> str:
     return ("fbgemm" if installed else "native") if name == "auto" else name
 
 
-def store_factory(backend: str, optimizer: SparseOptimizer) -> Callable[[int, int], Store]:
-    """A function (rows, dim) -> zeroed store of that backend."""
+StoreFactory = Callable[[int, int, Callable[[Tensor], Tensor]], Store]
+"""(rows, dim, initial values of local rows) -> a store in which no row was ever updated."""
+
+
+def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
+    """Makes stores of that backend."""
     if backend == "fbgemm":
         from ecrm.storage.fbgemm import FbgemmStore as Kind
     else:
         from ecrm.storage.native import NativeStore as Kind
-    return lambda rows, dim: Kind(rows, dim, optimizer)
+    return lambda rows, dim, initial: Kind(rows, dim, optimizer, initial)

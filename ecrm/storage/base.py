@@ -1,12 +1,14 @@
 """Storage of one shard's rows of one row space, with their optimizer state.
 
-A record is a row's bytes followed by its optimizer state's bytes: what parity protects, what undo
-restores and what travels when a row is rebuilt.
+A row that was never updated is not stored at all: its record is all zeros, on pages that the system has
+not handed out yet, and its value is computed when asked for. So nothing done at the start grows with the
+tables, and parity that starts as zeros is right.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,47 +30,87 @@ class SparseOptimizer:
 class Store(ABC):
     """Rows and optimizer state, updated in place.
 
-    `weights` is float32 [rows, dim]; `state` holds float32 tensors [rows] (row-wise) or [rows, dim].
-    Both are the storage itself, not copies. `rows` arguments are int64 local row numbers; ranges are
-    not checked. R = number of row arguments, B = `record_bytes`.
+    A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has been
+    updated: what parity protects, what undo restores, what travels when a row is rebuilt. `initial`
+    gives initial values of local rows, float32 [R, dim].
+
+    Arguments named `rows` are int64 local row numbers, unique where something is written; R is how many,
+    B is `record_bytes`. Ranges are not checked.
     """
 
-    weights: Tensor
-    state: tuple[Tensor, ...]
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
+        self.weights = lazy_zeros(rows, dim)
+        self.state = tuple(lazy_zeros(*shape) for shape in state_shapes(optimizer.name, rows, dim))
+        self._touched = lazy_zeros(rows)
+        self._initial = initial
 
     @property
     def record_bytes(self) -> int:
-        return sum(t[:1].numel() * t.element_size() for t in (self.weights, *self.state))
+        return sum(part[:1].nbytes for part in (self.weights, *self._tail))
 
     @property
     def memory_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.weights, *self.state))
+        """Bytes once every row has been updated."""
+        return sum(part.nbytes for part in (self.weights, *self._tail))
+
+    @property
+    def _tail(self) -> tuple[Tensor, ...]:
+        """What follows the row in a record."""
+        return (*self.state, self._touched)
 
     def lookup(self, rows: Tensor) -> Tensor:
         """Copy of the rows, float32 [R, dim]."""
-        return self.weights.index_select(0, rows)
+        values = self.weights.index_select(0, rows)
+        fresh = self._fresh(rows)
+        if fresh.numel():
+            values[fresh] = self._initial(rows[fresh])
+        return values
+
+    def lookup_state(self, rows: Tensor) -> Tensor:
+        """Copy of the rows' optimizer state, float32 [R, floats]."""
+        parts = [part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1) for part in self.state]
+        return torch.cat(parts, dim=1) if parts else torch.empty(rows.numel(), 0)
 
     def read(self, rows: Tensor) -> Tensor:
         """Records, uint8 [R, B]."""
-        return gather_records(self.weights, self.state, rows)
+        return gather_records(self.weights, self._tail, rows)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite rows and state with records, uint8 [R, B]."""
-        scatter_records(self.weights, self.state, rows, records)
+        """Overwrite records, uint8 [R, B]."""
+        scatter_records(self.weights, self._tail, rows, records)
 
     def xor(self, rows: Tensor, delta: Tensor) -> None:
-        """XOR rows and state with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
-        xor_records(self.weights, self.state, rows, delta)
+        """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
+        xor_records(self.weights, self._tail, rows, delta)
 
-    @abstractmethod
     def update(self, rows: Tensor, gradients: Tensor) -> None:
-        """Run the optimizer on unique rows with their summed gradients, float32 [R, dim], in place."""
+        """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place."""
+        self._materialise(rows)
+        self._step(rows, gradients)
 
     def update_with_delta(self, rows: Tensor, gradients: Tensor) -> Tensor:
         """`update`, and the XOR of each record before and after, uint8 [R, B]."""
         delta = self.read(rows)
         self.update(rows, gradients)
         return delta.bitwise_xor_(self.read(rows))
+
+    @abstractmethod
+    def _step(self, rows: Tensor, gradients: Tensor) -> None:
+        """Run the optimizer on rows that hold their values."""
+
+    def _fresh(self, rows: Tensor) -> Tensor:
+        """Places in `rows` of those never updated, int64."""
+        return (self._touched.index_select(0, rows) == 0).nonzero().squeeze(1)
+
+    def _materialise(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the initial values of rows never updated; their places in `rows` and those values, float32 [F, dim]."""
+        fresh = self._fresh(rows)
+        if not fresh.numel():
+            return fresh, torch.empty(0, self.weights.shape[1])
+        values = self._initial(rows[fresh])
+        self.weights[rows[fresh]] = values
+        self._touched[rows[fresh]] = 1.0
+        return fresh, values
 
 
 def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], ...]:
@@ -80,13 +122,5 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
 
 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
-    """Zeros whose memory the system hands out page by page as it is used: a lost shard's heir starts at once.
-
-    torch.zeros writes all of it, seconds for a shard of some gigabytes.
-    """
+    """Zeros whose memory the system hands out page by page as it is used; torch.zeros writes all of it at once."""
     return torch.from_numpy(np.zeros(shape, dtype))
-
-
-def zeros(rows: int, dim: int, optimizer: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Zeroed weights and state."""
-    return lazy_zeros(rows, dim), tuple(lazy_zeros(*shape) for shape in state_shapes(optimizer, rows, dim))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -11,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from ecrm.storage.base import SparseOptimizer, Store, zeros
+from ecrm.storage.base import SparseOptimizer, Store
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -21,12 +23,12 @@ _OPTIMIZERS = {
 
 
 class FbgemmStore(Store):
-    """A one-table FBGEMM TBE over buffers of ours, all zero at first."""
+    """A one-table FBGEMM TBE over this store's memory."""
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer) -> None:
-        self.weights, self.state = zeros(rows, dim, optimizer.name)
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(rows, dim, optimizer, initial)
         buffers = {"weights": self.weights.view(-1)}
-        buffers |= {f"momentum{number}": tensor.view(-1) for number, tensor in enumerate(self.state, 1)}
+        buffers |= {f"momentum{number}": part.view(-1) for number, part in enumerate(self.state, 1)}
         self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
             optimizer=_OPTIMIZERS[optimizer.name],
@@ -36,7 +38,7 @@ class FbgemmStore(Store):
             preallocated_host_buffers=buffers,
         )
 
-    def update(self, rows: Tensor, gradients: Tensor) -> None:
+    def _step(self, rows: Tensor, gradients: Tensor) -> None:
         if rows.numel() == 0:
             return
         offsets = torch.arange(rows.numel() + 1, dtype=torch.int64)

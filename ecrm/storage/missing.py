@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from ecrm.storage.base import lazy_zeros
 
 _WINDOW = 1 << 16
 
@@ -16,37 +19,38 @@ class MissingRows:
     """
 
     def __init__(self, rows: int) -> None:
-        self._mask = torch.ones(rows, dtype=torch.bool)
+        self._present = lazy_zeros(rows, dtype=np.bool_)
         self._first = 0
         self._found: list[Tensor] = []
         self.count = rows
 
     def among(self, rows: Tensor) -> Tensor:
         """Bool mask of which of `rows`, int64 [R], are missing."""
-        return self._mask[rows]
+        return ~self._present[rows]
 
     def first(self, count: int) -> Tensor:
         """The lowest `count` missing rows (fewer when fewer are missing), int64."""
         found, start = [], self._first
-        while count > 0 and start < self._mask.numel():
-            window = self._mask[start : start + _WINDOW].nonzero().squeeze(1)[:count] + start
-            if not found and window.numel() == 0:
-                self._first = min(start + _WINDOW, self._mask.numel())
-            found.append(window)
-            count -= window.numel()
+        while count > 0 and start < self._present.numel():
+            window = (~self._present[start : start + _WINDOW]).nonzero().squeeze(1)[:count] + start
             start += _WINDOW
+            if window.numel():
+                found.append(window)
+                count -= window.numel()
+            elif not found:
+                self._first = start
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def remove(self, rows: Tensor) -> None:
         """Unique `rows`, all missing until now, are missing no more."""
-        self._mask[rows] = False
+        self._present[rows] = True
         self._found.append(rows)
         self.count -= rows.numel()
 
     def undo(self) -> None:
         """Rows removed since the commit are missing again."""
         for rows in self._found:
-            self._mask[rows] = True
+            self._present[rows] = False
             self.count += rows.numel()
             self._first = min(self._first, int(rows.min()))
         self._found.clear()

@@ -1,4 +1,4 @@
-"""Under mpirun: train a config, then rank 0's folder gets every table's rows and optimizer state as saved by torch.
+"""Under mpirun: train a config, then rank 0's folder gets every table's rows, the losses and the dense parameters, as saved by torch.
 
 Arguments: CONFIG FILE KEY=VALUE...
 """
@@ -13,6 +13,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import gather_rows
 from ecrm.engine.engine import Hooks
 from ecrm.protection import make_protection
+from ecrm.storage.base import Store
 from ecrm.train.job import build_engine
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
@@ -39,10 +40,10 @@ reporter = engine.view.reporter
 (space,) = engine.spaces
 tables = {}
 for table, offset in zip(space.tables, space.offsets, strict=True):
-    records = gather_rows(engine, 0, torch.arange(offset, offset + table.rows), slice(None), reporter)
-    if records is not None:
-        values = records.view(torch.float32)
-        tables[table.name] = (values[:, : table.dim].clone(), values[:, table.dim :].clone())
+    rows = torch.arange(offset, offset + table.rows)
+    values = gather_rows(engine, 0, rows, Store.lookup, reporter)
+    if values is not None:
+        tables[table.name] = values
 if engine.rank == reporter:
     torch.save({"tables": tables, "losses": losses, "dense": engine.dense.state_tensors[0]}, sys.argv[2])
 transport.agree(True)

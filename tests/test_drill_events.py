@@ -1,0 +1,42 @@
+"""events.jsonl as a drill reads it: whole, growing, and with lines that a dying rank cut short."""
+
+import json
+
+from ecrm.drill.events import EventTail, parse_events
+
+
+def line(time: float, kind: str = "view", **fields) -> str:
+    return json.dumps({"time": time, "event": kind, **fields}) + "\n"
+
+
+def test_every_line_is_an_event():
+    events, damaged = parse_events(line(1.0) + line(2.0, "failure", ranks=[1]))
+    assert [event["time"] for event in events] == [1.0, 2.0] and damaged == 0
+    assert events[1]["ranks"] == [1]
+
+
+def test_no_text_no_events():
+    assert parse_events("") == ([], 0)
+
+
+def test_a_line_cut_by_a_kill_is_counted_and_the_next_one_saved():
+    cut = line(2.0, "progress", finished=[[1, 1.5]])[:30]
+    events, damaged = parse_events(line(1.0) + cut + line(3.0) + line(4.0))
+    assert [event["time"] for event in events] == [1.0, 3.0, 4.0] and damaged == 1
+
+
+def test_a_cut_last_line_and_a_line_that_is_no_event_are_damaged():
+    events, damaged = parse_events(line(1.0) + '["time"]\n' + line(2.0)[:12])
+    assert [event["time"] for event in events] == [1.0] and damaged == 2
+
+
+def test_a_growing_file_hands_out_each_complete_line_once(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert tail.new_events() == []
+    text = line(1.0) + line(2.0)
+    path.write_text(text[:-5])
+    assert [event["time"] for event in tail.new_events()] == [1.0]
+    path.write_text(text + line(3.0))
+    assert [event["time"] for event in tail.new_events()] == [2.0, 3.0]
+    assert tail.new_events() == []

@@ -1,0 +1,88 @@
+"""What `ecrm drill` accepts, and what it refuses in one line before anything starts."""
+
+import importlib.util
+
+import pytest
+
+from ecrm.cli import main
+from ecrm.config import make_config
+from ecrm.drill.options import Disturbance, RandomKills, check_survivable, parse_disturbance, with_step_times
+from ecrm.errors import UsageError
+from ecrm.train.kill import Kill
+
+
+def config(**sections):
+    return make_config({"data": {"path": "absent"}, **sections}, "test")
+
+
+def test_scheduled_and_random_kills():
+    assert parse_disturbance(["1@3", "0@4:dense"], None, None, None).scheduled == (Kill(1, 3), Kill(0, 4, "dense"))
+    assert parse_disturbance([], "2.5", None, None).random == RandomKills(2.5, None, 0)
+    assert parse_disturbance([], "60", "3", "7").random == RandomKills(60.0, 3, 7)
+    assert str(parse_disturbance([], "60", "3", "7")) == "--mtbf 60 --kills 3 --seed 7"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (([], None, None, None), "needs something to survive"),
+        ((["1@3"], "5", None, None), "--kill 1@3 and --mtbf 5: type one or the other"),
+        ((["1@3"], None, "2", None), "--kills 2: goes with --mtbf"),
+        ((["1@3"], None, None, "2"), "--seed 2: goes with --mtbf"),
+        ((["1@3", "1@9:dense"], None, None, None), "rank 1 is to die 2 times"),
+        ((["1"], None, None, None), "--kill 1: type RANK@STEP"),
+        (([], "soon", None, None), "--mtbf soon"),
+        (([], "0", None, None), "--mtbf 0"),
+        (([], "nan", None, None), "--mtbf nan"),
+        (([], "inf", None, None), "--mtbf inf"),
+        (([], "5", "0", None), "--kills 0: type a whole number, at least 1"),
+        (([], "5", "some", None), "--kills some"),
+        (([], "5", None, "-1"), "--seed -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, said):
+    with pytest.raises(UsageError) as refused:
+        parse_disturbance(*options)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_random_kills_that_nobody_could_survive_are_refused():
+    with pytest.raises(UsageError, match="protection.name is none"):
+        check_survivable(config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)))
+    with pytest.raises(UsageError, match="there are 7 ranks"):
+        check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)))
+    check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)))
+    check_survivable(config(protection={"name": "none"}), Disturbance(scheduled=(Kill(1, 3),)))
+
+
+@pytest.mark.parametrize(("every", "added"), [(5, []), (10, []), (50, ["train.log_every_steps=10"]), (0, ["train.log_every_steps=10"])])
+def test_step_times_are_written_every_ten_steps_at_least(every, added):
+    overrides, note = with_step_times(config(train={"log_every_steps": every}), ["a.b=1"])
+    assert overrides == ["a.b=1", *added]
+    assert (note is not None) == bool(added)
+
+
+def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ["--set", f"data.path={criteo_rows}"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    for words, said in (
+        (["tiny", *data], "needs something to survive"),
+        (["tiny", *data, "--kill", "6@3"], "there is no rank 6"),
+        (["tiny", *data, "--kill", "1@20"], "there is no step 20"),
+        (["tiny", *data, "--kill", "1@3", "--run-dir", "full"], "--run-dir full: not empty"),
+        (["tiny", "--set", "data.path=absent", "--mtbf", "5"], "absent: there is no such directory"),
+        (["absent.toml", "--mtbf", "5"], "no config file"),
+    ):
+        assert main(["drill", *words]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["full", "notes.txt"]
+
+
+def test_without_matplotlib_a_drill_is_refused(criteo_rows, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))
+    assert main(["drill", "tiny", "--set", f"data.path={criteo_rows}", "--mtbf", "5"]) == 2
+    assert "matplotlib, which is not installed" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Kills from outside: whom, when, and never one that the run could not survive."""
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ecrm.drill.options import RandomKills
+from ecrm.drill.outside import Killer, Survivability, draws
+
+START = {"time": 0.0, "event": "start", "world_size": 4}
+RANKS = [{"rank": rank, "live": True, "pid": 100 + rank} for rank in (2, 0, 3, 1)]
+
+
+def victims(events, killed=(), ranks=RANKS):
+    state = Survivability()
+    state.take(events)
+    return [entry["rank"] for entry in state.victims(ranks, killed)]
+
+
+def progress(left: int) -> dict:
+    return {"event": "progress", "failures_left": left}
+
+
+def failure(ranks: list[int], left: int) -> dict:
+    return {"event": "failure", "ranks": ranks, "failures_left": left}
+
+
+def test_nobody_before_the_run_has_said_what_it_survives():
+    assert victims([]) == [] and victims([START]) == []
+    assert victims([START, progress(1)]) == [0, 1, 2, 3]
+
+
+def test_nobody_while_none_more_would_be_survived():
+    assert victims([START, progress(1), failure([1], 0)], [1]) == []
+    assert victims([START, progress(1), failure([1], 0), progress(0)], [1]) == []
+    assert victims([START, progress(1), failure([1], 0), {"event": "rebuilt", "failures_left": 1}], [1]) == [0, 2, 3]
+
+
+def test_a_kill_that_nobody_has_noticed_yet_counts():
+    assert victims([START, progress(1)], [1]) == []
+    assert victims([START, progress(2)], [1]) == [0, 2, 3]
+    assert victims([START, progress(2)], [1, 3]) == []
+    assert victims([START, progress(2), failure([1], 1)], [1, 3]) == []
+    assert victims([START, progress(2), failure([1], 1)], [1]) == [0, 2, 3]
+
+
+def test_a_failure_event_that_died_with_its_writer_is_seen_in_the_next_view():
+    events = [START, progress(2), failure([3], 1), {"event": "view", "live": [0, 2]}]
+    assert victims(events, [1, 3]) == [0, 2]
+
+
+def test_dead_ranks_are_not_chosen():
+    dead = [{**entry, "live": entry["rank"] != 2} for entry in RANKS]
+    assert victims([START, progress(1)], ranks=dead) == [0, 1, 3]
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """A process that names the run folder in its command line, as ranks do."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path)])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def write_run(folder, pid, left=1):
+    (folder / "events.jsonl").write_text("".join(json.dumps({"time": 0.0, **event}) + "\n" for event in (START, progress(left))))
+    rank = {"rank": 2, "pid": pid, "host": socket.gethostname(), "live": True}
+    (folder / "ranks.json").write_text(json.dumps({"ranks": [rank]}))
+
+
+def wait_until(true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def test_a_rank_is_killed_by_pid_and_recorded(tmp_path, sleeper):
+    said = []
+    killer = Killer(tmp_path, RandomKills(0.001, 1), said.append)
+    killer.start()
+    write_run(tmp_path, sleeper.pid)
+    assert sleeper.wait(20) == -9
+    killer.finish()
+    (kill,) = killer.done
+    assert (kill.rank, kill.pid, kill.scheduled) == (2, sleeper.pid, None) and abs(kill.time - time.time()) < 20
+    assert said == [f"! drill: SIGKILL to rank 2 (pid {sleeper.pid})"]
+
+
+@pytest.mark.parametrize("marker", ["summary.json", "failure.json"])
+def test_no_kill_once_the_run_is_over(tmp_path, sleeper, marker):
+    write_run(tmp_path, sleeper.pid)
+    (tmp_path / marker).write_text("{}")
+    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer.start()
+    assert wait_until(lambda: not killer.is_alive())
+    killer.finish()
+    assert killer.done == [] and sleeper.poll() is None
+
+
+def test_it_waits_for_as_long_as_a_kill_would_not_be_survived(tmp_path, sleeper):
+    write_run(tmp_path, sleeper.pid, left=0)
+    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer.start()
+    time.sleep(0.3)
+    killer.finish()
+    assert killer.done == [] and sleeper.poll() is None
+    assert killer.held_back_seconds > 0
+
+
+def test_a_pid_that_is_another_program_by_now_is_let_be(tmp_path):
+    write_run(tmp_path, os.getpid())
+    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer.start()
+    time.sleep(0.3)
+    killer.finish()
+    assert killer.done == []
+
+
+def test_a_seed_draws_the_same_kills_and_gaps_have_the_mean():
+    first, again, other = (list(itertools.islice(draws(RandomKills(20.0, seed=seed)), 2000)) for seed in (5, 5, 6))
+    assert first == again != other
+    assert 18 < sum(gap for gap, _ in first) / len(first) < 22
+    assert all(0 <= position < 1 for _, position in first)

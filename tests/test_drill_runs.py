@@ -1,0 +1,75 @@
+"""Real drills: two runs under mpirun each, real SIGKILLs, and what is printed and written about them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+DRILL_SECONDS = 200
+BASE = ("model.dense_arch=native", "protection.rebuild_rows_per_step=100000", "cluster.trainers=1")
+
+
+def drill(folder: Path, data: Path, *words: str, sets: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run a drill to its end, bounded in time: (exit code, what it printed)."""
+    command = [sys.executable, "-m", "ecrm", "drill", "tiny", "--run-dir", str(folder), *words]
+    for text in (f"data.path={data}", *BASE, *sets):
+        command += ["--set", text]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=DRILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        output, _ = process.communicate()
+        raise AssertionError(f"not finished after {DRILL_SECONDS} s\n{output}") from None
+    return process.returncode, output
+
+
+def numbers(folder: Path) -> dict:
+    return json.loads((folder / "drill.json").read_text())
+
+
+def test_scheduled_kills(tmp_path, criteo_rows):
+    """A server and a trainer die; log_every_steps is brought down so that step times are there."""
+    folder = tmp_path / "drill"
+    sets = ("train.steps=40", "train.log_every_steps=50")
+    code, output = drill(folder, criteo_rows, "--kill", "1@8:parity", "--kill", "3@24", sets=sets)
+    assert code == 0, output
+    found = numbers(folder)
+    assert [(failure["ranks"], failure["step"]) for failure in found["failures"]] == [([1], 8), ([3], 24)]
+    assert all(failure["stall_seconds"] > 0 for failure in found["failures"])
+    assert found["failures"][0]["rebuilt_bytes"] > 0
+    assert [kill["scheduled"] for kill in found["kills"]] == ["1@8:parity", "3@24:input"]
+    assert found["throughput"]["undisturbed"]["steps"] == found["throughput"]["disturbed"]["steps"] == 39
+    assert all(found["throughput"][part]["samples_per_second"] > 0 for part in ("before", "during", "after"))
+    assert found["model_sha256_equal"] and f"model_sha256 equal: {found['disturbed']['model_sha256']}" in output
+    assert "train.log_every_steps is 10 in both runs" in output
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "Passed." in (folder / "drill.html").read_text()
+
+
+def test_random_kills_from_outside(tmp_path, criteo_rows):
+    folder = tmp_path / "drill"
+    sets = ("train.steps=300", "cluster.spares=2")
+    code, output = drill(folder, criteo_rows, "--mtbf", "0.05", "--kills", "2", "--seed", "1", sets=sets)
+    assert code == 0, output
+    found = numbers(folder)
+    assert len(found["kills"]) == 2 and all(kill["pid"] and kill["time"] for kill in found["kills"])
+    dead = [rank for failure in found["failures"] for rank in failure["ranks"]]
+    assert sorted(dead) == sorted(kill["rank"] for kill in found["kills"])
+    ranks = json.loads((folder / "disturbed" / "ranks.json").read_text())["ranks"]
+    assert {entry["rank"] for entry in ranks if not entry["live"]} == set(dead)
+
+
+def test_a_drill_can_fail(tmp_path, criteo_rows):
+    """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
+    folder = tmp_path / "drill"
+    code, output = drill(folder, criteo_rows, "--kill", "1@9:dense", sets=("testing.skip_undo=true", "cluster.spares=0"))
+    assert code == 1, output
+    assert "ecrm: error: the drill failed: model_sha256 NOT EQUAL" in output and "Traceback" not in output
+    assert not numbers(folder)["model_sha256_equal"] and "Failed." in (folder / "drill.html").read_text()
