@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ecrm import __version__
 from ecrm.config import effective, load_config, reference
+from ecrm.drill.cli import add_parser as add_drill
 from ecrm.errors import EcrmError
 from ecrm.launch.preflight import preflight_ulfm, say_once
 
@@ -57,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     launch.add_argument("--dry-run", action="store_true", help="check and print the line, start nothing")
     launch.set_defaults(run=_launch)
+
+    add_drill(commands, _add_run_options)
 
     config = commands.add_parser("config", help="print the keys of a config, or the effective values of one")
     config.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config")

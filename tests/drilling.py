@@ -70,4 +70,13 @@ def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: t
     dead = {rank for failure in run.summary["failures"] for rank in failure["ranks"]}
     assert dead == {int(kill.partition("@")[0]) for kill in kills}, run.output
     assert run.summary["parity"]["mismatches"] == 0, run.output
+    assert run.summary["parity"]["stripes"] > 0 or run.summary["protection"]["m"] == 0, run.output
     return run
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not just a zombie that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

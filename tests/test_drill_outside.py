@@ -70,7 +70,8 @@ def sleeper(tmp_path):
 
 
 def write_run(folder, pid, left=1):
-    (folder / "events.jsonl").write_text("".join(json.dumps({"time": 0.0, **event}) + "\n" for event in (START, progress(left))))
+    lines = [json.dumps({"time": 0.0, **event}) + "\n" for event in (START, progress(left))]
+    (folder / "events.jsonl").write_text("".join(lines))
     rank = {"rank": 2, "pid": pid, "host": socket.gethostname(), "live": True}
     (folder / "ranks.json").write_text(json.dumps({"ranks": [rank]}))
 

@@ -133,7 +133,10 @@ def test_before_during_after():
 def test_redone_steps_count_once():
     """With a commit interval, steps 9 and 10 are undone and finished again; their first finishing counts."""
     disturbed = run(
-        steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10, shards=(), redone=3), steps((9, 13), (10, 14), *every_second(11, 20, shift=4))
+        steps(*every_second(1, 10)),
+        kill(10.2),
+        failure(10.5, 10, shards=(), redone=3),
+        steps((9, 13), (10, 14), *every_second(11, 20, shift=4)),
     )
     found = paces(disturbed)
     assert found["before"] == (9, 9.0) and found["disturbed"] == (19, 23.0)
@@ -158,7 +161,8 @@ def test_steps_reported_by_two_ranks_count_once():
 
 
 def test_never_rebuilt():
-    disturbed = run(steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13, 3), steps(*every_second(11, 20, shift=2)))
+    late = steps(*every_second(11, 20, shift=2))
+    disturbed = run(steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13, 3), late)
     found = paces(disturbed)
     assert found["during"] == (10, 12.0) and found["after"] == (0, 0.0)
     assert failure_cells(report(disturbed))[0][-2:] == ["never", "?"]
@@ -207,7 +211,9 @@ def test_buckets_hold_the_rate_of_their_time():
     assert len(bucket_rates(spans(UNDISTURBED), T, 6.5, BATCH)) == 3, "a last bucket of half a second would be a peak"
 
 
-@pytest.mark.parametrize(("duration", "step", "width"), [(80, 0.1, 1), (81, 0.1, 2), (400, 0.1, 5), (3, 0.02, 0.1), (0, 0, 0.001)])
+@pytest.mark.parametrize(
+    ("duration", "step", "width"), [(80, 0.1, 1), (81, 0.1, 2), (400, 0.1, 5), (3, 0.02, 0.1), (0, 0, 0.001)]
+)
 def test_bucket_widths_are_round(duration, step, width):
     assert bucket_seconds(duration, step) == pytest.approx(width)
 
@@ -223,7 +229,8 @@ def test_rebuild_curves():
         steps((7, 8.0), rebuilt=0.6),
     )
     (curve,) = rebuild_curves(second)
-    assert [(time - T, share) for time, share in curve][1:] == [(5.0, 0.0), (6.0, 0.8), (7.0, 0.8), (7.0, 0.4), (8.0, 0.6), (8.0, 0.6)]
+    points = [(time - T, share) for time, share in curve]
+    assert points[1:] == [(5.0, 0.0), (6.0, 0.8), (7.0, 0.8), (7.0, 0.4), (8.0, 0.6), (8.0, 0.6)]
 
 
 # -- verdict ------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ Those marked `drill` run in `make drill`; the others, which put several kills in
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
-from drilling import drill, launch
+from drilling import drill, is_running, launch
 
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
 BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
@@ -96,6 +97,27 @@ def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
     assert re.search(r"ecrm: error: ranks? .*2 died: more was lost than erasure k=2 m=1 can bring back", run.output)
     assert "Traceback" not in run.output
     assert not (run.folder / "summary.json").exists()
+    ranks = json.loads((run.folder / "ranks.json").read_text())["ranks"]
+    assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
+
+
+def test_no_rank_holds_more_than_its_shard_and_parity(tmp_path, criteo_rows):
+    """data x (1 + m/k) by rank, and a start that does not grow with tables that are mostly never touched."""
+    sets = {**BASE, "cluster.servers": 4, "protection.k": 2, "protection.m": 2, "train.steps": 5}
+    small = drill(tmp_path / "small", criteo_rows, sets)
+    large = drill(tmp_path / "large", criteo_rows, {**sets, "model.max_rows_per_table": 100_000})
+    for run in (small, large):
+        held = run.summary["memory_bytes_per_rank"]
+        assert [rank["shards"] for rank in held] == [1, 1, 1, 1, 0, 0, 0]
+        shard = run.summary["memory_bytes"]["data"] / 4
+        for rank in held:
+            assert rank["data"] == rank["shards"] * shard
+            assert rank["parity"] == rank["data"] * 2 / 2
+            assert rank["dense"] == 0 or not rank["shards"] or rank["rank"] == 0
+    grown = large.summary["memory_bytes"]["data"] / small.summary["memory_bytes"]["data"]
+    assert grown > 20
+    assert large.summary["memory_bytes"]["undo"] < 1.5 * small.summary["memory_bytes"]["undo"]
+    assert large.summary["set_up_seconds"] < 5 * small.summary["set_up_seconds"] + 0.5
 
 
 def test_protection_none_ends_at_a_failure(tmp_path, criteo_rows):

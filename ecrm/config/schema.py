@@ -65,7 +65,7 @@ class ModelConfig:
         (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
-        0, "cap on the rows of a table, ids are taken modulo it; 0 = as the dataset says", minimum=0
+        0, "cap on the rows of a table, further ids share its rows; at least 2; 0 = as the dataset says", minimum=0
     )
     dense_arch: str = key(
         "auto",
@@ -84,7 +84,7 @@ class TrainConfig:
     epochs: float = key(
         1.0, "passes over the training samples, fractions allowed; not together with train.steps", minimum=0
     )
-    seed: int = key(0, "seed of initial rows, dense weights and sample order", minimum=0, maximum=2**63 - 1)
+    seed: int = key(0, "seed of initial rows and dense weights", minimum=0, maximum=2**63 - 1)
     sparse_optimizer: str = key(
         "rowwise_adagrad", "optimizer of the embedding rows", choices=("rowwise_adagrad", "adagrad", "sgd")
     )
@@ -124,7 +124,7 @@ class ProtectionConfig:
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
-    rebuild_rows_per_step: int = key(4096, "lost rows each rank rebuilds in the background per step", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
 
 

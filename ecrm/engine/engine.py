@@ -56,6 +56,17 @@ class EnginePolicy:
     skip_undo: bool = False
 
 
+MEMORY_KINDS = ("data", "parity", "undo", "dense")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, `dense` replicas."""
+
+    total: dict[str, int]
+    per_rank: list[dict[str, int]]
+
+
 def _ignore(*_: object) -> None:
     """Default hook."""
 
@@ -135,10 +146,10 @@ class Engine:
     @property
     def rebuild_fraction(self) -> float:
         """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
-        total = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
-        total *= len(self.view.rebuilding)
-        left = sum(self.rebuild_left.get(shard, total) for shard in self.view.rebuilding)
-        return 1.0 - min(left, total) / total if total else 1.0
+        rows = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
+        total = rows * len(self.view.rebuilding)
+        left = sum(self.rebuild_left.get(shard, rows) for shard in self.view.rebuilding)
+        return 1.0 - left / total if total else 1.0
 
     def enter(self, phase: str) -> None:
         """Name the phase that begins, for hooks and for the record of a failure."""
@@ -184,10 +195,12 @@ class Engine:
                     outgoing.setdefault(holder, []).extend((torch.tensor([slot]), contribution))
             gradients, dense = self._receive(outgoing)
             self._shard_side.update(gradients, self.protection.keeps_deltas)
+            self._note_undo_bytes()
             committing = commit or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
                 self.enter("parity")
                 self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
+                self._note_undo_bytes()
             self.enter("dense")
             if self.dense is not None:
                 self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
@@ -211,6 +224,10 @@ class Engine:
                     gradients[key] = payload
         return gradients, dense
 
+    def _note_undo_bytes(self) -> None:
+        undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
+        self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
+
     def _commit_is_due(self) -> bool:
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
@@ -222,8 +239,6 @@ class Engine:
     def _accept_commit(self) -> None:
         """Everything up to `step` can no longer be taken back."""
         self._commits += 1
-        undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
-        self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
         self.committed = self.step
         for hosted in self.hosted.values():
             hosted.committed()
@@ -282,20 +297,19 @@ class Engine:
             stripes, mismatches = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
             return VerifyReport(stripes, mismatches)
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Collective: bytes over all ranks of rows with optimizer state, parity, undo logs at their peak, dense replicas.
-
-        Raises PeerFailure as transport calls do.
-        """
+    def memory(self) -> Memory:
+        """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
         mine = (
+            len(self.view.shards_of(self.rank)),
             sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
             self.protection.parity_bytes,
             self._peak_undo_bytes,
             0 if self.dense is None else self.dense.memory_bytes,
         )
         shared = self.transport.share([torch.tensor(mine)])
-        totals = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
-        return dict(zip(("data", "parity", "undo", "dense"), totals, strict=True))
+        names = ("shards", *MEMORY_KINDS)
+        per_rank = [{"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))} for rank, tensors in shared.items()]
+        return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -303,8 +317,8 @@ class Engine:
     def recovering(self) -> Iterator[None]:
         """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted.
 
-        A peer that dies in the middle of a call may leave nonsense behind, on which anything may trip; an
-        error with nobody dead is one of this program.
+        Whatever else goes wrong while a peer dies is put down to its death; with nobody dead it is an
+        error of this program.
         """
         try:
             if self.view.live != self.transport.live:
@@ -364,7 +378,7 @@ class Engine:
             for hosted in self.hosted.values():
                 hosted.undo()
             self.protection.undo()
-            self._repaired = None
+            self._repaired, self.rebuild_left = None, {}
             if self.dense is not None:
                 self.dense.undo()
         newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))

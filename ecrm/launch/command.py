@@ -49,7 +49,7 @@ def mpirun_line(
         line.append("--oversubscribe")
     if root:
         line.append("--allow-run-as-root")
-    # Binding would pin a rank's numeric threads, and its heartbeat, to the core of its main thread.
+    # Binding would pin a rank's numeric threads, and its guard, to one core.
     line += ["--bind-to", "none"]
     # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what --with-ft
     # excludes by itself, which an option of the same name replaces.

@@ -62,7 +62,10 @@ def launch(
     print(shlex.join(line), flush=True)
     if dry_run:
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
     ending = supervise(line, folder)
     judge(folder, ending)
     return 0

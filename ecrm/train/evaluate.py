@@ -11,6 +11,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.model.batch import SlotBatch
 from ecrm.train.metrics import auc, log_loss
+from ecrm.transport.message import in_groups
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, glob
 def _gather(
     engine: Engine, scored: dict[int, list[torch.Tensor]], labels: dict[int, list[torch.Tensor]]
 ) -> Evaluation | None:
-    """Logits and labels of all slots, on the reporter, slots ascending."""
-    mine = [torch.cat(part[slot]) for slot in sorted(scored) if scored[slot] for part in (scored, labels)]
+    """Measures over all slots' logits and labels, slots ascending, on the reporter."""
+    mine: list[torch.Tensor] = []
+    for slot in scored:
+        if scored[slot]:
+            mine += (torch.tensor([slot]), torch.cat(scored[slot]), torch.cat(labels[slot]))
     with engine.recovering():
         received = engine.transport.exchange({engine.view.reporter: mine} if mine else {})
         engine.transport.agree(True)
     if engine.rank != engine.view.reporter:
         return None
-    pairs = [(tensors[i], tensors[i + 1]) for tensors in received.values() for i in range(0, len(tensors), 2)]
-    logits = np.concatenate([pair[0].numpy() for pair in pairs]) if pairs else np.empty(0, np.float32)
-    target = np.concatenate([pair[1].numpy() for pair in pairs]) if pairs else np.empty(0, np.float32)
+    slots = sorted((group for tensors in received.values() for group in in_groups(tensors, 3)), key=lambda g: int(g[0]))
+    logits = np.concatenate([np.empty(0, np.float32), *(group[1].numpy() for group in slots)])
+    target = np.concatenate([np.empty(0, np.float32), *(group[2].numpy() for group in slots)])
     return Evaluation(int(target.size), auc(target, logits), log_loss(target, logits))

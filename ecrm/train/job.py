@@ -54,6 +54,8 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
         transport = MpiTransport()
         code = _run(transport, config, run_dir, kills)
     except EcrmError as error:
+        if transport is None or not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
+            _die_of(error)  # nobody else has it: the others must see this rank die
         code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
         traceback.print_exc()
@@ -83,7 +85,8 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
-    reporter.started({**about, "set_up_seconds": time.monotonic() - began})
+    about["set_up_seconds"] = time.monotonic() - began
+    reporter.started(about)
     trainer = Trainer(engine, dataset, config, steps, folder, about)
     summary = trainer.run()
     if summary is not None:
@@ -182,20 +185,24 @@ def _processes(transport: Transport) -> dict[int, dict[str, Any]]:
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 
 
-def _end_with(error: EcrmError, transport: Transport | None, run_dir: Path | None) -> int:
-    """Say why, once, and leave with the error's code; the others are told by an agreement, or by this rank's death."""
-    live = transport.live if transport is not None else ()
-    speaker = getattr(error, "speaker", live[0] if live else 0)
-    if transport is None or transport.rank == speaker:
+def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> int:
+    """An error that all ranks have: say why, once, and leave together with its code."""
+    if transport.rank == getattr(error, "speaker", transport.live[0]):
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
         if run_dir is not None and isinstance(error, Unrecoverable):
             RunFolder(run_dir).failure(str(error), error.exit_code)
-    if transport is not None:
-        guard = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
-        guard.daemon = True
-        guard.start()
-        transport.close()
+    timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    transport.close()
     return error.exit_code
+
+
+def _die_of(error: EcrmError) -> NoReturn:
+    """An error of this rank alone: say why and die, so that the others go on without it."""
+    print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
 
 
 def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:

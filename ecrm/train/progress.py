@@ -12,8 +12,12 @@ from ecrm.train.metrics import auc
 from ecrm.train.run_folder import RunFolder
 
 
+MOST_SCORED = 256
+"""Batches that the AUC of a progress line looks back on at most."""
+
+
 class Progress:
-    """Every rank keeps the times; the reporter prints a line and writes an event every `every` steps (0: never)."""
+    """Every rank keeps the times; the reporter prints a line and writes an event every `every` steps (0: only at the end)."""
 
     def __init__(self, steps: int, global_batch: int, every: int, folder: RunFolder) -> None:
         self._steps, self._global_batch, self._every, self._folder = steps, global_batch, every, folder
@@ -40,6 +44,8 @@ class Progress:
         """Predictions of a training batch on this rank, for the AUC of the next line."""
         self._labels.append(labels)
         self._scores.append(probabilities)
+        if len(self._labels) > MOST_SCORED:
+            del self._labels[0], self._scores[0]
 
     def step_finished(self, engine: Engine) -> None:
         """Count a finished step; print and write when due."""
@@ -47,7 +53,7 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        due = self._every and (engine.step % self._every == 0 or engine.step == self._steps)
+        due = engine.step == self._steps or (self._every and engine.step % self._every == 0)
         if due and engine.step > self._reported:
             self._reported = engine.step
             if engine.rank == engine.view.reporter:

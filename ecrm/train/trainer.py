@@ -11,7 +11,7 @@ import torch
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
-from ecrm.engine.engine import Engine, StepAborted
+from ecrm.engine.engine import Engine, Memory, StepAborted
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
@@ -54,6 +54,7 @@ class Trainer:
                     self._train_step()
                 return self._finish()
             except StepAborted:
+                self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
                 self._progress.went_back(self._engine)
 
     def _evaluation_is_due(self) -> bool:
@@ -104,7 +105,10 @@ class Trainer:
         return result
 
     def _finish(self) -> dict[str, Any] | None:
-        """Rebuild what is left, evaluate, verify, take the digests; the reporter writes the summary, all agree on it."""
+        """Rebuild what is left, evaluate, verify, take the digests, write the summary, and agree that it is so.
+
+        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name.
+        """
         engine = self._engine
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._started
@@ -114,12 +118,13 @@ class Trainer:
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
-            memory = engine.memory_bytes()
+            memory = engine.memory()
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
-                self._folder.summary(summary)
+                self._folder.draft_summary(summary)
             engine.transport.agree(True)
+        self._folder.publish_summary()
         return summary
 
     def _summary(
@@ -127,7 +132,7 @@ class Trainer:
         tables: dict[str, str],
         evaluation: Evaluation,
         verified: VerifyReport | None,
-        memory: dict[str, int],
+        memory: Memory,
         training_seconds: float,
     ) -> dict[str, Any]:
         engine, protection = self._engine, self._engine.protection
@@ -149,7 +154,8 @@ class Trainer:
             "dense_sha256": dense_digest.hexdigest(),
             "model_sha256": model_digest.hexdigest(),
             "step_seconds": self._progress.quantiles(),
-            "memory_bytes": memory,
+            "memory_bytes": memory.total,
+            "memory_bytes_per_rank": memory.per_rank,
             "protection": {"name": protection.name, "k": protection.shape.k, "m": protection.shape.m},
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
             "failures": [failure.to_dict() for failure in engine.failures.failures],

@@ -42,16 +42,24 @@ DTYPES = (
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
-def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes that `tensors` take when packed, a multiple of 8.
+def check(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype."""
+    for place, tensor in enumerate(tensors):
+        if tensor.dtype not in CODE_OF_DTYPE:
+            raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
+        if not tensor.is_cpu:
+            raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
-    Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype.
-    """
+
+def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes that `tensors` take when packed, a multiple of 8; raises as `check` does."""
     if not tensors:
         return 0
+    check(tensors)
     total = WORD_BYTES * (1 + 2 * len(tensors))
-    for place, tensor in enumerate(tensors):
-        _check_can_travel(place, tensor)
+    for tensor in tensors:
         total += _padded(tensor.numel() * tensor.element_size())
     return total
 
@@ -117,15 +125,6 @@ def unpack(buffer: np.ndarray) -> list[torch.Tensor]:
 
 def _padded(size: int) -> int:
     return -(-size // WORD_BYTES) * WORD_BYTES
-
-
-def _check_can_travel(place: int, tensor: torch.Tensor) -> None:
-    if tensor.dtype not in CODE_OF_DTYPE:
-        raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:

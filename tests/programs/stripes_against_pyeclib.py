@@ -22,7 +22,7 @@ ALIGNMENT = 1024
 torch.set_num_threads(1)
 k, m, servers, path = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 transport = MpiTransport()
-workload = Workload(servers=servers, k=k, m=m, spares=m, steps=8, rebuild_rows_per_step=100_000)
+workload = Workload(servers=servers, k=k, m=m, spares=1, steps=8, rebuild_rows_per_step=100_000)
 driver = ECDriver(k=k, m=m, ec_type="isa_l_rs_vand" if m <= 3 else "isa_l_rs_cauchy")
 
 

@@ -73,6 +73,7 @@ class Baton:
     def _run_one(self, runner: Runner, body: Callable[[int], None]) -> None:
         runner.lock.acquire()
         body(runner.number)
+        assert not runner.ready, f"{runner.thread.name} ended while it was due to run: the baton would be lost"
         runner.finished = True
         self._unfinished -= 1
         if self._unfinished == 0:

@@ -194,8 +194,10 @@ class SimulatedCluster:
             self._die(member, DURING)
         member.waiting = True
         self._end_shrink_if_all_are_in(communicator)
-        while member.communicator is communicator:
+        while True:  # the last to enter waits too, for its turn
             self._wait(member)
+            if member.communicator is not communicator:
+                break
         self._note(member, f"live are {member.communicator.members}")
         self._die_if(member, when)
 

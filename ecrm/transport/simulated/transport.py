@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from ecrm.transport import wire
@@ -22,7 +21,7 @@ class Calls(Protocol):
 
 
 class SimulatedTransport(Transport):
-    """Data goes through the same wire format as over MPI, so nobody ever sees another rank's memory."""
+    """Everything that travels is copied when it is sent, and again for each further receiver."""
 
     def __init__(self, cluster: Calls, rank: int) -> None:
         self._cluster = cluster
@@ -36,15 +35,17 @@ class SimulatedTransport(Transport):
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
-        packed = {rank: wire.pack(tensors) for rank, tensors in outgoing.items() if tensors}
-        messages = self._cluster.collective(self.rank, "exchange", packed)
+        sent = {rank: _copies(tensors) for rank, tensors in outgoing.items() if tensors}
+        contributions = self._cluster.collective(self.rank, "exchange", sent)
         return {
-            sender: wire.unpack(to[self.rank]) for sender, to in sorted(messages.items()) if self.rank in to
+            sender: contributions[sender][self.rank]
+            for sender in sorted(contributions)
+            if self.rank in contributions[sender]
         }
 
     def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-        messages: dict[int, np.ndarray] = self._cluster.collective(self.rank, "share", wire.pack(tensors))
-        return {sender: wire.unpack(message.copy()) for sender, message in sorted(messages.items()) if message.size}
+        contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
+        return {sender: _copies(contributions[sender]) for sender in sorted(contributions) if contributions[sender]}
 
     def agree(self, flag: bool) -> bool:
         return all(self._cluster.collective(self.rank, "agree", bool(flag)).values())
@@ -54,3 +55,8 @@ class SimulatedTransport(Transport):
 
     def close(self) -> None:
         self._cluster.leave(self.rank)
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    wire.check(tensors)
+    return [tensor.detach().reshape(-1).clone() for tensor in tensors]

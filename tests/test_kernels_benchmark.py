@@ -1,0 +1,28 @@
+"""The benchmark of the kernels runs, at a small size, and writes what it promises."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyeclib")
+SOURCE = Path(__file__).parent.parent / "benchmarks" / "kernels.py"
+
+
+def test_small_run_writes_all_columns(tmp_path, capsys, monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmark_of_kernels", SOURCE)
+    benchmark = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, benchmark)  # its dataclasses look there
+    spec.loader.exec_module(benchmark)
+    benchmark.main(["--small", "--csv", str(tmp_path / "kernels.csv")])
+
+    lines = list(csv.DictReader((tmp_path / "kernels.csv").open()))
+    contenders = {line["contender"] for line in lines}
+    assert {"parity_apply", "isa-l contiguous", "no-arithmetic", "sparse_update", "without-delta"} <= contenders
+    for line in lines:
+        assert all(line[key] for key in ("device", "instruction_set", "torch", "commit", "counted_bytes", "result_sha256"))
+        assert float(line["p20_ms"]) <= float(line["median_ms"]) <= float(line["p80_ms"])
+        assert float(line["ours_over_this"]) > 0
+    assert "sha256 of the result" in capsys.readouterr().out
