@@ -12,6 +12,7 @@ PYTHON ?= python3
 ROWS ?= 200000
 DATA ?=
 ARGS ?=
+SEEDS ?= 0:20000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,8 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
-.PHONY: train test drill bench clean venv
+# make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
+.PHONY: train test drill simulate bench clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -67,6 +69,9 @@ test: $(STAMP)
 
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m "" tests/test_drills.py $(ARGS)
+
+simulate: $(STAMP)
+	$(BIN)/ecrm simulate --seeds $(SEEDS)
 
 bench: $(STAMP)
 	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done

@@ -13,7 +13,8 @@ from ecrm.kernels.parity_apply import parity_apply
 
 
 def call(backend):
-    parity_apply(torch.zeros(1, 4, dtype=torch.uint8), torch.tensor([0]), 1, torch.ones(1, 4, dtype=torch.uint8), backend)
+    parity, delta = torch.zeros(1, 4, dtype=torch.uint8), torch.ones(1, 4, dtype=torch.uint8)
+    parity_apply(parity, torch.tensor([0]), 1, delta, backend)
 
 
 def test_auto_takes_the_best_instruction_set_and_says_so():

@@ -21,7 +21,9 @@ def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-@pytest.mark.parametrize("height, n, width, offset", [(5, 24, 8, 0), (5, 24, 7, 0), (3, 9, 260, 4), (4, 6, 33, 1), (1, 1, 1, 0)])
+@pytest.mark.parametrize(
+    "height, n, width, offset", [(5, 24, 8, 0), (5, 24, 7, 0), (3, 9, 260, 4), (4, 6, 33, 1), (1, 1, 1, 0)]
+)
 def test_parity_apply(height, n, width, offset):
     storage, delta = random_bytes(height, width + 8), random_bytes(n, width, seed=1)
     rows = torch.randint(0, height, (n,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
