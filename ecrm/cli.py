@@ -15,6 +15,7 @@ from ecrm.config import effective, load_config, reference
 from ecrm.drill.cli import add_parser as add_drill
 from ecrm.errors import EcrmError
 from ecrm.launch.preflight import preflight_ulfm, say_once
+from ecrm.simulate.cli import add_parser as add_simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     launch.set_defaults(run=_launch)
 
     add_drill(commands, _add_run_options)
+
+    add_simulate(commands)
 
     config = commands.add_parser("config", help="print the keys of a config, or the effective values of one")
     config.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config")

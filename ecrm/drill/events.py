@@ -1,0 +1,61 @@
+"""Reading events.jsonl: whole, or as it grows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+OPENING = '{"time": '
+"""How every line begins; inside a line it shows where another one begins after a rank died while writing."""
+
+
+def parse_events(text: str) -> tuple[list[Event], int]:
+    """(events in the order of their lines, number of damaged lines).
+
+    A rank killed while it writes leaves a line cut short, which the next line then continues; of such a
+    pair the second is saved. Both empty lines and a last line without newline are allowed.
+    """
+    return _parse_lines(text.split("\n"))
+
+
+def _parse_lines(lines: Iterable[str]) -> tuple[list[Event], int]:
+    events, damaged = [], 0
+    for line in filter(None, lines):
+        event = _event(line)
+        if event is None:
+            damaged += 1
+            event = _event(line[max(line.rfind(OPENING), 0) :])
+        if event is not None:
+            events.append(event)
+    return events, damaged
+
+
+def _event(line: str) -> Event | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "event" in value and "time" in value else None
+
+
+class EventTail:
+    """Hands out each event of a growing file once, when its line is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def new_events(self) -> list[Event]:
+        """Events written since the last call; none while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return parse_events(complete.decode(errors="replace"))[0]

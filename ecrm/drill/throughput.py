@@ -1,0 +1,122 @@
+"""Useful throughput from the times at which steps finished. Pure: times in, rates out; all times in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ecrm.drill.record import FailureRecord, RunRecord
+
+BUCKETS = 80
+"""About how many buckets the longer run has."""
+
+STEPS_PER_BUCKET = 3
+"""How many undisturbed steps a bucket holds at least, so that it shows throughput and not the beat of the steps."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """From one finishing of a step to the next; `steps` are those finished for the first time at its end.
+
+    That is 0 where an undone step was finished again, and more than 1 where times in between were lost.
+    """
+
+    begin: float
+    end: float
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Useful steps over a time, and `samples_per_second` made of them; None where there was no such time."""
+
+    steps: int
+    seconds: float
+    samples_per_second: float | None
+
+
+def spans(record: RunRecord) -> list[Span]:
+    """The times between finished steps, evaluations left out; the first step, which warms everything up, is in none."""
+    found = []
+    newest = record.finished[0][0] if record.finished else 0
+    for (step, before), (after, end) in zip(record.finished, record.finished[1:], strict=False):
+        begin = max([before, *_evaluations_after(record, step, before, end)])
+        found.append(Span(begin, end, max(after - newest, 0)))
+        newest = max(newest, after)
+    return found
+
+
+def _evaluations_after(record: RunRecord, step: int, begin: float, end: float) -> list[float]:
+    """When an evaluation between two steps was done; one that a failure interrupted counts as training time."""
+    disturbed = any(f.began_at is not None and begin <= f.began_at <= end for f in record.failures)
+    return [time for at, time in record.evaluations if at == step and begin < time < end and not disturbed]
+
+
+def open_times(failures: Sequence[FailureRecord]) -> list[tuple[float, float]]:
+    """When the run was not whole: (begin, end) in ascending order, overlapping ones merged; the end may be infinite."""
+    merged: list[tuple[float, float]] = []
+    known = [(f.began_at, math.inf if f.whole_at is None else f.whole_at) for f in failures if f.began_at is not None]
+    for begin, end in sorted(known):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def pace(found: Sequence[Span], global_batch: int) -> Pace:
+    """Steps, seconds and samples per second of all these spans together."""
+    steps, seconds = sum(span.steps for span in found), sum(span.seconds for span in found)
+    return Pace(steps, seconds, steps * global_batch / seconds if seconds > 0 else None)
+
+
+def before_during_after(record: RunRecord, global_batch: int) -> dict[str, Pace]:
+    """The pace before the first failure, while any failure was not yet made good, and whole again after one.
+
+    A span that a failure falls into counts as "during" as a whole, so that the stall does. Without
+    failures everything is "before".
+    """
+    times = open_times(record.failures)
+    parts: dict[str, list[Span]] = {"before": [], "during": [], "after": []}
+    for span in spans(record):
+        if any(begin < span.end and span.begin < end for begin, end in times):
+            parts["during"].append(span)
+        else:
+            parts["after" if times and times[0][0] < span.end else "before"].append(span)
+    return {name: pace(part, global_batch) for name, part in parts.items()}
+
+
+def bucket_seconds(duration: float, step_seconds: float) -> float:
+    """A round width (1, 2 or 5 times a power of ten) for buckets of a time line of this length."""
+    least = max(duration / BUCKETS, STEPS_PER_BUCKET * step_seconds, 1e-3)
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(width for width in (power, 2 * power, 5 * power, 10 * power) if width >= least * (1 - 1e-9))
+
+
+def bucket_rates(found: Sequence[Span], origin: float, width: float, global_batch: int) -> list[float | None]:
+    """Samples per second in each bucket of `width` seconds from `origin` on; None where no step was running.
+
+    A span's steps are spread evenly over its time. The last bucket reaches to the end of the last span;
+    it is half to one and a half times as wide, so that no single step makes a peak of its own.
+    """
+    if not found:
+        return []
+    count = max(round((found[-1].end - origin) / width), 1)
+    edges = [*(origin + i * width for i in range(count)), max(span.end for span in found)]
+    steps, covered = [0.0] * count, [0.0] * count
+    for span in found:
+        first = min(max(int((span.begin - origin) / width), 0), count - 1)
+        for bucket in range(first, min(int((span.end - origin) / width) + 1, count)):
+            overlap = min(span.end, edges[bucket + 1]) - max(span.begin, edges[bucket])
+            if overlap > 0:
+                steps[bucket] += span.steps * overlap / span.seconds
+                covered[bucket] += overlap
+    return [
+        done * global_batch / seconds if seconds > 1e-9 else None
+        for done, seconds in zip(steps, covered, strict=True)
+    ]

@@ -1,0 +1,83 @@
+"""What the picture shows, as numbers. Pure; all times in seconds since the start of their own run."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from ecrm.drill.record import RunRecord
+from ecrm.drill.throughput import bucket_rates, bucket_seconds, open_times, spans
+
+Curve = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Samples per second of both runs per bucket, (time, rank) of each kill, and curves of (time, share rebuilt).
+
+    `seconds` is the time of the last thing to show, `last_steps` when each run's last step was finished.
+    """
+
+    bucket_seconds: float
+    seconds: float
+    last_steps: tuple[float, float]
+    undisturbed: tuple[float | None, ...]
+    disturbed: tuple[float | None, ...]
+    kills: tuple[tuple[float, int], ...]
+    rebuilt: tuple[Curve, ...]
+
+
+def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int) -> Timeline:
+    """The time lines of both runs, each laid from its own start."""
+    kills = tuple((time - (disturbed.started_at or time), rank) for time, rank in kill_times(disturbed))
+    curves = tuple(
+        tuple((time - (disturbed.started_at or time), share) for time, share in curve)
+        for curve in rebuild_curves(disturbed)
+    )
+    ends = tuple(run.finished[-1][1] - run.started_at if run.finished else 0.0 for run in (undisturbed, disturbed))
+    seconds = max([*ends, *(time for time, _ in kills), *(time for curve in curves for time, _ in curve)])
+    lengths = [span.seconds for span in spans(undisturbed) if span.steps]
+    width = bucket_seconds(seconds, statistics.median(lengths) if lengths else 0.0)
+    rates = [
+        tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch)) for run in (undisturbed, disturbed)
+    ]
+    return Timeline(width, seconds, ends, *rates, kills, curves)
+
+
+def kill_times(record: RunRecord) -> list[tuple[float, int]]:
+    """(seconds since the epoch, rank) of every kill; of a death that is no known kill, when it was noticed."""
+    known = {kill.rank for kill in record.kills}
+    found = [(kill.time, kill.rank) for kill in record.kills]
+    found += [
+        (failure.noticed_at, rank)
+        for failure in record.failures
+        for rank in failure.ranks
+        if rank not in known and failure.noticed_at is not None
+    ]
+    return sorted(found)
+
+
+def rebuild_curves(record: RunRecord) -> list[Curve]:
+    """For each time in which rows were missing: (seconds since the epoch, share of the lost rows that is back), ascending.
+
+    Known at each progress event; a failure in between adds its shards with nothing back.
+    """
+    losing = [failure for failure in record.failures if failure.shards and failure.began_at is not None]
+    last = max([time for _, time in record.finished], default=0.0)
+    curves = []
+    for begin, end in open_times(losing):
+        lost = [(failure.began_at, set(failure.shards)) for failure in losing if begin <= failure.began_at <= end]
+        samples = [(time, share) for time, share in record.rebuilt if begin < time < end]
+        points: list[tuple[float, float]] = []
+        share, missing = 0.0, set()
+        for time, what in sorted([*lost, *samples], key=lambda point: point[0]):
+            if isinstance(what, set):
+                points.append((time, share))
+                share *= len(missing - what) / len(missing | what)
+                missing |= what
+            else:
+                share = what
+            points.append((time, share))
+        closing = (end, 1.0) if end < float("inf") else (max(last, points[-1][0]), share)
+        curves.append((*points, closing))
+    return curves
