@@ -92,7 +92,7 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
-    return 0
+    return 0 if folder.is_complete else 1
 
 
 def build_engine(
@@ -214,7 +214,7 @@ def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill
     if summary["parity"] is not None:
         print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
     print(f"model_sha256 {summary['model_sha256']}")
-    if folder.path is not None:
+    if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")
     for kill in unfired:
         print(f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank {kill.rank} from that step on")

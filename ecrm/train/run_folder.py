@@ -73,6 +73,11 @@ class RunFolder:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path / SUMMARY_DRAFT, self.path / "summary.json")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether summary.json is there, or nobody asked for a folder."""
+        return self.path is None or (self.path / "summary.json").exists()
+
     def failure(self, message: str, exit_code: int) -> None:
         """Replace failure.json: why the run could not go on."""
         self._replace("failure.json", {"message": message, "exit_code": exit_code})
