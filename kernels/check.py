@@ -68,7 +68,9 @@ def _first_outside(rows: torch.Tensor, limit: int) -> int:
     return int(outside[0]) if outside.numel() else -1
 
 
-def states(weights: torch.Tensor, state: Sequence[torch.Tensor], widths: Sequence[int] | None = None) -> list[torch.Tensor]:
+def states(
+    weights: torch.Tensor, state: Sequence[torch.Tensor], widths: Sequence[int] | None = None
+) -> list[torch.Tensor]:
     """The optimizer state of `weights` [R, D] as float32 matrices [R, width]; a vector [R] becomes [R, 1].
 
     `widths`: how wide each must be; None allows any. The result shares memory with `state`.

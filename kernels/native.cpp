@@ -68,19 +68,17 @@ ECRM_ENTRY int ecrm_use_instruction_set(int set) {
   return 0;
 }
 
-// The position of the first row number outside 0..limit-1, or -1.
+// The position of the first row number outside 0..limit-1, or -1. limit is at least 0.
 ECRM_ENTRY int64_t ecrm_first_outside(const int64_t* rows, int64_t n, int64_t limit) {
-  const uint64_t bound = static_cast<uint64_t>(limit);
-  for (int64_t i = 0; i < n;) {
-    const int64_t end = i + 1024 < n ? i + 1024 : n;
-    uint64_t outside = 0;
-    for (int64_t j = i; j < end; ++j) outside |= static_cast<uint64_t>(rows[j]) >= bound;
-    if (outside) {
-      for (int64_t j = i; j < end; ++j) {
-        if (static_cast<uint64_t>(rows[j]) >= bound) return j;
-      }
-    }
-    i = end;
+  const uint64_t largest = static_cast<uint64_t>(limit) - 1;
+  uint64_t outside = 0;  // its top bit: some row is negative, or larger than the largest
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]);
+    outside |= row | (largest - row);
+  }
+  if (outside >> 63 == 0) return -1;
+  for (int64_t i = 0; i < n; ++i) {
+    if (static_cast<uint64_t>(rows[i]) >= static_cast<uint64_t>(limit)) return i;
   }
   return -1;
 }

@@ -20,7 +20,7 @@ def times(value, coefficient):
 
 
 def as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same memory as int32 where the last dimension, all strides and all addresses are multiples of 4, else unchanged."""
+    """The same memory as int32 where last dimensions, strides and addresses are all multiples of 4, else unchanged."""
     if all(t.shape[-1] % 4 == 0 and t.data_ptr() % 4 == 0 and _strides_fit(t) for t in tensors):
         return tuple(t.view(torch.int32) for t in tensors)
     return tensors

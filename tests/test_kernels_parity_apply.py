@@ -8,7 +8,7 @@ from ecrm.kernels import native
 from ecrm.kernels.parity_apply import parity_apply
 
 CPU = native.supported_instruction_sets()
-WIDTHS = (1, 2, 3, 4, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 130, 256, 260, 1000, 4096, 4100)
+WIDTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 130, 191, 256, 260, 264, 520, 1000, 1087, 1088, 4100)
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -72,9 +72,8 @@ class ReedSolomon:
         present = tuple(sorted(units))[: self.k]
         lengths = sorted({units[unit].shape for unit in present})
         if len(lengths) > 1 or len(lengths[0]) != 1 or any(units[unit].dtype != np.uint8 for unit in present):
-            raise ValueError(
-                f"units must be uint8 vectors of one length, got {[(u, str(units[u].dtype), units[u].shape) for u in present]}"
-            )
+            found = [(unit, str(units[unit].dtype), units[unit].shape) for unit in present]
+            raise ValueError(f"units must be uint8 vectors of one length, got {found}")
         recovered = _apply(self.decode_matrix(present, tuple(wanted)), [units[unit] for unit in present])
         return {unit: row for unit, row in zip(wanted, recovered)}
 

@@ -71,7 +71,6 @@ class MpiTransport(Transport):
         self.rank = self._world.Get_rank()
         self._interrupted: list[object] = []
         self._scratch = np.empty(0, np.uint8)
-        self._status = MPI.Status()
         self._adopt(self._world)
 
     def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
@@ -164,63 +163,17 @@ class MpiTransport(Transport):
         """Send `packed[i]` to live rank i and return what the live ranks sent, unpacked.
 
         The caller of the transport gets views of the message to itself, which must be its own memory.
-        The head of a message says how long the message is and carries as much of it as fits; only a longer
-        one has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to another.
         """
         self._call_number += 1
-        me = self.live.index(self.rank)
-        peers = [place for place in range(len(self.live)) if place != me]
-        sending = [message.view(np.int64) for message in packed]
-        stamp = self._call_number * len(KIND_NAMES) + kind
-        heads_out = [np.concatenate(([len(words), stamp], words[:HEAD_PAYLOAD])) for words in sending]
-        heads_in = np.zeros((len(self.live), HEAD_WORDS), np.int64)
-        requests: list = []
-        received: list[np.ndarray | None] = [None] * len(self.live)
-        received[me] = sending[me]
-        # The library may go on using this memory after it has reported an error.
-        in_use = [heads_out, heads_in, sending, received, requests]
+        delivery = Delivery(self._mpi, self._communicator, packed, self._call_number, kind)
         try:
-            receives = {peer: self._communicator.Irecv(heads_in[peer], peer) for peer in peers}
-            requests += receives.values()
-            for peer in peers:
-                requests.append(self._communicator.Isend(heads_out[peer], peer))
-                if len(sending[peer]) > HEAD_PAYLOAD:
-                    requests.append(self._communicator.Isend(sending[peer][HEAD_PAYLOAD:], peer))
-            tails = {}
-            for peer, receive in receives.items():
-                words_in = self._wait_for_words(receive)
-                length, peer_stamp = heads_in[peer, :HEAD_FIELDS].tolist()
-                if words_in < HEAD_FIELDS or words_in != HEAD_FIELDS + min(length, HEAD_PAYLOAD):
-                    raise PeerFailure(f"nothing came from rank {self.live[peer]}")
-                if peer_stamp != stamp:
-                    self._refuse_mismatch(peer, peer_stamp, stamp)
-                received[peer] = words = np.empty(length, np.int64)
-                words[:HEAD_PAYLOAD] = heads_in[peer, HEAD_FIELDS:words_in]
-                if length > HEAD_PAYLOAD:
-                    tails[peer] = self._communicator.Irecv(words[HEAD_PAYLOAD:], peer)
-                    requests.append(tails[peer])
-            for peer, receive in tails.items():
-                if self._wait_for_words(receive) != len(received[peer]) - HEAD_PAYLOAD:
-                    raise PeerFailure(f"half a message came from rank {self.live[peer]}")
-            for request in requests:
-                request.Wait()
+            received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
-            self._interrupted.append(in_use)
+            self._interrupted.append(delivery)
             self._scratch = np.empty(0, np.uint8)
             raise _peer_failure(KIND_NAMES[kind], error) from error
         lists = (wire.unpack(words.view(np.uint8)) for words in received)
         return {rank: tensors for rank, tensors in zip(self.live, lists) if tensors}
-
-    def _wait_for_words(self, receive) -> int:
-        receive.Wait(self._status)
-        return self._status.Get_elements(self._mpi.INT64_T)
-
-    def _refuse_mismatch(self, peer: int, peer_stamp: int, stamp: int) -> None:
-        (theirs, their_kind), (ours, kind) = divmod(peer_stamp, len(KIND_NAMES)), divmod(stamp, len(KIND_NAMES))
-        raise RuntimeError(
-            f"rank {self.live[peer]} is in its call {theirs} ({KIND_NAMES[their_kind]}), "
-            f"rank {self.rank} in its call {ours} ({KIND_NAMES[kind]})"
-        )
 
     def _quietly(self, method, *arguments):
         """`method(*arguments)`, or None where MPI fails."""
@@ -241,6 +194,85 @@ class MpiTransport(Transport):
             answer = self._quietly(self._communicator.Agree, bits)
             if answer is not None and answer & SHRINKING:
                 return answer
+
+
+class Delivery:
+    """One message from each rank of a communicator to each other one, this one included.
+
+    The head of a message says how long the message is and carries as much of it as fits; only a longer one
+    has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to another.
+
+    Holds all memory that MPI works on, and the requests: after an error the library may go on using them,
+    so whoever catches one keeps this object.
+    """
+
+    def __init__(self, mpi, communicator, packed: list[np.ndarray], call_number: int, kind: int) -> None:
+        self._mpi = mpi
+        self._communicator = communicator
+        self._stamp = call_number * len(KIND_NAMES) + kind
+        me = communicator.Get_rank()
+        self._peers = [peer for peer in range(len(packed)) if peer != me]
+        self._sending = [message.view(np.int64) for message in packed]
+        self._heads_out = np.empty((len(packed), HEAD_WORDS), np.int64)
+        self._heads_in = np.zeros((len(packed), HEAD_WORDS), np.int64)
+        self._received = list(self._sending)  # of which only the one of `me` stays
+        self._requests: list = []
+        self._status = mpi.Status()
+
+    def run(self) -> list[np.ndarray]:
+        """What came, as int64 words, by rank of the communicator. Raises MPI.Exception or PeerFailure."""
+        heads = {peer: self._receive(self._heads_in[peer], peer) for peer in self._peers}
+        for peer in self._peers:
+            self._send(self._write_head(peer), peer)
+            if len(self._sending[peer]) > HEAD_PAYLOAD:
+                self._send(self._sending[peer][HEAD_PAYLOAD:], peer)
+        tails = {peer: self._read_head(peer, heads[peer]) for peer in self._peers}
+        for peer, tail in tails.items():
+            if tail is not None and self._wait(tail) != len(self._received[peer]) - HEAD_PAYLOAD:
+                raise PeerFailure(f"half a message came from rank {peer} of {self._communicator.Get_size()}")
+        for request in self._requests:
+            request.Wait()
+        return self._received
+
+    def _write_head(self, peer: int) -> np.ndarray:
+        words, head = self._sending[peer], self._heads_out[peer]
+        end = HEAD_FIELDS + min(len(words), HEAD_PAYLOAD)
+        head[0] = len(words)
+        head[1] = self._stamp
+        head[HEAD_FIELDS:end] = words[:HEAD_PAYLOAD]
+        return head[:end]
+
+    def _read_head(self, peer: int, head):
+        """Wait for the head, make room for the message, return the pending tail or None."""
+        words_in = self._wait(head)
+        length, stamp = self._heads_in[peer, :HEAD_FIELDS].tolist()
+        if stamp == 0 or words_in != HEAD_FIELDS + min(length, HEAD_PAYLOAD):
+            raise PeerFailure(f"nothing came from rank {peer} of {self._communicator.Get_size()}")
+        if stamp != self._stamp:
+            self._refuse_mismatch(peer, stamp)
+        self._received[peer] = words = np.empty(length, np.int64)
+        words[:HEAD_PAYLOAD] = self._heads_in[peer, HEAD_FIELDS:words_in]
+        return self._receive(words[HEAD_PAYLOAD:], peer) if length > HEAD_PAYLOAD else None
+
+    def _send(self, words: np.ndarray, peer: int) -> None:
+        self._requests.append(self._communicator.Isend(words, peer))
+
+    def _receive(self, words: np.ndarray, peer: int):
+        request = self._communicator.Irecv(words, peer)
+        self._requests.append(request)
+        return request
+
+    def _wait(self, receive) -> int:
+        """Words that came. One request by one: see the top of this file."""
+        receive.Wait(self._status)
+        return self._status.Get_elements(self._mpi.INT64_T)
+
+    def _refuse_mismatch(self, peer: int, stamp: int) -> None:
+        (theirs, their_kind), (ours, kind) = divmod(stamp, len(KIND_NAMES)), divmod(self._stamp, len(KIND_NAMES))
+        raise RuntimeError(
+            f"of {self._communicator.Get_size()} live ranks, number {peer} is in its call {theirs} "
+            f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} in its call {ours} ({KIND_NAMES[kind]})"
+        )
 
 
 def _peer_failure(call: str, error: Exception) -> PeerFailure:

@@ -1,32 +1,44 @@
 // Compiled once per instruction set by each_set.h.
 
-// Outputs [first, first + count) of one row: every unit is read once for them all.
+// `lanes` lanes of outputs [first, first + count), from position `at` on: every unit is read once for them all, and a
+// coefficient is looked at once for all lanes. `part` > 0: one lane of which only so many bytes exist.
+ECRM_INLINE void decode_lanes(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t first, int count,
+                              uint8_t* const* outputs, int64_t at, int lanes, int64_t part) {
+  Lane sums[4][4] = {};
+  for (int64_t unit = 0; unit < k; ++unit) {
+    Lane values[4];
+    for (int lane = 0; lane < lanes; ++lane) {
+      const uint8_t* from = units[unit] + at + lane * kLane;
+      values[lane] = part > 0 ? lane_load_part(from, part) : lane_load(from);
+    }
+    for (int w = 0; w < count; ++w) {
+      const uint8_t coefficient = matrix[(first + w) * k + unit];
+      if (coefficient == 1) {
+        for (int lane = 0; lane < lanes; ++lane) sums[w][lane] ^= values[lane];
+      } else if (coefficient != 0) {
+        const Factor f = factor(coefficient);
+        for (int lane = 0; lane < lanes; ++lane) sums[w][lane] ^= lane_times(values[lane], f);
+      }
+    }
+  }
+  for (int w = 0; w < count; ++w) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      uint8_t* to = outputs[first + w] + at + lane * kLane;
+      if (part > 0) {
+        lane_store_part(to, sums[w][lane], part);
+      } else {
+        lane_store(to, sums[w][lane]);
+      }
+    }
+  }
+}
+
 ECRM_INLINE void decode_outputs(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t first, int count,
                                 uint8_t* const* outputs, int64_t width) {
   int64_t at = 0;
-  while (at < width) {
-    const int64_t rest = width - at < kLane ? width - at : kLane;
-    Lane sums[4] = {};
-    for (int64_t unit = 0; unit < k; ++unit) {
-      const Lane value = rest == kLane ? lane_load(units[unit] + at) : lane_load_part(units[unit] + at, rest);
-      for (int w = 0; w < count; ++w) {
-        const uint8_t coefficient = matrix[(first + w) * k + unit];
-        if (coefficient == 1) {
-          sums[w] ^= value;
-        } else if (coefficient != 0) {
-          sums[w] ^= lane_times(value, factor(coefficient));
-        }
-      }
-    }
-    for (int w = 0; w < count; ++w) {
-      if (rest == kLane) {
-        lane_store(outputs[first + w] + at, sums[w]);
-      } else {
-        lane_store_part(outputs[first + w] + at, sums[w], rest);
-      }
-    }
-    at += rest;
-  }
+  for (; at + 4 * kLane <= width; at += 4 * kLane) decode_lanes(units, k, matrix, first, count, outputs, at, 4, 0);
+  for (; at + kLane <= width; at += kLane) decode_lanes(units, k, matrix, first, count, outputs, at, 1, 0);
+  if (at < width) decode_lanes(units, k, matrix, first, count, outputs, at, 1, width - at);
 }
 
 static void decode_row(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t wanted,

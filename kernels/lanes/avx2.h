@@ -1,5 +1,5 @@
 // Lanes of 32 bytes with AVX2: products by two table look-ups of four bits each (pshufb).
-// Included by each_set.h inside a namespace, once; see lanes/README.md for what a lane file defines.
+// Included by each_set.h inside a namespace, once; README.md tells what such a file defines.
 
 constexpr int64_t kLane = 32;
 typedef __m256i Lane;
@@ -9,8 +9,6 @@ struct Factor {
 
 ECRM_INLINE Lane lane_load(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 ECRM_INLINE void lane_store(uint8_t* to, Lane value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
-ECRM_INLINE void lane_stream(uint8_t* to, Lane value) { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), value); }
-ECRM_INLINE void lane_fence() { _mm_sfence(); }
 ECRM_INLINE Lane lane_load_part(const uint8_t* from, int64_t bytes) {
   alignas(32) uint8_t buffer[32] = {};
   memcpy(buffer, from, static_cast<size_t>(bytes));
@@ -35,4 +33,21 @@ ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
   return _mm256_xor_si256(low, high);
 }
 
-#include "floats_avx.h"
+constexpr int64_t kFloats = 8;
+#include "floats.h"
+
+ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+ECRM_INLINE Floats floats_sqrt(Floats a) { return (Floats)_mm256_sqrt_ps((__m256)a); }
+ECRM_INLINE Doubles doubles_sqrt(Doubles a) {
+  __m256d x[2];
+  memcpy(x, &a, sizeof a);
+  for (int i = 0; i < 2; ++i) x[i] = _mm256_sqrt_pd(x[i]);
+  memcpy(&a, x, sizeof a);
+  return a;
+}
+ECRM_INLINE Floats floats_from_half(Halves bits) { return (Floats)_mm256_cvtph_ps((__m128i)bits); }
+ECRM_INLINE Halves floats_to_half(Floats values) {
+  return (Halves)_mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT);
+}

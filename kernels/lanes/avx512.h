@@ -1,14 +1,12 @@
 // Lanes of 64 bytes with AVX-512: products by vgf2p8affineqb where ECRM_LANES_GFNI is 1 (one instruction for 64
 // bytes; vgf2p8mulb is of no use, its polynomial is 0x11b), else by two table look-ups of four bits (pshufb).
-// Included by each_set.h inside a namespace, once per value of ECRM_LANES_GFNI; see lanes/README.md.
+// Included by each_set.h inside a namespace, once per value of ECRM_LANES_GFNI; see README.md.
 
 constexpr int64_t kLane = 64;
 typedef __m512i Lane;
 
 ECRM_INLINE Lane lane_load(const uint8_t* from) { return _mm512_loadu_si512(from); }
 ECRM_INLINE void lane_store(uint8_t* to, Lane value) { _mm512_storeu_si512(to, value); }
-ECRM_INLINE void lane_stream(uint8_t* to, Lane value) { _mm512_stream_si512(reinterpret_cast<__m512i*>(to), value); }
-ECRM_INLINE void lane_fence() { _mm_sfence(); }
 ECRM_INLINE Lane lane_load_part(const uint8_t* from, int64_t bytes) {
   return _mm512_maskz_loadu_epi8(~0ull >> (64 - bytes), from);
 }
@@ -42,4 +40,21 @@ ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
 }
 #endif
 
-#include "floats_avx.h"
+constexpr int64_t kFloats = 16;
+#include "floats.h"
+
+ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+ECRM_INLINE Floats floats_sqrt(Floats a) { return (Floats)_mm512_sqrt_ps((__m512)a); }
+ECRM_INLINE Doubles doubles_sqrt(Doubles a) {
+  __m512d x[2];
+  memcpy(x, &a, sizeof a);
+  for (int i = 0; i < 2; ++i) x[i] = _mm512_sqrt_pd(x[i]);
+  memcpy(&a, x, sizeof a);
+  return a;
+}
+ECRM_INLINE Floats floats_from_half(Halves bits) { return (Floats)_mm512_cvtph_ps((__m256i)bits); }
+ECRM_INLINE Halves floats_to_half(Floats values) {
+  return (Halves)_mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
+}

@@ -40,11 +40,13 @@ ECRM_INLINE uint16_t float_to_half(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
-ECRM_INLINE Floats floats_from_half(const uint16_t half[8]) {
-  Floats result;
-  for (int i = 0; i < 8; ++i) result[i] = half_to_float(half[i]);
-  return result;
+ECRM_INLINE Floats floats_from_half(Halves bits) {
+  Floats values;
+  for (int i = 0; i < kFloats; ++i) values[i] = half_to_float(bits[i]);
+  return values;
 }
-ECRM_INLINE void floats_to_half(Floats values, uint16_t half[8]) {
-  for (int i = 0; i < 8; ++i) half[i] = float_to_half(values[i]);
+ECRM_INLINE Halves floats_to_half(Floats values) {
+  Halves bits;
+  for (int i = 0; i < kFloats; ++i) bits[i] = float_to_half(values[i]);
+  return bits;
 }

@@ -1,5 +1,5 @@
 // Lanes of 16 bytes in plain C++ (GCC vectors: SSE2 on x86-64, NEON on aarch64).
-// Included by each_set.h inside a namespace, once; see lanes/README.md for what a lane file defines.
+// Included by each_set.h inside a namespace, once; README.md tells what such a file defines.
 
 constexpr int64_t kLane = 16;
 typedef uint64_t Lane __attribute__((vector_size(16)));
@@ -13,8 +13,6 @@ ECRM_INLINE Lane lane_load(const uint8_t* from) {
   return value;
 }
 ECRM_INLINE void lane_store(uint8_t* to, Lane value) { memcpy(to, &value, sizeof value); }
-ECRM_INLINE void lane_stream(uint8_t* to, Lane value) { lane_store(to, value); }
-ECRM_INLINE void lane_fence() {}
 ECRM_INLINE Lane lane_load_part(const uint8_t* from, int64_t bytes) {
   Lane value = {};
   memcpy(&value, from, static_cast<size_t>(bytes));
@@ -44,20 +42,19 @@ ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
   return product;
 }
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Integers __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
+constexpr int64_t kFloats = 4;
+#include "floats.h"
 
 ECRM_INLINE Floats floats_fused(Floats a, Floats b, Floats c) {
-  for (int i = 0; i < 8; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  for (int i = 0; i < kFloats; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
 }
 ECRM_INLINE Floats floats_sqrt(Floats a) {
-  for (int i = 0; i < 8; ++i) a[i] = __builtin_sqrtf(a[i]);
+  for (int i = 0; i < kFloats; ++i) a[i] = __builtin_sqrtf(a[i]);
   return a;
 }
 ECRM_INLINE Doubles doubles_sqrt(Doubles a) {
-  for (int i = 0; i < 8; ++i) a[i] = __builtin_sqrt(a[i]);
+  for (int i = 0; i < kFloats; ++i) a[i] = __builtin_sqrt(a[i]);
   return a;
 }
 #include "half_by_hand.h"

@@ -5,57 +5,115 @@
 constexpr int64_t kParityBytesAhead = 8192;
 constexpr int64_t kDeltaBytesAhead = 2048;
 constexpr int64_t kMostRowsAhead = 32;
-constexpr int64_t kMostPrefetchedBytes = 2048;  // of one row; the rest of a long row the hardware guesses
+constexpr int64_t kMostPrefetchedBlocks = 32;  // of one row; the rest of a long row the hardware guesses
 
-ECRM_INLINE void fetch(const uint8_t* parity, const uint8_t* delta, int64_t width) {
-  const int64_t bytes = width < kMostPrefetchedBytes ? width : kMostPrefetchedBytes;
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(parity + at, 1, 3);
-    __builtin_prefetch(delta + kDeltaBytesAhead + at, 0, 3);
+// Rows are worked on in blocks of 64 bytes, one cache line if they are aligned.
+constexpr int64_t kBlock = 64;
+constexpr int kLanes = kBlock / kLane;
+struct Block {
+  Lane lane[kLanes];
+};
+
+ECRM_INLINE Block block_sum(const uint8_t* parity, const uint8_t* delta, bool multiplied, const Factor& f) {
+  Block result;
+  for (int i = 0; i < kLanes; ++i) {
+    const Lane change = lane_load(delta + i * kLane);
+    result.lane[i] = lane_load(parity + i * kLane) ^ (multiplied ? lane_times(change, f) : change);
   }
-  __builtin_prefetch(parity + bytes - 1, 1, 3);  // a row that is not aligned ends in one more cache line
+  return result;
 }
 
-ECRM_INLINE Lane sum(Lane parity, Lane delta, bool multiplied, const Factor& f) {
-  return parity ^ (multiplied ? lane_times(delta, f) : delta);
+ECRM_INLINE void block_store(uint8_t* to, const Block& block) {
+  for (int i = 0; i < kLanes; ++i) lane_store(to + i * kLane, block.lane[i]);
 }
 
-// parity ^= coefficient * delta for one row. Four lanes at a time without a branch: what is left to do for a width of
-// 256 is then the same for every row, and the processor guesses every branch right.
-ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t width, bool multiplied, const Factor& f) {
-  int64_t at = 0;
-  for (; at + 4 * kLane <= width; at += 4 * kLane) {
-    Lane sums[4];
-    for (int lane = 0; lane < 4; ++lane) {
-      sums[lane] = sum(lane_load(parity + at + lane * kLane), lane_load(delta + at + lane * kLane), multiplied, f);
+// parity ^= coefficient * delta for one row of at least a block. The last block, where the width is not a multiple of
+// blocks, overlaps the one before it: computed before anything is written, written last.
+ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, int64_t width, bool multiplied,
+                         const Factor& f) {
+  const int64_t last = width - kBlock;
+  const Block tail = block_sum(parity + last, delta + last, multiplied, f);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t at = block * kBlock;
+    block_store(parity + at, block_sum(parity + at, delta + at, multiplied, f));
+  }
+  if (blocks * kBlock < width) block_store(parity + last, tail);
+}
+
+// The same for a row shorter than a block.
+ECRM_INLINE void add_short_row(uint8_t* parity, const uint8_t* delta, int64_t width, bool multiplied, const Factor& f) {
+  for (int64_t at = 0; at < width; at += kLane) {
+    const int64_t rest = width - at < kLane ? width - at : kLane;
+    const bool whole = rest == kLane;
+    const Lane change = whole ? lane_load(delta + at) : lane_load_part(delta + at, rest);
+    const Lane old = whole ? lane_load(parity + at) : lane_load_part(parity + at, rest);
+    const Lane fresh = old ^ (multiplied ? lane_times(change, f) : change);
+    if (whole) {
+      lane_store(parity + at, fresh);
+    } else {
+      lane_store_part(parity + at, fresh, rest);
     }
-    for (int lane = 0; lane < 4; ++lane) lane_store(parity + at + lane * kLane, sums[lane]);
   }
-  for (; at + kLane <= width; at += kLane) {
-    lane_store(parity + at, sum(lane_load(parity + at), lane_load(delta + at), multiplied, f));
+}
+
+ECRM_INLINE void fetch(const uint8_t* parity, const uint8_t* delta, int64_t blocks, int64_t width) {
+  const int64_t most = blocks < kMostPrefetchedBlocks ? blocks : kMostPrefetchedBlocks;
+  for (int64_t block = 0; block < most; ++block) {
+    __builtin_prefetch(parity + block * kBlock, 1, 3);
+    __builtin_prefetch(delta + kDeltaBytesAhead + block * kBlock, 0, 3);
   }
-  if (at < width) {
-    const int64_t rest = width - at;
-    const Lane tail = sum(lane_load_part(parity + at, rest), lane_load_part(delta + at, rest), multiplied, f);
-    lane_store_part(parity + at, tail, rest);
-  }
+  if (most * kBlock < width) __builtin_prefetch(parity + most * kBlock, 1, 3);
+  __builtin_prefetch(parity + (most < blocks ? most * kBlock : width) - 1, 1, 3);  // not aligned, one line more
 }
 
 // coefficient_step is 1 for a coefficient per row, 0 for one coefficient for all.
-static void apply(uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n, const uint8_t* coefficients,
-                  int64_t coefficient_step, const uint8_t* delta, int64_t delta_stride, int64_t width) {
+ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n,
+                              const uint8_t* coefficients, int64_t coefficient_step, const uint8_t* delta,
+                              int64_t delta_stride, int64_t width) {
   int64_t ahead = kParityBytesAhead / width;
   ahead = ahead < 1 ? 1 : ahead > kMostRowsAhead ? kMostRowsAhead : ahead;
   for (int64_t i = 0; i < n; ++i) {
     const uint8_t* source = delta + i * delta_stride;
     const int64_t next = i + ahead < n ? i + ahead : n - 1;
-    fetch(parity + rows[next] * parity_stride, source, width);
+    fetch(parity + rows[next] * parity_stride, source, blocks, width);
     uint8_t* target = parity + rows[i] * parity_stride;
     const uint8_t coefficient = coefficients[i * coefficient_step];
-    if (coefficient == 1) {
-      add_row(target, source, width, false, Factor{});
-    } else if (coefficient != 0) {
-      add_row(target, source, width, true, factor(coefficient));
+    if (coefficient == 0) continue;
+    if (blocks == 0) {
+      add_short_row(target, source, width, true, factor(coefficient));
+    } else if (coefficient == 1) {
+      add_row(target, source, blocks, width, false, Factor{});
+    } else {
+      add_row(target, source, blocks, width, true, factor(coefficient));
     }
   }
+}
+
+// Rows of up to 16 whole blocks are compiled with their loops unrolled: short inner loops cost more in wrongly guessed
+// branches than the arithmetic inside them.
+static void apply(uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n, const uint8_t* coefficients,
+                  int64_t coefficient_step, const uint8_t* delta, int64_t delta_stride, int64_t width) {
+#define ECRM_APPLY(blocks)                                                                                      \
+  apply_blocks(blocks, parity, parity_stride, rows, n, coefficients, coefficient_step, delta, delta_stride, width)
+  switch (width / kBlock) {
+    case 0: return ECRM_APPLY(0);
+    case 1: return ECRM_APPLY(1);
+    case 2: return ECRM_APPLY(2);
+    case 3: return ECRM_APPLY(3);
+    case 4: return ECRM_APPLY(4);
+    case 5: return ECRM_APPLY(5);
+    case 6: return ECRM_APPLY(6);
+    case 7: return ECRM_APPLY(7);
+    case 8: return ECRM_APPLY(8);
+    case 9: return ECRM_APPLY(9);
+    case 10: return ECRM_APPLY(10);
+    case 11: return ECRM_APPLY(11);
+    case 12: return ECRM_APPLY(12);
+    case 13: return ECRM_APPLY(13);
+    case 14: return ECRM_APPLY(14);
+    case 15: return ECRM_APPLY(15);
+    case 16: return ECRM_APPLY(16);
+    default: return ECRM_APPLY(width / kBlock);
+  }
+#undef ECRM_APPLY
 }

@@ -1,7 +1,8 @@
 """The GPU kernel: deltas grouped by row, each parity row read and written once.
 
-Rows may repeat, so two programs must not change the same row at once. The deltas are sorted by row; the program of the
-first delta of a row adds all deltas of that row, the others end at once. No atomics, so any width and alignment will do.
+Rows may repeat, so two programs must not change the same row at once. The deltas are sorted by row; the program of
+the first delta of a row adds all deltas of that row, the others end at once. No atomics, so any width and alignment
+will do.
 """
 
 from __future__ import annotations

@@ -1,40 +1,62 @@
 // Compiled once per instruction set by each_set.h.
 // A record is the bytes of one row in each part, one part after the other.
 
+// Both: four lanes at a time without a branch. The last lane, where the width is not a multiple of lanes, overlaps the
+// one before it: computed before anything is written, written last.
 ECRM_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
+  if (width == 4) {  // row-wise Adagrad's state
+    memcpy(to, from, 4);
+    return;
+  }
+  if (width < kLane) {
+    lane_store_part(to, lane_load_part(from, width), width);
+    return;
+  }
   int64_t at = 0;
+  for (; at + 4 * kLane <= width; at += 4 * kLane) {
+    for (int lane = 0; lane < 4; ++lane) lane_store(to + at + lane * kLane, lane_load(from + at + lane * kLane));
+  }
   for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(from + at));
-  if (at < width) lane_store_part(to + at, lane_load_part(from + at, width - at), width - at);
+  if (at < width) lane_store(to + width - kLane, lane_load(from + width - kLane));
 }
 
 ECRM_INLINE void xor_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
-  int64_t at = 0;
-  for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(to + at) ^ lane_load(from + at));
-  if (at < width) {
-    const int64_t rest = width - at;
-    lane_store_part(to + at, lane_load_part(to + at, rest) ^ lane_load_part(from + at, rest), rest);
+  if (width == 4) {  // row-wise Adagrad's state
+    uint32_t value, change;
+    memcpy(&value, to, 4);
+    memcpy(&change, from, 4);
+    value ^= change;
+    memcpy(to, &value, 4);
+    return;
   }
-}
-
-ECRM_INLINE void fetch_parts(const Parts& parts, int64_t row, int for_write) {
-  for (int64_t part = 0; part < parts.count; ++part) {
-    const uint8_t* from = parts.base[part] + row * parts.stride[part];
-    const int64_t width = parts.width[part] < 1024 ? parts.width[part] : 1024;
-    if (for_write) {
-      for (int64_t at = 0; at < width; at += 64) __builtin_prefetch(from + at, 1, 3);
-      __builtin_prefetch(from + width - 1, 1, 3);
-    } else {
-      for (int64_t at = 0; at < width; at += 64) __builtin_prefetch(from + at, 0, 3);
-      __builtin_prefetch(from + width - 1, 0, 3);
+  if (width < kLane) {
+    lane_store_part(to, lane_load_part(to, width) ^ lane_load_part(from, width), width);
+    return;
+  }
+  const Lane tail = lane_load(to + width - kLane) ^ lane_load(from + width - kLane);
+  int64_t at = 0;
+  for (; at + 4 * kLane <= width; at += 4 * kLane) {
+    for (int lane = 0; lane < 4; ++lane) {
+      uint8_t* const target = to + at + lane * kLane;
+      lane_store(target, lane_load(target) ^ lane_load(from + at + lane * kLane));
     }
   }
+  for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(to + at) ^ lane_load(from + at));
+  if (at < width) lane_store(to + width - kLane, tail);
 }
 
-constexpr int64_t kRowsAhead = 16;
+constexpr int64_t kRowsAhead = 24;
+
+ECRM_INLINE void fetch_parts(const Parts& parts, const int64_t* rows, int64_t i, int64_t n) {
+  const int64_t row = rows[i + kRowsAhead < n ? i + kRowsAhead : n - 1];
+  for (int64_t part = 0; part < parts.count; ++part) {
+    fetch_row(parts.base[part] + row * parts.stride[part], parts.width[part]);
+  }
+}
 
 static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* records, int64_t record_stride) {
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kRowsAhead < n) fetch_parts(parts, rows[i + kRowsAhead], 0);
+    fetch_parts(parts, rows, i, n);
     uint8_t* record = records + i * record_stride;
     for (int64_t part = 0; part < parts.count; ++part) {
       copy_bytes(record, parts.base[part] + rows[i] * parts.stride[part], parts.width[part]);
@@ -45,7 +67,7 @@ static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* 
 
 static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride) {
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kRowsAhead < n) fetch_parts(parts, rows[i + kRowsAhead], 1);
+    fetch_parts(parts, rows, i, n);
     const uint8_t* record = records + i * record_stride;
     for (int64_t part = 0; part < parts.count; ++part) {
       copy_bytes(parts.base[part] + rows[i] * parts.stride[part], record, parts.width[part]);
@@ -54,9 +76,10 @@ static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const ui
   }
 }
 
-static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride) {
+static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records,
+                         int64_t record_stride) {
   for (int64_t i = 0; i < n; ++i) {
-    if (i + kRowsAhead < n) fetch_parts(parts, rows[i + kRowsAhead], 1);
+    fetch_parts(parts, rows, i, n);
     const uint8_t* record = records + i * record_stride;
     for (int64_t part = 0; part < parts.count; ++part) {
       xor_bytes(parts.base[part] + rows[i] * parts.stride[part], record, parts.width[part]);

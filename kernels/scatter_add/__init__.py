@@ -8,7 +8,7 @@ from ecrm.kernels import check, dispatch, native
 
 
 def scatter_add(out: torch.Tensor, index: torch.Tensor, values: torch.Tensor, backend: str = "auto") -> None:
-    """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order, so that the result is the same on every machine.
+    """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order: the same bits on every machine.
 
     Legend: U rows of D floats, n rows added.
     out: float32 [U, D], changed. index: int64 [n], contiguous, may repeat. values: float32 [n, D].

@@ -1,7 +1,8 @@
 // Compiled once per instruction set by each_set.h. The order of operations is that of README.md and reference.py;
 // every operation is rounded on its own (-ffp-contract=off), so no instruction set can change a bit.
 
-constexpr int64_t kRowsAhead = 12;
+// How many rows ahead memory is asked for. Measured on Zen 5 with records of 260 bytes.
+constexpr int64_t kRowsAhead = 24;
 
 ECRM_INLINE Floats load_floats(const uint8_t* from) {
   Floats value;
@@ -9,84 +10,74 @@ ECRM_INLINE Floats load_floats(const uint8_t* from) {
   return value;
 }
 
-// Writes new bits over old ones, and old XOR new to `delta` unless it is null.
-ECRM_INLINE void replace_floats(uint8_t* at, Floats value, uint8_t* delta) {
-  Integers fresh, old;
-  memcpy(&fresh, &value, sizeof fresh);
-  if (delta != nullptr) {
-    memcpy(&old, at, sizeof old);
-    old ^= fresh;
-    memcpy(delta, &old, sizeof old);
-  }
+// Writes new values over old ones, and the bits that differ to `delta` unless it is null. In this order: writes leave
+// the processor in theirs, and those to the row, which is already there, must not wait for those to the delta.
+ECRM_INLINE void replace_floats(uint8_t* at, Floats old, Floats fresh, uint8_t* delta) {
   memcpy(at, &fresh, sizeof fresh);
+  if (delta == nullptr) return;
+  const Words change = (Words)old ^ (Words)fresh;
+  memcpy(delta, &change, sizeof change);
 }
 
-ECRM_INLINE Floats load_weights(int type, const uint8_t* from) {
-  if (type == kFloat32) return load_floats(from);
-  uint16_t bits[8];
-  memcpy(bits, from, sizeof bits);
-  if (type == kFloat16) return floats_from_half(bits);
-  Integers wide;
-  for (int i = 0; i < 8; ++i) wide[i] = static_cast<int32_t>(static_cast<uint32_t>(bits[i]) << 16);
-  Floats value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
+ECRM_INLINE Floats floats_from_bfloat(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
+
+ECRM_INLINE Halves floats_to_bfloat(Floats values) {
+  const Words bits = (Words)values;
+  const Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;  // to nearest, ties to even
+  const Words nan = (Words)((bits & 0x7fffffffu) > 0x7f800000u);
+  return __builtin_convertvector((rounded & ~nan) | (0x7fc0u & nan), Halves);
 }
 
-ECRM_INLINE void floats_to_bfloat(Floats value, uint16_t bits[8]) {
-  uint32_t wide[8];
-  memcpy(wide, &value, sizeof wide);
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t nan = (wide[i] & 0x7fffffffu) > 0x7f800000u;
-    const uint32_t rounded = (wide[i] + 0x7fffu + (wide[i] >> 16 & 1u)) >> 16;
-    bits[i] = static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
-  }
-}
-
-ECRM_INLINE void replace_weights(int type, uint8_t* at, Floats value, uint8_t* delta) {
-  if (type == kFloat32) {
-    replace_floats(at, value, delta);
-    return;
-  }
-  typedef uint64_t Bits __attribute__((vector_size(16)));
-  Bits fresh, old;
-  uint16_t bits[8];
-  if (type == kFloat16) {
-    floats_to_half(value, bits);
-  } else {
-    floats_to_bfloat(value, bits);
-  }
-  memcpy(&fresh, bits, sizeof fresh);
-  if (delta != nullptr) {
-    memcpy(&old, at, sizeof old);
-    old ^= fresh;
-    memcpy(delta, &old, sizeof old);
-  }
+ECRM_INLINE void replace_halves(uint8_t* at, Halves old, Halves fresh, uint8_t* delta) {
   memcpy(at, &fresh, sizeof fresh);
+  if (delta == nullptr) return;
+  const Halves change = old ^ fresh;
+  memcpy(delta, &change, sizeof change);
 }
 
-// ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7)): the order in which FBGEMM's AVX2 kernel adds its partial sums.
-ECRM_INLINE float sum_of_eight(Floats p) {
-  return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
+typedef float Eight __attribute__((vector_size(32)));
+typedef int32_t EightNumbers __attribute__((vector_size(32)));
+
+ECRM_INLINE Eight squares(const float* from) {
+  Eight g;
+  memcpy(&g, from, sizeof g);
+  return g * g;
 }
 
+// Eight partial sums, element d in sum d mod 8, then ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7)): the order of
+// FBGEMM's AVX2 kernel.
 ECRM_INLINE float sum_of_squares(const float* gradient, int64_t dimension) {
-  Floats partial = {};
+  Eight p = {};
   int64_t d = 0;
-  for (; d + 8 <= dimension; d += 8) {
-    Floats g;
-    memcpy(&g, gradient + d, sizeof g);
-    partial += g * g;
+  for (; d + 64 <= dimension; d += 64) {
+    for (int eight = 0; eight < 8; ++eight) p += squares(gradient + d + 8 * eight);
   }
+  for (; d + 8 <= dimension; d += 8) p += squares(gradient + d);
   if (d < dimension) {
-    Floats g = {};
+    Eight g = {};
     memcpy(&g, gradient + d, static_cast<size_t>(dimension - d) * sizeof(float));
-    partial += g * g;
+    p += g * g;
   }
-  return sum_of_eight(partial);
+  p += __builtin_shuffle(p, EightNumbers{1, 0, 3, 2, 5, 4, 7, 6});
+  p += __builtin_shuffle(p, EightNumbers{2, 3, 0, 1, 6, 7, 4, 5});
+  return p[0] + p[4];
 }
 
-// One row's places; the delta pointers are null where no delta is wanted.
+// Row-wise Adagrad's one number per row: updates it, gives the bits that changed, and returns the row's step size.
+ECRM_INLINE float update_row_state(uint8_t* state, const float* gradient, int64_t dimension, const Hyper& hyper,
+                                   uint32_t* change) {
+  float old, fresh;
+  uint32_t fresh_bits;
+  memcpy(&old, state, sizeof old);
+  fresh = old + sum_of_squares(gradient, dimension) / static_cast<float>(dimension);
+  memcpy(change, &old, sizeof old);
+  memcpy(&fresh_bits, &fresh, sizeof fresh);
+  *change ^= fresh_bits;
+  memcpy(state, &fresh, sizeof fresh);
+  return hyper.learning_rate / (__builtin_sqrtf(fresh) + hyper.eps);
+}
+
+// The places of one row, or of a part of one; the delta pointers are null where no delta is wanted.
 struct Row {
   uint8_t* weights;
   uint8_t* state[2];
@@ -95,46 +86,57 @@ struct Row {
   const float* gradient;
 };
 
-// Eight elements. `step` is the row's step size, used by row-wise Adagrad only.
-ECRM_INLINE void update_eight(int type, int optimizer, const Hyper& hyper, float step, const Row& row) {
+// The new values of the weights w of a lane; `step` is row-wise Adagrad's step size. Adagrad's and Adam's new state is
+// written to the row.
+ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const Row& row, Floats w) {
   Floats g;
   memcpy(&g, row.gradient, sizeof g);
-  const Floats w = load_weights(type, row.weights);
-  Floats fresh;
-  if (optimizer == kSgd) {
-    const Floats minus_rate = Floats{} - hyper.learning_rate;
-    fresh = floats_fused(minus_rate, g, w);
-  } else if (optimizer == kRowwiseAdagrad) {
-    fresh = w - g * step;
-  } else if (optimizer == kAdagrad) {
-    const Floats h = floats_fused(g, g, load_floats(row.state[0]));
-    const Doubles scaled = __builtin_convertvector(g * hyper.learning_rate, Doubles);
+  if (optimizer == kSgd) return floats_fused(Floats{} - hyper.learning_rate, g, w);
+  if (optimizer == kRowwiseAdagrad) return w - g * step;
+  const Floats old0 = load_floats(row.state[0]);
+  if (optimizer == kAdagrad) {
+    const Floats h = floats_fused(g, g, old0);
     const Doubles root = doubles_sqrt(__builtin_convertvector(h, Doubles)) + static_cast<double>(hyper.eps);
-    fresh = __builtin_convertvector(__builtin_convertvector(w, Doubles) - scaled / root, Floats);
-    replace_floats(row.state[0], h, row.state_delta[0]);
-  } else {
-    const Floats m = load_floats(row.state[0]) * hyper.beta1 + g * hyper.one_minus_beta1;
-    const Floats v = load_floats(row.state[1]) * hyper.beta2 + (g * g) * hyper.one_minus_beta2;
-    const Floats root = floats_sqrt(v / hyper.correction2) + hyper.eps;
-    fresh = w - ((m / hyper.correction1) / root) * hyper.learning_rate;
-    replace_floats(row.state[0], m, row.state_delta[0]);
-    replace_floats(row.state[1], v, row.state_delta[1]);
+    const Doubles scaled = __builtin_convertvector(g * hyper.learning_rate, Doubles);
+    replace_floats(row.state[0], old0, h, row.state_delta[0]);
+    return __builtin_convertvector(__builtin_convertvector(w, Doubles) - scaled / root, Floats);
   }
-  replace_weights(type, row.weights, fresh, row.weights_delta);
+  const Floats old1 = load_floats(row.state[1]);
+  const Floats m = old0 * hyper.beta1 + g * hyper.one_minus_beta1;
+  const Floats v = old1 * hyper.beta2 + (g * g) * hyper.one_minus_beta2;
+  const Floats root = floats_sqrt(v / hyper.correction2) + hyper.eps;
+  replace_floats(row.state[0], old0, m, row.state_delta[0]);
+  replace_floats(row.state[1], old1, v, row.state_delta[1]);
+  return w - ((m / hyper.correction1) / root) * hyper.learning_rate;
 }
 
-// The last `count` < 8 elements of a row, in padded copies.
+// kFloats elements of a row.
+ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float step, const Row& row) {
+  if (type == kFloat32) {
+    const Floats old = load_floats(row.weights);
+    replace_floats(row.weights, old, updated(optimizer, hyper, step, row, old), row.weights_delta);
+    return;
+  }
+  Halves old;
+  memcpy(&old, row.weights, sizeof old);
+  const bool half = type == kFloat16;
+  const Floats w = half ? floats_from_half(old) : floats_from_bfloat(old);
+  const Floats fresh = updated(optimizer, hyper, step, row, w);
+  replace_halves(row.weights, old, half ? floats_to_half(fresh) : floats_to_bfloat(fresh), row.weights_delta);
+}
+
+// The last `count` < kFloats elements of a row, in padded copies.
 ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float step, const Row& row, int64_t count) {
   const size_t weight_bytes = static_cast<size_t>(count) * (type == kFloat32 ? 4 : 2);
   const size_t float_bytes = static_cast<size_t>(count) * 4;
   const int states = optimizer == kAdagrad ? 1 : optimizer == kAdam ? 2 : 0;
-  alignas(32) uint8_t weights[32] = {}, weights_delta[32] = {}, state[2][32] = {}, state_delta[2][32] = {};
-  alignas(32) float gradient[8] = {};
+  alignas(64) uint8_t weights[64] = {}, weights_delta[64] = {}, state[2][64] = {}, state_delta[2][64] = {};
+  alignas(64) float gradient[kFloats] = {};
   memcpy(gradient, row.gradient, float_bytes);
   memcpy(weights, row.weights, weight_bytes);
   for (int s = 0; s < states; ++s) memcpy(state[s], row.state[s], float_bytes);
-  update_eight(type, optimizer, hyper, step,
-               {weights, {state[0], state[1]}, weights_delta, {state_delta[0], state_delta[1]}, gradient});
+  update_lane(type, optimizer, hyper, step,
+                 {weights, {state[0], state[1]}, weights_delta, {state_delta[0], state_delta[1]}, gradient});
   memcpy(row.weights, weights, weight_bytes);
   for (int s = 0; s < states; ++s) memcpy(row.state[s], state[s], float_bytes);
   if (row.weights_delta == nullptr) return;
@@ -142,87 +144,111 @@ ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float 
   for (int s = 0; s < states; ++s) memcpy(row.state_delta[s], state_delta[s], float_bytes);
 }
 
-ECRM_INLINE void update_row(int type, int optimizer, const Hyper& hyper, Row row, int64_t dimension) {
-  float step = 0;
-  if (optimizer == kRowwiseAdagrad) {
-    float old, fresh;
-    memcpy(&old, row.state[0], sizeof old);
-    fresh = old + sum_of_squares(row.gradient, dimension) / static_cast<float>(dimension);
-    step = hyper.learning_rate / (__builtin_sqrtf(fresh) + hyper.eps);
-    if (row.state_delta[0] != nullptr) {
-      uint32_t old_bits, fresh_bits;
-      memcpy(&old_bits, &old, 4);
-      memcpy(&fresh_bits, &fresh, 4);
-      old_bits ^= fresh_bits;
-      memcpy(row.state_delta[0], &old_bits, 4);
-    }
-    memcpy(row.state[0], &fresh, sizeof fresh);
+// The same row, `count` elements further on.
+ECRM_INLINE Row further(Row row, int type, int states, int64_t count) {
+  row.weights += count * (type == kFloat32 ? 4 : 2);
+  row.gradient += count;
+  if (row.weights_delta != nullptr) row.weights_delta += count * (type == kFloat32 ? 4 : 2);
+  for (int s = 0; s < states; ++s) {
+    row.state[s] += 4 * count;
+    if (row.state_delta[s] != nullptr) row.state_delta[s] += 4 * count;
   }
-  const int64_t weight_bytes = type == kFloat32 ? 32 : 16;
+  return row;
+}
+
+// Four lanes at a time without a branch, as in parity_apply.
+ECRM_INLINE void update_row(int type, int optimizer, const Hyper& hyper, float step, const Row& row,
+                            int64_t dimension) {
+  const int states = optimizer == kAdagrad ? 1 : optimizer == kAdam ? 2 : 0;
   int64_t d = 0;
-  for (; d + 8 <= dimension; d += 8) {
-    update_eight(type, optimizer, hyper, step, row);
-    row.weights += weight_bytes;
-    row.gradient += 8;
-    if (row.weights_delta != nullptr) row.weights_delta += weight_bytes;
-    if (optimizer == kAdagrad || optimizer == kAdam) {
-      for (int s = 0; s < (optimizer == kAdam ? 2 : 1); ++s) {
-        row.state[s] += 32;
-        if (row.state_delta[s] != nullptr) row.state_delta[s] += 32;
-      }
+  for (; d + 4 * kFloats <= dimension; d += 4 * kFloats) {
+    for (int lane = 0; lane < 4; ++lane) {
+      update_lane(type, optimizer, hyper, step, further(row, type, states, d + lane * kFloats));
     }
   }
-  if (d < dimension) update_rest(type, optimizer, hyper, step, row, dimension - d);
+  for (; d + kFloats <= dimension; d += kFloats) {
+    update_lane(type, optimizer, hyper, step, further(row, type, states, d));
+  }
+  if (d < dimension) update_rest(type, optimizer, hyper, step, further(row, type, states, d), dimension - d);
 }
 
-ECRM_INLINE void fetch(const uint8_t* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 1, 3);
-  if (bytes > 0) __builtin_prefetch(from + bytes - 1, 1, 3);
+ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t state_bytes, int states,
+                       bool with_delta) {
+  Row row = {};
+  row.weights = u.weights + u.rows[i] * u.weights_stride;
+  row.gradient = u.gradients + i * u.gradient_stride;
+  for (int s = 0; s < states; ++s) row.state[s] = u.state[s] + u.rows[i] * u.state_stride[s];
+  if (with_delta) {
+    row.weights_delta = u.delta + i * u.delta_stride;
+    if (row.weights_delta == nullptr) __builtin_unreachable();  // so that no lane checks it again
+    for (int s = 0; s < states; ++s) row.state_delta[s] = row.weights_delta + row_bytes + s * state_bytes;
+  }
+  return row;
 }
 
-ECRM_INLINE void update_rows(int type, int optimizer, bool with_delta, const Update& u) {
-  const int64_t row_bytes = u.dimension * (type == kFloat32 ? 4 : 2);
-  const int64_t state_bytes = optimizer == kRowwiseAdagrad ? 4 : u.dimension * 4;
+ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool with_delta, const Update& u) {
+  const int64_t row_bytes = dimension * (type == kFloat32 ? 4 : 2);
+  const int64_t state_bytes = optimizer == kRowwiseAdagrad ? 4 : dimension * 4;
   const int states = optimizer == kSgd ? 0 : optimizer == kAdam ? 2 : 1;
   for (int64_t i = 0; i < u.n; ++i) {
-    if (i + kRowsAhead < u.n) {
-      const int64_t next = u.rows[i + kRowsAhead];
-      fetch(u.weights + next * u.weights_stride, row_bytes < 1024 ? row_bytes : 1024);
-      for (int s = 0; s < states; ++s) {
-        fetch(u.state[s] + next * u.state_stride[s], state_bytes < 1024 ? state_bytes : 1024);
-      }
+    const int64_t next = u.rows[i + kRowsAhead < u.n ? i + kRowsAhead : u.n - 1];
+    fetch_row(u.weights + next * u.weights_stride, row_bytes);
+    for (int s = 0; s < states; ++s) fetch_row(u.state[s] + next * u.state_stride[s], state_bytes);
+    const Row row = row_at(u, i, row_bytes, state_bytes, states, with_delta);
+    if (optimizer == kRowwiseAdagrad) {
+      uint32_t change;
+      const float step = update_row_state(row.state[0], row.gradient, dimension, u.hyper, &change);
+      update_row(type, optimizer, u.hyper, step, row, dimension);
+      if (with_delta) memcpy(row.state_delta[0], &change, sizeof change);  // last: a delta is written front to back
+    } else {
+      update_row(type, optimizer, u.hyper, 0, row, dimension);
     }
-    Row row = {};
-    row.weights = u.weights + u.rows[i] * u.weights_stride;
-    row.gradient = u.gradients + i * u.gradient_stride;
-    for (int s = 0; s < states; ++s) row.state[s] = u.state[s] + u.rows[i] * u.state_stride[s];
-    if (with_delta) {
-      row.weights_delta = u.delta + i * u.delta_stride;
-      for (int s = 0; s < states; ++s) row.state_delta[s] = row.weights_delta + row_bytes + s * state_bytes;
-    }
-    update_row(type, optimizer, u.hyper, row, u.dimension);
   }
 }
 
-ECRM_INLINE void update_type(int type, const Update& u) {
-  const bool with_delta = u.delta != nullptr;
-  if (u.optimizer == kSgd) {
-    with_delta ? update_rows(type, kSgd, true, u) : update_rows(type, kSgd, false, u);
-  } else if (u.optimizer == kRowwiseAdagrad) {
-    with_delta ? update_rows(type, kRowwiseAdagrad, true, u) : update_rows(type, kRowwiseAdagrad, false, u);
-  } else if (u.optimizer == kAdagrad) {
-    with_delta ? update_rows(type, kAdagrad, true, u) : update_rows(type, kAdagrad, false, u);
-  } else {
-    with_delta ? update_rows(type, kAdam, true, u) : update_rows(type, kAdam, false, u);
+// The usual dimensions are compiled with their loops unrolled, which is an eighth faster.
+ECRM_INLINE void update_rows(int type, int optimizer, bool with_delta, const Update& u) {
+  if (type != kFloat32) return update_rows_of(u.dimension, type, optimizer, with_delta, u);
+  switch (u.dimension) {
+    case 16: return update_rows_of(16, type, optimizer, with_delta, u);
+    case 32: return update_rows_of(32, type, optimizer, with_delta, u);
+    case 64: return update_rows_of(64, type, optimizer, with_delta, u);
+    case 128: return update_rows_of(128, type, optimizer, with_delta, u);
+    default: return update_rows_of(u.dimension, type, optimizer, with_delta, u);
   }
 }
+
+// One function per weight type and optimizer; one for them all takes the compiler twice as long.
+// Each works on a copy of its arguments, of which the compiler knows that writing rows does not change them.
+#define ECRM_UPDATE(name, type, optimizer)    \
+  static void name(const Update& given) {     \
+    const Update u = given;                   \
+    if (u.delta != nullptr) {                 \
+      update_rows(type, optimizer, true, u);  \
+    } else {                                  \
+      update_rows(type, optimizer, false, u); \
+    }                                         \
+  }
+ECRM_UPDATE(sgd_float32, kFloat32, kSgd)
+ECRM_UPDATE(sgd_float16, kFloat16, kSgd)
+ECRM_UPDATE(sgd_bfloat16, kBfloat16, kSgd)
+ECRM_UPDATE(rowwise_adagrad_float32, kFloat32, kRowwiseAdagrad)
+ECRM_UPDATE(rowwise_adagrad_float16, kFloat16, kRowwiseAdagrad)
+ECRM_UPDATE(rowwise_adagrad_bfloat16, kBfloat16, kRowwiseAdagrad)
+ECRM_UPDATE(adagrad_float32, kFloat32, kAdagrad)
+ECRM_UPDATE(adagrad_float16, kFloat16, kAdagrad)
+ECRM_UPDATE(adagrad_bfloat16, kBfloat16, kAdagrad)
+ECRM_UPDATE(adam_float32, kFloat32, kAdam)
+ECRM_UPDATE(adam_float16, kFloat16, kAdam)
+ECRM_UPDATE(adam_bfloat16, kBfloat16, kAdam)
+#undef ECRM_UPDATE
 
 static void update(const Update& u) {
-  if (u.type == kFloat32) {
-    update_type(kFloat32, u);
-  } else if (u.type == kFloat16) {
-    update_type(kFloat16, u);
-  } else {
-    update_type(kBfloat16, u);
-  }
+  static void (*const functions[4][3])(const Update&) = {
+      {sgd_float32, sgd_float16, sgd_bfloat16},
+      {rowwise_adagrad_float32, rowwise_adagrad_float16, rowwise_adagrad_bfloat16},
+      {adagrad_float32, adagrad_float16, adagrad_bfloat16},
+      {adam_float32, adam_float16, adam_bfloat16},
+  };
+  functions[u.optimizer][u.type](u);
 }

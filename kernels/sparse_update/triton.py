@@ -28,8 +28,8 @@ def _sum_of_eight(partial, ROWS: tl.constexpr):
 
 @triton.jit
 def _as_weights(value, weights):
-    """float32 rounded to the weights' type, to nearest and ties to even; by hand for bfloat16, which Triton's interpreter
-    truncates."""
+    """float32 rounded to the weights' type, to nearest and ties to even; by hand for bfloat16, which Triton's
+    interpreter truncates."""
     if weights.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -128,14 +128,16 @@ def update(
 
 
 def _change_views(parts: list[torch.Tensor], delta: torch.Tensor) -> list[torch.Tensor]:
-    """Integers of the parts' element sizes over `delta`'s memory, or over new memory where its address does not allow it."""
+    """Integers of the parts' element sizes over `delta`'s memory, or new memory where its address does not allow it."""
     views, at = [], 0
     for part in parts:
         width = part.shape[1] * part.element_size()
         piece = delta[:, at : at + width]
         word = torch.int32 if part.element_size() == 4 else torch.int16
-        fits = all(number % word.itemsize == 0 for number in (piece.data_ptr(), piece.storage_offset(), piece.stride(0)))
-        views.append(piece.view(word) if fits else torch.empty(part.shape, dtype=word, device=delta.device)[: len(piece)])
+        numbers = piece.data_ptr(), piece.storage_offset(), piece.stride(0)
+        fits = all(number % word.itemsize == 0 for number in numbers)
+        shape = len(piece), part.shape[1]
+        views.append(piece.view(word) if fits else torch.empty(shape, dtype=word, device=delta.device))
         at += width
     return views
 

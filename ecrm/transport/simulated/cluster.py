@@ -99,7 +99,7 @@ class SimulatedCluster:
         self._results: dict[int, object] = {}
         self._errors: dict[int, BaseException] = {}
         self._killed: list[Kill] = []
-        self._killed_ranks: tuple[int, ...] = ()
+        self.killed_ranks: tuple[int, ...] = ()
         self._calls = 0
         self._trace: list[Event] = []
 
@@ -228,7 +228,7 @@ class SimulatedCluster:
             self._break_off(SimulationTooLong, f"more than {self._most_calls} calls")
             raise RankKilled
         self._note(member, "enters")
-        when = self._plan.at_call(member.rank, member.call_index, member.calls_since_shrink, self._killed_ranks)
+        when = self._plan.at_call(member.rank, member.call_index, member.calls_since_shrink, self.killed_ranks)
         if when == BEFORE:
             self._die(member, BEFORE)
         return when
@@ -308,7 +308,7 @@ class SimulatedCluster:
             self._wake(member)
 
     def _stop_if_gone(self, member: Member) -> None:
-        if self._broken is not None or member.rank in self._killed_ranks:
+        if self._broken is not None or member.rank in self.killed_ranks:
             raise RankKilled
         if member.gone:
             raise RuntimeError(f"rank {member.rank} has closed its transport")
@@ -324,7 +324,7 @@ class SimulatedCluster:
         self._bury(member, when)
         while True:
             others = [other.rank for other in self._members if not other.gone]
-            rank = self._plan.taken_along(others, self._killed_ranks)
+            rank = self._plan.taken_along(others, self.killed_ranks)
             if rank is None:
                 raise RankKilled
             self._kill_where_it_is(self._members[rank])
@@ -344,7 +344,7 @@ class SimulatedCluster:
     def _bury(self, member: Member, when: str) -> None:
         self._note(member, f"killed {when}")
         self._killed.append(Kill(member.rank, member.call_index, member.method, when))
-        self._killed_ranks += (member.rank,)
+        self.killed_ranks += (member.rank,)
         member.gone = True
         member.waiting = False
         self._mourn(member)

@@ -41,7 +41,7 @@ class RandomFaults:
     per_call: chance that a rank dies at one call.
     per_recovery_call: the same for a `shrink` and for the `recovery_calls` calls of the rank that follow it.
     together: chance that a death takes one more rank along at the same instant; drawn again for each more.
-    may_kill: asked with (rank, killed so far) before each kill; a refusal costs nothing.
+    may_kill: asked with (rank, the killed and the doomed so far) before each kill; no answer changes the chances.
     """
 
     most: int
@@ -76,6 +76,7 @@ class FaultPlan:
         self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
         self._at_phase = {(f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)}
         self._fired: set[Fault | PhaseFault] = set()
+        self._ordered: set[int] = set()  # by chance; some of them have yet to die, at the end of their call
 
     @property
     def unfired(self) -> list[Fault | PhaseFault]:
@@ -90,12 +91,11 @@ class FaultPlan:
                 return None
             self._fired.add(fault)
             return fault.when
-        if len(killed) >= chances.most:
-            return None
         recovering = 0 <= calls_since_shrink <= chances.recovery_calls
         chance = chances.per_recovery_call if recovering else chances.per_call
-        if self._random.random() >= chance or not chances.may_kill(rank, killed):
+        if self._random.random() >= chance or not self._may_kill(rank, killed):
             return None
+        self._ordered.add(rank)
         return self._random.choice(MOMENTS)
 
     def at_phase(self, rank: int, step: int, phase: str) -> bool:
@@ -107,9 +107,14 @@ class FaultPlan:
     def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
         """One of `candidates` that dies at the same instant as the last of `killed`, or None."""
         chances = self._chances
-        if chances is None or not candidates or len(killed) >= chances.most:
-            return None
-        if self._random.random() >= chances.together:
+        if chances is None or not candidates or self._random.random() >= chances.together:
             return None
         rank = self._random.choice(candidates)
-        return rank if chances.may_kill(rank, killed) else None
+        if not self._may_kill(rank, killed):
+            return None
+        self._ordered.add(rank)
+        return rank
+
+    def _may_kill(self, rank: int, killed: tuple[int, ...]) -> bool:
+        doomed = (*killed, *sorted(self._ordered.difference(killed, (rank,))))
+        return len(doomed) < self._chances.most and self._chances.may_kill(rank, doomed)

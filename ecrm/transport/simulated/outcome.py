@@ -68,10 +68,15 @@ class SimulationTooLong(SimulationError):
 
 
 class ProgramFailed(SimulationError):
-    """Programs ended with an exception: `errors` by rank; `outcome` is that of the other ranks."""
+    """Programs ended with an exception: `errors` by rank, first one first; `outcome` is that of the other ranks.
+
+    The message has the first one's traceback. To the other ranks it is dead, so theirs may only be consequences.
+    """
 
     def __init__(self, outcome: Outcome, errors: dict[int, BaseException]) -> None:
-        told = [f"rank {rank}:\n{''.join(traceback.format_exception(error))}" for rank, error in errors.items()]
-        super().__init__("\n".join(told), outcome.trace)
+        (rank, first), *others = errors.items()
+        told = [f"first rank {rank}:\n", *traceback.format_exception(first)]
+        told += [f"later rank {rank}: {type(error).__name__}: {error}\n" for rank, error in others]
+        super().__init__("".join(told), outcome.trace)
         self.outcome = outcome
         self.errors = errors

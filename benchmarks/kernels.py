@@ -1,0 +1,367 @@
+"""Times the kernels against their peers and their floors, all in one run; ratios are of the same round.
+
+    python benchmarks/kernels.py --csv kernels.csv        # 1,048,576 rows of 256 bytes, about a minute, 3 GB
+    python benchmarks/kernels.py --small                  # seconds; what the tests run
+
+parity_apply, on a permutation of all rows and on sorted rows, with a product and as a plain XOR, and on rows as wide as
+a record of row-wise Adagrad (260 bytes, not aligned), is compared with
+  isa-l contiguous  ISA-L's `ec_encode_data_update` on as many bytes, contiguous, in one call: the peer. Taken from the
+                    pyeclib wheel, which bundles it as pyeclib.libs/libisal*.so; loaded with ctypes.
+  no-arithmetic     the same rows read and written back and the same deltas read, nothing computed: the floor. Compiled
+                    here by g++ -O3 -march=native for this one width, with the kernel's own prefetching.
+sparse_update (row-wise Adagrad), on distinct random rows, other ones at every call as every step brings, is compared
+with
+  without-delta     the same kernel without the delta.
+  fbgemm            FBGEMM's backward pass on one table, between two gathers of row and state, and an XOR of the two:
+                    what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
+                    its indices.
+
+All large arrays come from numpy.zeros, which asks the system for huge pages, and begin at a cache line; FBGEMM's table
+too. Bytes counted: what has to cross the memory bus once, row numbers included; writing counts once, though a cache
+reads a line before it writes part of it. Every contender runs once per round, in a random order: what ran before also
+decides what is in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import hashlib
+import importlib.metadata
+import math
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ecrm.kernels import native
+from ecrm.kernels.parity_apply import parity_apply
+from ecrm.kernels.records import gather_records
+from ecrm.kernels.sparse_update import sparse_update
+
+COEFFICIENT = 29
+FLOOR_SOURCE = """
+#include <cstdint>
+#include <cstring>
+typedef uint64_t Line __attribute__((vector_size(64), aligned(1)));
+static inline void keep(Line& kept, Line read) { asm volatile("" : "+x"(kept) : "x"(read)); }
+extern "C" void touch(uint8_t* parity, const int64_t* rows, int64_t n, const uint8_t* delta) {
+  constexpr int64_t width = WIDTH;
+  constexpr int64_t ahead = width > 4096 ? 1 : width < 256 ? 32 : 8192 / width;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t* next = parity + rows[i + ahead < n ? i + ahead : n - 1] * width;
+    uint8_t* row = parity + rows[i] * width;
+    const uint8_t* from = delta + i * width;
+#pragma GCC unroll 16
+    for (int64_t at = 0; at < width; at += 64) {
+      __builtin_prefetch(next + at, 1, 3);
+      __builtin_prefetch(from + 2048 + at, 0, 3);
+    }
+    Line kept, read;
+#pragma GCC unroll 16
+    for (int64_t at = 0; at < width; at += 64) {
+      const int64_t place = at + 64 <= width ? at : width - 64;
+      memcpy(&kept, row + place, 64);
+      memcpy(&read, from + place, 64);
+      keep(kept, read);
+      memcpy(row + place, &kept, 64);
+    }
+  }
+}
+"""
+
+
+@dataclass
+class Contender:
+    """One way to do the job. `prepare` runs before each timed call and is not timed."""
+
+    name: str
+    call: Callable[[], None]
+    counted_bytes: int
+    prepare: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Case:
+    """One job; ratios are each contender's time over that of the first."""
+
+    name: str
+    rows: int
+    row_bytes: int
+    contenders: list[Contender]
+    result: Callable[[], torch.Tensor]
+
+
+def measure(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round; one round more, the first, is not kept."""
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in case.contenders}
+    order = random.Random(0)
+    for round_number in range(rounds + 1):
+        for contender in order.sample(case.contenders, len(case.contenders)):
+            contender.prepare()
+            start = time.perf_counter()
+            contender.call()
+            taken = time.perf_counter() - start
+            if round_number:
+                seconds[contender.name].append(taken)
+    return seconds
+
+
+def report(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object]]:
+    """One line per contender for the CSV."""
+    digest = hashlib.sha256(case.result().contiguous().numpy().tobytes()).hexdigest()[:16]
+    ours = np.array(seconds[case.contenders[0].name])
+    lines = []
+    for contender in case.contenders:
+        times = np.array(seconds[contender.name])
+        p20, median, p80 = np.percentile(times, [20, 50, 80])
+        ratio20, ratio, ratio80 = np.percentile(ours / times, [20, 50, 80])
+        lines.append(
+            {
+                "case": case.name, "contender": contender.name, "rows": case.rows, "row_bytes": case.row_bytes,
+                "counted_bytes": contender.counted_bytes, "rounds": len(times),
+                "median_ms": round(median * 1e3, 4), "p20_ms": round(p20 * 1e3, 4), "p80_ms": round(p80 * 1e3, 4),
+                "gb_per_second": round(contender.counted_bytes / median / 1e9, 2),
+                "ours_over_this": round(ratio, 4), "ours_over_this_p20": round(ratio20, 4),
+                "ours_over_this_p80": round(ratio80, 4), "result_sha256": digest,
+            }
+        )  # fmt: skip
+    return lines
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Memory as every contender gets it: huge pages where the system grants them, beginning at a cache line."""
+    elements = math.prod(shape)
+    memory = np.zeros(elements * dtype.itemsize + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return torch.from_numpy(memory[start : start + elements * dtype.itemsize]).view(dtype).reshape(shape)
+
+
+def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "sorted")) -> list[Case]:
+    """parity_apply with and without a multiplication."""
+    generator = torch.Generator().manual_seed(0)
+    parity, delta = zeros(rows, width, dtype=torch.uint8), zeros(rows, width, dtype=torch.uint8)
+    for matrix in (parity, delta):
+        matrix.random_(0, 256, generator=generator)
+    isa_l, floor = load_isa_l(), compile_floor(width)
+    update = isa_l_update(isa_l, parity, delta)
+    check_against_isa_l(parity, delta, update)
+    counted = 3 * rows * width
+    cases = []
+    for order in orders:
+        numbers = torch.randperm(rows, generator=generator) if order == "permuted" else torch.arange(rows)
+        for kind, coefficient in (("product", COEFFICIENT), ("xor", 1)):
+            def ours(numbers=numbers, coefficient=coefficient):
+                parity_apply(parity, numbers, coefficient, delta, backend="cpu")
+
+            def touch(numbers=numbers):
+                floor.touch(parity.data_ptr(), numbers.data_ptr(), rows, delta.data_ptr())
+
+            contenders = [
+                Contender("parity_apply", ours, counted + 8 * rows),
+                Contender("isa-l contiguous", update, counted),
+                Contender("no-arithmetic", touch, counted + 8 * rows),
+            ]
+            cases.append(Case(f"parity_apply {kind}, {order} rows", rows, width, contenders, lambda: parity))
+    return cases
+
+
+def load_isa_l() -> ctypes.CDLL:
+    """ISA-L as bundled in the pyeclib wheel."""
+    import pyeclib_c  # noqa: F401  the wheel's own loading comes first
+
+    folder = Path(pyeclib_c.__file__).parent / "pyeclib.libs"
+    if not folder.is_dir():
+        folder = Path(importlib.metadata.distribution("pyeclib").locate_file("pyeclib.libs"))
+    return ctypes.CDLL(str(next(folder.glob("libisal*"))))
+
+
+def isa_l_update(isa_l: ctypes.CDLL, parity: torch.Tensor, delta: torch.Tensor) -> Callable[[], None]:
+    """`parity ^= COEFFICIENT * delta` by ISA-L, over all bytes in one call. Its length is a C int: below 2 GiB."""
+    length = delta.numel()
+    if length >= 2**31:
+        raise SystemExit(f"{length} bytes of delta are more than ISA-L takes in one call; give fewer rows")
+    tables, coefficient = np.zeros(32, np.uint8), np.array([COEFFICIENT], np.uint8)
+    isa_l.ec_init_tables(1, 1, ctypes.c_void_p(coefficient.ctypes.data), ctypes.c_void_p(tables.ctypes.data))
+    outputs = (ctypes.c_void_p * 1)(parity.data_ptr())
+
+    def update() -> None:
+        isa_l.ec_encode_data_update(
+            length, 1, 1, 0, ctypes.c_void_p(tables.ctypes.data), ctypes.c_void_p(delta.data_ptr()), outputs
+        )
+
+    return update
+
+
+def check_against_isa_l(parity: torch.Tensor, delta: torch.Tensor, update: Callable[[], None]) -> None:
+    """Both must do the same to the same bytes."""
+    expected = parity.clone()
+    parity_apply(expected, torch.arange(len(parity)), COEFFICIENT, delta, backend="cpu")
+    update()
+    if not torch.equal(expected, parity):
+        raise SystemExit("parity_apply and ISA-L disagree")
+
+
+def compile_floor(width: int) -> ctypes.CDLL:
+    """The floor, built by g++ for this very machine and this width, at least 64."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "floor.cpp"), Path(folder, "floor.so")
+        source.write_text(FLOOR_SOURCE)
+        options = ["-O3", "-march=native", "-w", f"-DWIDTH={width}", "-shared", "-fPIC"]
+        subprocess.run(["g++", *options, source, "-o", library], check=True)
+        loaded = ctypes.CDLL(str(library))
+    loaded.touch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    loaded.touch.restype = None
+    return loaded
+
+
+class Batches:
+    """Sets of distinct random rows, another one at every turn, so that their memory is not still in the cache."""
+
+    def __init__(self, height: int, touched: int):
+        generator = torch.Generator().manual_seed(1)
+        self._sets = [torch.randperm(height, generator=generator)[:touched] for _ in range(13)]
+        self._turn = 0
+        self.rows = self._sets[0]
+
+    def advance(self) -> None:
+        self._turn += 1
+        self.rows = self._sets[self._turn % len(self._sets)]
+
+
+def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
+    """sparse_update on `touched` distinct random rows. Two cases: FBGEMM would empty the cache of the first."""
+    batches = Batches(height, touched)
+    generator = torch.Generator().manual_seed(2)
+    weights, state, gradients = zeros(height, dimension), [zeros(height)], zeros(touched, dimension)
+    for matrix in (weights, gradients):
+        matrix.normal_(generator=generator)
+    record = 4 * dimension + 4
+    delta = zeros(touched, record, dtype=torch.uint8)
+
+    def with_delta() -> None:
+        sparse_update(weights, state, batches.rows, gradients, "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu")
+
+    def without_delta() -> None:
+        sparse_update(weights, state, batches.rows, gradients, "rowwise_adagrad", lr=0.01, backend="cpu")
+
+    moved = touched * (8 + 4 * dimension + 2 * record)  # row number, gradient, record read and written
+    ours = Contender("sparse_update", with_delta, moved + touched * record, batches.advance)
+    bare = Contender("without-delta", without_delta, moved, batches.advance)
+    cases = [Case(f"sparse_update rowwise_adagrad, of {height} rows", touched, record, [ours, bare], lambda: delta)]
+    theirs = fbgemm_contenders(weights, batches, gradients, moved + 7 * touched * record)
+    if theirs:
+        name = f"sparse_update rowwise_adagrad against FBGEMM, of {height} rows"
+        cases.append(Case(name, touched, record, [ours, *theirs], lambda: delta))
+    return cases
+
+
+def fbgemm_contenders(
+    initial: torch.Tensor, batches: Batches, gradients: torch.Tensor, counted_bytes: int
+) -> list[Contender]:
+    """Gather, FBGEMM's backward pass, gather, XOR; none where FBGEMM is not installed, which is said."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from fbgemm_gpu.split_embedding_configs import EmbOptimType
+            from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+            from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+                ComputeDevice,
+                SplitTableBatchedEmbeddingBagsCodegen,
+            )
+    except ImportError as error:
+        print(f"fbgemm left out: {error}", file=sys.stderr)
+        return []
+    height, dimension = initial.shape
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [(height, dimension, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, eps=1e-8, pooling_mode=PoolingMode.SUM,
+        preallocated_host_buffers={"weights": zeros(height * dimension), "momentum1": zeros(height)},
+    )  # fmt: skip
+    weights = table.split_embedding_weights()[0]
+    weights.copy_(initial)
+    state = [table.split_optimizer_states()[0][0].reshape(height)]
+    offsets = torch.arange(len(gradients) + 1)
+    pooled: list[torch.Tensor] = []
+
+    def forward() -> None:
+        batches.advance()
+        pooled[:] = [table(batches.rows, offsets)]
+
+    def backward_with_gathers() -> None:
+        before = gather_records(weights, state, batches.rows, backend="cpu")
+        pooled[0].backward(gradients)
+        before ^= gather_records(weights, state, batches.rows, backend="cpu")
+
+    return [Contender("fbgemm", backward_with_gathers, counted_bytes, forward)]
+
+
+def machine() -> dict[str, object]:
+    """Where and with what this ran."""
+    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    here = Path(__file__).parent
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    packages = {name: version(name) for name in ("torch", "fbgemm_gpu-cpu", "pyeclib")}
+    return {
+        "device": f"{model} ({platform.machine()}), 1 thread", "instruction_set": native.instruction_set(),
+        "python": platform.python_version(), **packages, "commit": commit.stdout.strip() or "?",
+        "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2**20, help="parity rows, rows of the table (default 1,048,576)")
+    parser.add_argument("--dimension", type=int, default=64, help="floats per row, at least 16 (default 64)")
+    parser.add_argument("--touched", type=int, nargs="*", default=[20_000, 2**18], help="rows per sparse update")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds to measure (default 21)")
+    parser.add_argument("--small", action="store_true", help="2,048 rows, 2 rounds: shows that it runs, not how fast")
+    parser.add_argument("--csv", type=Path, help="also write the lines to this file")
+    options = parser.parse_args(arguments)
+    if options.small:
+        options.rows, options.touched, options.rounds = 2048, [512], 2
+
+    torch.set_num_threads(1)
+    where, lines = machine(), []
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
+    cases = parity_cases(options.rows, 4 * options.dimension)
+    cases += parity_cases(options.rows, 4 * options.dimension + 4, orders=("permuted",))
+    for touched in options.touched:
+        cases += update_cases(options.rows, options.dimension, touched)
+    for case in cases:
+        print(f"\n{case.name}: {case.rows} rows of {case.row_bytes} bytes")
+        for line in report(case, measure(case, options.rounds)):
+            lines.append(line | where)
+            print(
+                "  {contender:18s} {median_ms:9.3f} ms  (p20 {p20_ms:.3f}, p80 {p80_ms:.3f})  {gb_per_second:6.1f} GB/s"
+                "   ours / this {ours_over_this:.3f}  ({ours_over_this_p20:.3f} .. {ours_over_this_p80:.3f})".format(
+                    **line
+                )
+            )
+        print(f"  sha256 of the result {lines[-1]['result_sha256']}")
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The wire format: everything that is packed comes out again, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.transport import wire
+
+
+def random_tensors(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = []
+    for dtype in wire.DTYPES:
+        elements = int(torch.randint(0, 40, (), generator=generator))
+        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (elements * dtype.itemsize,), generator=generator)
+        tensors.append(raw.to(torch.uint8).view(dtype))
+    order = torch.randperm(len(tensors), generator=generator)[: seed % (len(tensors) + 1)]
+    return [tensors[place] for place in order.tolist()]
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_dtype_and_length_comes_back_bit_for_bit(seed: int) -> None:
+    tensors = random_tensors(seed)
+    buffer = wire.pack(tensors)
+    assert buffer.dtype == np.uint8 and buffer.size == wire.packed_bytes(tensors) and buffer.size % 8 == 0
+    received = wire.unpack(buffer)
+    assert [tensor.dtype for tensor in received] == [tensor.dtype for tensor in tensors]
+    assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in tensors]
+
+
+def test_shapes_are_flattened_and_nothing_is_shared_with_the_sender() -> None:
+    sent = [torch.arange(6.0).reshape(2, 3).requires_grad_(), torch.tensor(7), torch.empty(3, 0)]
+    received = wire.unpack(wire.pack(sent))
+    with torch.no_grad():
+        sent[0].zero_()
+    assert [list(tensor.shape) for tensor in received] == [[6], [1], [0]]
+    assert received[0].tolist() == [0, 1, 2, 3, 4, 5] and not received[0].requires_grad
+
+
+def test_received_tensors_are_separate_views_of_the_buffer() -> None:
+    buffer = wire.pack([torch.zeros(3), torch.zeros(3)])
+    first, second = wire.unpack(buffer)
+    first.fill_(1)
+    assert second.tolist() == [0, 0, 0]
+    assert wire.unpack(buffer)[0].tolist() == [1, 1, 1]
+
+
+def test_packing_overwrites_all_of_the_memory_given() -> None:
+    tensors = [torch.ones(3, dtype=torch.uint8), torch.ones(1, dtype=torch.int16)]
+    memory = np.full(wire.packed_bytes(tensors), 255, np.uint8)
+    wire.pack_into(memory, tensors)
+    assert memory.tobytes() == wire.pack(tensors).tobytes()
+    words = memory.view(np.int64).tolist()
+    assert words == [2, wire.CODE_OF_DTYPE[torch.uint8], 3, wire.CODE_OF_DTYPE[torch.int16], 1, 0x010101, 1]
+
+
+def test_no_tensors_take_no_bytes() -> None:
+    assert wire.pack([]).size == 0
+    assert wire.unpack(np.empty(0, np.uint8)) == []
+    assert len(wire.unpack(wire.pack([torch.empty(0)]))) == 1
+
+
+@pytest.mark.parametrize(
+    "tensor, complaint",
+    [
+        (torch.ones(4, 4).t(), "contiguous"),
+        (torch.ones(4, dtype=torch.complex64).conj(), "plain memory"),
+        (torch.empty(2, device="meta"), "meta"),
+        (torch.empty(2, dtype=torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
+    ],
+)
+def test_what_cannot_travel_is_refused(tensor: torch.Tensor, complaint: str) -> None:
+    with pytest.raises(ValueError, match=f"tensor 1.*{complaint}"):
+        wire.packed_bytes([torch.ones(1), tensor])
+
+
+@pytest.mark.parametrize(
+    "words, complaint",
+    [
+        ([0, 0, 0], "0 announced"),
+        ([-1, 0, 0], "-1 announced"),
+        ([2, 4, 1, 4], "2 announced in 32"),
+        ([1, 99, 1, 0], "dtype code 99"),
+        ([1, -1, 1, 0], "dtype code -1"),
+        ([1, 4, 2, 0], "2 elements"),
+        ([1, 4, -1, 0], "-1 elements"),
+        ([1, 4, 1, 0, 0], "only 32 announced"),
+    ],
+)
+def test_bytes_that_nobody_packed_are_refused(words: list[int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        wire.unpack(np.array(words, np.int64).view(np.uint8))
+
+
+def test_a_torn_buffer_is_refused() -> None:
+    with pytest.raises(ValueError, match="no multiple of 8"):
+        wire.unpack(wire.pack([torch.ones(3)])[:-1])
