@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyeclib")
-SOURCE = Path(__file__).parent.parent / "benchmarks" / "kernels.py"
+SOURCE = Path(__file__).parent.parent / "benchmarks" / "bench_kernels.py"
 
 
 def test_small_run_writes_all_columns(tmp_path, capsys, monkeypatch):
@@ -16,7 +16,7 @@ def test_small_run_writes_all_columns(tmp_path, capsys, monkeypatch):
     benchmark = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, benchmark)  # its dataclasses look there
     spec.loader.exec_module(benchmark)
-    benchmark.main(["--small", "--csv", str(tmp_path / "kernels.csv")])
+    benchmark.main(["--smoke", "--csv", str(tmp_path / "kernels.csv")])
 
     lines = list(csv.DictReader((tmp_path / "kernels.csv").open()))
     contenders = {line["contender"] for line in lines}

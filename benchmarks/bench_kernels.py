@@ -1,7 +1,7 @@
 """Times the kernels against their peers and their floors, all in one run; ratios are of the same round.
 
-    python benchmarks/kernels.py --csv kernels.csv        # 1,048,576 rows of 256 bytes, about a minute, 3 GB
-    python benchmarks/kernels.py --small                  # seconds; what the tests run
+    python benchmarks/bench_kernels.py            # 1,048,576 rows of 256 bytes, about a minute, 3 GB
+    python benchmarks/bench_kernels.py --smoke    # seconds; what the tests run
 
 parity_apply, on a permutation of all rows and on sorted rows, with a product and as a plain XOR, and on rows as wide as
 a record of row-wise Adagrad (260 bytes, not aligned), is compared with
@@ -332,10 +332,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dimension", type=int, default=64, help="floats per row, at least 16 (default 64)")
     parser.add_argument("--touched", type=int, nargs="*", default=[20_000, 2**18], help="rows per sparse update")
     parser.add_argument("--rounds", type=int, default=21, help="rounds to measure (default 21)")
-    parser.add_argument("--small", action="store_true", help="2,048 rows, 2 rounds: shows that it runs, not how fast")
-    parser.add_argument("--csv", type=Path, help="also write the lines to this file")
+    parser.add_argument("--smoke", action="store_true", help="2,048 rows, 2 rounds: shows that it runs, not how fast")
+    parser.add_argument("--csv", type=Path, help="file for the lines; benchmarks/results/kernels.csv unless --smoke")
     options = parser.parse_args(arguments)
-    if options.small:
+    if options.csv is None and not options.smoke:
+        options.csv = Path(__file__).with_name("results") / "kernels.csv"
+    if options.smoke:
         options.rows, options.touched, options.rounds = 2048, [512], 2
 
     torch.set_num_threads(1)
