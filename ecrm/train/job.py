@@ -21,6 +21,7 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.kernels.native import instruction_set
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
@@ -80,13 +81,14 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
+        "kernels": instruction_set(),
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
     about["set_up_seconds"] = time.monotonic() - began
-    reporter.started(about)
+    reporter.started(about, _in_words(config, protection, about, steps))
     trainer = Trainer(engine, dataset, config, steps, folder, about)
     summary = trainer.run()
     if summary is not None:
@@ -124,6 +126,16 @@ def build_engine(
             skip_undo=config.testing.skip_undo,
         ),
         hooks=hooks,
+    )
+
+
+def _in_words(config: Config, protection: Protection, about: dict[str, Any], steps: int) -> str:
+    """What begins, in one line."""
+    shape = protection.shape
+    protected = f"erasure k={shape.k} m={shape.m}" if shape.m else "protection none"
+    return (
+        f"{config.ranks_in_words}, {protected}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
+        f"storage {about['storage']}, dense arch {about['dense_arch']}, kernels {about['kernels']}"
     )
 
 

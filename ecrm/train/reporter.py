@@ -10,8 +10,8 @@ from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def _named(noun: str, numbers: list[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 class Reporter:
@@ -29,9 +29,10 @@ class Reporter:
     def _speaks(self) -> bool:
         return self._engine is not None and self._engine.rank == self._engine.view.reporter
 
-    def started(self, fields: dict[str, Any]) -> None:
-        """The run begins: ranks.json and the first event."""
+    def started(self, fields: dict[str, Any], in_words: str) -> None:
+        """The run begins: a line, ranks.json and the first event."""
         if self._speaks:
+            print(in_words, flush=True)
             self._folder.ranks(self._engine.view, self._processes)
             self._folder.event({"event": "start", **fields})
 
@@ -61,7 +62,7 @@ class Reporter:
         if then < self._protected:
             survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
         return (
-            f"! {_ranks(fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
+            f"! {_named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
             f"{', '.join(moved) or 'no role moved'}; {survives}"
         )
@@ -71,7 +72,7 @@ class Reporter:
 
     def _rebuilt(self, fields: dict[str, Any]) -> str:
         return (
-            f"! shards {', '.join(map(str, fields['shards']))} rebuilt in {fields['rebuild_seconds']:.2f} s "
+            f"! {_named('shard', fields['shards'])} rebuilt in {fields['rebuild_seconds']:.2f} s "
             f"({fields['rebuilt_bytes']:,} bytes, {fields['on_demand_rows']:,} rows on demand); "
             f"can survive {fields['failures_left']} more at once"
         )
