@@ -27,7 +27,7 @@ def _kill_one_by_one(ranks, phases, first, apart):
     return tuple(f"{rank}@{first + apart * i}:{phase}" for i, (rank, phase) in enumerate(zip(ranks, phases, strict=True)))
 
 
-@pytest.mark.parametrize("interval", [1, 8])
+@pytest.mark.parametrize("interval", [pytest.param(1, marks=pytest.mark.drill), 8])
 def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
     """Eight servers die, one in each phase, each after the one before was rebuilt; the heir dies like the first owner."""
     sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval}
@@ -39,7 +39,7 @@ def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undist
     assert run.summary["failures_left"] == 1
 
 
-@pytest.mark.parametrize("interval", [1, 8])
+@pytest.mark.parametrize("interval", [1, pytest.param(8, marks=pytest.mark.drill)])
 def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
     sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval}
     kills = _kill_one_by_one((3, 4, 5, 6, 7, 8, 9, 10), PHASES, first=3, apart=4)
@@ -89,7 +89,7 @@ def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):
     assert run.model != undisturbed
 
 
-@pytest.mark.parametrize("layout", ["dedicated", "colocated"])
+@pytest.mark.parametrize("layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)])
 def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
     sets = {**BASE, "cluster.servers": 3, "cluster.spares": 1, "cluster.layout": layout, "train.steps": 2000}
     run = launch(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:parity"))

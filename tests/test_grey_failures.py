@@ -52,6 +52,7 @@ def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturb
     assert not is_running(stopped)
 
 
+@pytest.mark.drill
 def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     process = _start(folder, criteo_rows, "cluster.hang_seconds=5.0")
@@ -65,7 +66,15 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     assert run.summary["failures"] == []
 
 
-@pytest.mark.parametrize("how", ["exit 0", "exit 3", "throw", "out of memory", "before the first step", "segfault"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "exit 3",
+        "throw",
+        "before the first step",
+        *(pytest.param(how, marks=pytest.mark.drill) for how in ("exit 0", "out of memory", "segfault")),
+    ],
+)
 def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
     """tests/programs/misbehaving.py is `ecrm` in which rank 1 ends itself that way in step 30."""
     folder = tmp_path / "run"

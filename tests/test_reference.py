@@ -75,7 +75,9 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     return {"losses": losses, "tables": weights, "dense": torch.cat([p.detach().reshape(-1) for p in dense_parameters])}
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["rowwise_adagrad", *(pytest.param(name, marks=pytest.mark.drill) for name in ("adagrad", "sgd"))]
+)
 def test_protected_training_is_torchrecs(tmp_path, criteo_rows, optimizer):
     """Losses of 100 steps and the tables at the end agree with one undistributed process to float tolerance."""
     ours, theirs = _ours(tmp_path, criteo_rows, optimizer), _torchrec(criteo_rows, optimizer)
