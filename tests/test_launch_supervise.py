@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -67,6 +68,11 @@ def when_started(folder: Path, action) -> threading.Thread:
     return thread
 
 
+def kill_mpirun(pids: list[int]) -> None:
+    mpirun = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(mpirun, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_stopped_and_stubborn_ranks(tmp_path, number):
     when_started(tmp_path, lambda _: os.kill(os.getpid(), number))
@@ -76,10 +82,6 @@ def test_a_signal_ends_stopped_and_stubborn_ranks(tmp_path, number):
 
 
 def test_ranks_do_not_outlive_a_killed_mpirun(tmp_path):
-    def kill_mpirun(pids):
-        mpirun = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(mpirun, signal.SIGKILL)
-
     when_started(tmp_path, kill_mpirun)
     ending = supervise(ranks_of(tmp_path), tmp_path)
     assert (ending.exit_code, ending.stopped_by) == (-signal.SIGKILL, None)
@@ -124,6 +126,31 @@ def test_only_ranks_of_this_run_are_killed_by_pid(tmp_path):
     finally:
         for process in (rank, stranger, elsewhere):
             process.kill()
+
+
+def test_session_files_are_apart_from_those_of_other_runs_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = "import os; open(os.environ['OUT'] + os.environ['PMIX_RANK'], 'w').write(os.environ['PMIX_SERVER_TMPDIR'])"
+    monkeypatch.setenv("OUT", str(tmp_path / "session"))
+    supervise(ranks_of(tmp_path, program), tmp_path)
+    folders = {Path((tmp_path / f"session{rank}").read_text()) for rank in range(3)}
+    (folder,) = folders
+    assert folder.parent.parent == tmp_path and folder.parent.name.startswith("ecrm-")
+    assert not folder.parent.exists()
+
+
+def test_shared_memory_is_given_back_when_mpirun_was_killed(tmp_path):
+    segment = f"{module.SHARED_SEGMENT}test-{os.getpid()}"
+    program = """
+import mmap, os, pathlib, sys, time
+file = open(sys.argv[2], "w+b"); file.truncate(4096); memory = mmap.mmap(file.fileno(), 4096)
+pathlib.Path(sys.argv[1], "pid" + os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(os.getpid()))
+time.sleep(100)
+"""
+    when_started(tmp_path, kill_mpirun)
+    supervise([*ranks_of(tmp_path, program), segment], tmp_path)
+    assert not Path(segment).exists()
 
 
 def test_session_members_are_found_and_zombies_are_not():

@@ -17,7 +17,7 @@ from ecrm.errors import UsageError
 from ecrm.launch.command import mpirun_line
 from ecrm.launch.machine import memory_bytes, physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
-from ecrm.launch.supervise import session_members
+from ecrm.launch.supervise import session_base, session_members
 
 PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyeclib", "triton")
 TRIAL_SECONDS = 60.0
@@ -113,14 +113,18 @@ def _try_a_death(mpirun: Path) -> str:
 
     config = Config(cluster=ClusterConfig(servers=1, trainers=1, spares=1))
     line = mpirun_line(config, [sys.executable, "-c", TRIAL], mpirun=str(mpirun), cores=1, root=os.geteuid() == 0)
-    with subprocess.Popen(
-        line,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with (
+        session_base() as variables,
+        subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        ) as process,
+    ):
         try:
             return process.communicate(timeout=TRIAL_SECONDS)[0].strip()
         except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wai
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
+SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
+SHARED_SEGMENT = "/dev/shm/sm_segment."
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,12 @@ def supervise(line: Sequence[str], run_dir: Path) -> Ending:
     """
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork
     signals: list[signal.Signals] = []
-    with _collected(signals):
+    with _collected(signals), session_base() as variables:
         process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, **variables},
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be SIGKILLed
         )
         try:
@@ -53,6 +57,20 @@ def supervise(line: Sequence[str], run_dir: Path) -> Ending:
         finally:
             _kill_all(process, run_dir)
     return Ending(process.returncode, signals[0] if signals else None)
+
+
+@contextlib.contextmanager
+def session_base() -> Iterator[dict[str, str]]:
+    """Variables that give mpirun a folder of its own for its session files, removed afterwards.
+
+    In a shared one they are named after mpirun's pid alone, and what a killed mpirun left there keeps a
+    later one with the same pid from starting ("The PMIx server's listener thread failed to start").
+    """
+    if SESSION_BASE in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="ecrm-", ignore_cleanup_errors=True) as folder:
+        yield {SESSION_BASE: folder}
 
 
 def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals]) -> None:
@@ -73,19 +91,37 @@ def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals
 
 
 def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
-    """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names."""
+    """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names.
+
+    Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and each
+    holds 16 MiB of memory.
+    """
     deadline = time.monotonic() + KILL_SECONDS
+    segments: set[str] = set()
     while True:
         left = [*session_members(process.pid), *_ranks_alive(run_dir)]
         for pid in left:
+            segments.update(_shared_segments(pid))
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         process.poll()  # reaps mpirun
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)
+    for segment in segments:
+        with contextlib.suppress(OSError):
+            os.unlink(segment)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_SECONDS)
+
+
+def _shared_segments(pid: int) -> set[str]:
+    """The paths of Open MPI's shared-memory files that a process has mapped."""
+    try:
+        words = Path(f"/proc/{pid}/maps").read_text().split()
+    except OSError:
+        return set()
+    return {word for word in words if word.startswith(SHARED_SEGMENT)}
 
 
 def session_members(session: int) -> list[int]:
