@@ -120,9 +120,12 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.train.guard import guard
 
     guarded = guard(config.cluster.hang_seconds)  # before threads and MPI exist
+    from ecrm.train.stop import StopSignals
+
+    stop = StopSignals()
     from ecrm.train import job
 
-    job.run(config, args.run_dir, kills, guarded)
+    job.run(config, args.run_dir, kills, guarded, stop)
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -43,6 +43,10 @@ class StepAborted(Exception):
     """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
 
 
+class StopAgreed(Exception):
+    """A rank asks to stop; every live rank has heard it and stands at the same commit."""
+
+
 @dataclass(frozen=True)
 class EnginePolicy:
     """How often to commit, how much to rebuild per step, how many dense replicas to keep.
@@ -55,6 +59,9 @@ class EnginePolicy:
     dense_replicas: int = 1
     skip_undo: bool = False
 
+
+ASKS_TO_STOP = (torch.empty(0, dtype=torch.int64), torch.empty(0))
+"""A group without a key, among the gradients that a rank sends."""
 
 MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
@@ -71,19 +78,29 @@ def _ignore(*_: object) -> None:
     """Default hook."""
 
 
+def _never() -> bool:
+    """Default for a question."""
+    return False
+
+
 @dataclass
 class Hooks:
-    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened."""
+    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened.
+
+    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
+    """
 
     phase: Callable[[int, str], None] = _ignore
     event: Callable[[dict[str, object]], None] = _ignore
+    asks: Callable[[], bool] = _never
 
 
 class Engine:
     """One rank's part in the run.
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
-    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived.
+    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
+    `stopping` whether all are to stop at this commit since one of them asks for it.
     """
 
     def __init__(
@@ -116,6 +133,7 @@ class Engine:
         )
         self._phase = "start"
         self._updating = False
+        self.stopping = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
         self._last_finished = clock()
@@ -132,6 +150,11 @@ class Engine:
     def slots(self) -> tuple[int, ...]:
         """Slots that this rank runs."""
         return self.view.slots_of(self.rank)
+
+    @property
+    def commits(self) -> int:
+        """How many commits there have been."""
+        return self._commits
 
     @property
     def failures_left(self) -> int:
@@ -184,7 +207,8 @@ class Engine:
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
-        full, while anything is rebuilding, or when `commit` says so. Raises StepAborted after a failure.
+        full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
+        ranks have `stopping` set. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
@@ -193,14 +217,15 @@ class Engine:
             for holder in self.view.dense:
                 for slot, contribution in sorted(contributions.items()):
                     outgoing.setdefault(holder, []).extend((torch.tensor([slot]), contribution))
-            gradients, dense = self._receive(outgoing)
+            if self._hooks.asks():
+                for rank in self.view.live:
+                    outgoing.setdefault(rank, []).extend(ASKS_TO_STOP)
+            gradients, dense, stop = self._receive(outgoing)
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
-            committing = commit or bool(self.view.rebuilding) or self._commit_is_due()
+            committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
-                self.enter("parity")
-                self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
-                self._note_undo_bytes()
+                self._protect()
             self.enter("dense")
             if self.dense is not None:
                 self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
@@ -210,19 +235,43 @@ class Engine:
                 self._phase = "commit"
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
+                self.stopping = self.stopping or stop
         self._step_finished()
 
-    def _receive(self, outgoing: dict[int, list[Tensor]]) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor]]:
-        """Exchange gradients: ({(slot, shard, space): flat gradients}, {slot: dense contribution})."""
-        gradients, dense = {}, {}
+    def commit(self) -> None:
+        """Collective, between steps: commit what is not yet. Raises StepAborted after a failure."""
+        with self.recovering():
+            if self.committed < self.step:
+                self._protect()
+                self._agree_on_commit()
+
+    def _protect(self) -> None:
+        self.enter("parity")
+        self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
+        self._note_undo_bytes()
+
+    def heed_stop(self) -> None:
+        """Collective, between steps: raise StopAgreed on every rank if any asks to stop; StepAborted after a failure."""
+        with self.recovering():
+            self.stopping = not self.transport.agree(not (self.stopping or self._hooks.asks()))
+        if self.stopping:
+            raise StopAgreed
+
+    def _receive(
+        self, outgoing: dict[int, list[Tensor]]
+    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], bool]:
+        """Exchange gradients: {(slot, shard, space): flat gradients}, {slot: dense contribution}, does a rank ask to stop."""
+        gradients, dense, stop = {}, {}, False
         for tensors in self.transport.exchange(outgoing).values():
             for head, payload in in_groups(tensors, 2):
                 key = tuple(head.tolist())
-                if len(key) == 1:
+                if not key:
+                    stop = True
+                elif len(key) == 1:
                     dense[key[0]] = payload
                 else:
                     gradients[key] = payload
-        return gradients, dense
+        return gradients, dense, stop
 
     def _note_undo_bytes(self) -> None:
         undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
@@ -282,12 +331,13 @@ class Engine:
             )
 
     def rebuild_all(self) -> None:
-        """Collective, at a commit: recover everything that is still missing. Raises StepAborted after a failure."""
+        """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
         with self.recovering():
             while self.view.rebuilding:
                 self.enter("repair")
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
+                self.heed_stop()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -327,7 +377,7 @@ class Engine:
         except PeerFailure:
             self.recover()
             raise StepAborted from None
-        except EcrmError:
+        except (EcrmError, StepAborted, StopAgreed):
             raise
         except Exception:
             before = self.view.live
@@ -364,10 +414,12 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
-        ledger = [torch.tensor([self._commits, self.view.epoch]), _to_bytes(self.view.to_json())]
+        asks = self.stopping or self._hooks.asks()
+        ledger = [torch.tensor([self._commits, self.view.epoch, asks]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
+        self.stopping = any(int(tensors[0][2]) for tensors in shared.values())
         commits = max(int(tensors[0][0]) for tensors in shared.values())
         if commits > self._commits:
             assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"

@@ -16,8 +16,16 @@ import sys
 import time
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
-_WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+PR_SET_PDEATHSIG = 1
+_PASSED_ON = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+"""What the rank gets for what the guard gets. mpirun hands SIGUSR1 and SIGUSR2 on and waits; after the others it kills."""
+
+_WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _POLL_SECONDS = 0.5
 
 
@@ -42,9 +50,10 @@ def guard(hang_seconds: float) -> Guarded:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == mpirun or os.getppid() == 1:
             os._exit(1)  # the guard died before the line above
+        os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reading)
         return Guarded(writing)
@@ -58,7 +67,7 @@ def _watch(child: int, reading: int, mpirun: int, hang_seconds: float) -> NoRetu
     while True:
         caught = signal.sigtimedwait(_WATCHED, min(_POLL_SECONDS, hang_seconds / 4))
         if caught is not None and caught.si_signo != signal.SIGCHLD:
-            os.kill(child, caught.si_signo)
+            os.kill(child, _PASSED_ON[signal.Signals(caught.si_signo)])
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:

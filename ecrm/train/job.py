@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.stop import StopSignals
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
@@ -44,8 +46,10 @@ LAST_WORDS_SECONDS = 5.0
 """How long a rank that ends because of an error waits for the others before it kills itself."""
 
 
-def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded) -> NoReturn:
-    """Be one rank of the run; ends the process, with 0 when the run is complete.
+def run(
+    config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded, stop: StopSignals
+) -> NoReturn:
+    """Be one rank of the run; ends the process, with 0 when the run is complete or has stopped when asked to.
 
     Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
     """
@@ -53,7 +57,7 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
     transport = None
     try:
         transport = MpiTransport()
-        code = _run(transport, config, run_dir, kills)
+        code = _run(transport, config, run_dir, kills, stop)
     except EcrmError as error:
         if transport is None or not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
             _die_of(error)  # nobody else has it: the others must see this rank die
@@ -62,13 +66,16 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
         traceback.print_exc()
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # where the terminal is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     guarded.done()
     os._exit(code)
 
 
-def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> int:
+def _run(
+    transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill], stop: StopSignals
+) -> int:
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
     folder = _together(transport, lambda: RunFolder(run_dir))
@@ -76,7 +83,10 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     reporter = Reporter(folder, _processes(transport), protection.shape.m)
     switch = KillSwitch(kills, transport.rank, reporter.killing)
     began = time.monotonic()
-    engine = build_engine(config, transport, protection, dataset, Hooks(phase=switch, event=reporter.event))
+    hooks = Hooks(
+        phase=switch, event=reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write
+    )
+    engine = build_engine(config, transport, protection, dataset, hooks)
     reporter.watch(engine)
     about = {
         "version": __version__,
@@ -89,12 +99,14 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     }
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
-    trainer = Trainer(engine, dataset, config, steps, folder, about)
+    trainer = Trainer(
+        engine, dataset, config, steps, folder, about, tell=reporter.progress, asked=lambda: stop.received
+    )
     summary = trainer.run()
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
-    return 0 if folder.is_complete else 1
+    return 0 if folder.is_complete or trainer.stopped else 1
 
 
 def build_engine(
