@@ -9,6 +9,7 @@ It also keeps a fenced rank from ever coming back, and ends the rank when mpirun
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -37,7 +38,13 @@ class Guarded:
 
     def done(self) -> None:
         """From now on this process may exit, with any code, without being taken for dead."""
-        os.write(self._descriptor, b"d")
+        with contextlib.suppress(BrokenPipeError):  # mpirun has killed the guard: nobody is left to be told
+            os.write(self._descriptor, b"d")
+
+
+def hold_signals() -> None:
+    """Let what a guard waits for wait for the guard: a request to stop that comes too early is not lost, nor kills."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
 def guard(hang_seconds: float) -> Guarded:
@@ -47,14 +54,14 @@ def guard(hang_seconds: float) -> Guarded:
     """
     reading, writing = os.pipe()
     mpirun = os.getppid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    hold_signals()
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == mpirun or os.getppid() == 1:
             os._exit(1)  # the guard died before the line above
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
         return Guarded(writing)
     os.close(writing)

@@ -63,8 +63,9 @@ def run(
             _die_of(error)  # nobody else has it: the others must see this rank die
         code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
-        traceback.print_exc()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     with contextlib.suppress(OSError):  # where the terminal is gone
         sys.stdout.flush()

@@ -1,14 +1,16 @@
-"""The `ecrm` command, with one rank that ends itself in a way that MPI does not report.
+"""The `ecrm` command, with one rank that does, in step 30, what MPI does not report, or what looks like a failure.
 
-Arguments: HOW, then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
+Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
 
 import ctypes
 import os
 import resource
 import sys
+import time
 
-how, arguments = sys.argv[1], sys.argv[2:]
+(how, _, rank), arguments = sys.argv[1].partition(":"), sys.argv[2:]
+rank = rank or "1"
 
 
 def end() -> None:
@@ -24,6 +26,13 @@ def end() -> None:
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
         torch.ones(1 << 30)
+    if how.startswith("compute"):
+        until = time.monotonic() + float(how.split()[1])
+        while time.monotonic() < until:
+            pass
+    if how == "disk full":
+        written = os.path.getsize(os.path.join(arguments[arguments.index("--run-dir") + 1], "events.jsonl"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (written, written))
 
 
 if arguments[0] == "launch":
@@ -32,10 +41,10 @@ if arguments[0] == "launch":
     mpirun_line = run.mpirun_line
 
     def line(config, words, **kwargs):
-        return mpirun_line(config, [words[0], __file__, how, *words[3:]], **kwargs)
+        return mpirun_line(config, [words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
 
     run.mpirun_line = line
-elif os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
     if how == "before the first step":
