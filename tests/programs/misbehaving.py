@@ -6,6 +6,7 @@ Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it s
 import ctypes
 import os
 import resource
+import signal
 import sys
 import time
 
@@ -51,6 +52,22 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         from ecrm.train import job
 
         job.build_engine = lambda *args: os._exit(1)
+    if how == "asked before the first step":
+        from ecrm.train import job
+
+        build_engine = job.build_engine
+        job.build_engine = lambda *args: (os.kill(os.getpid(), signal.SIGINT), build_engine(*args))[1]
+    if how == "at exit":
+        from ecrm.transport.mpi import MpiTransport
+
+        MpiTransport.close = lambda self: os._exit(5)
+    if how == "before it tells of a failure":
+        from ecrm.train.run_folder import RunFolder
+
+        event = RunFolder.event
+        RunFolder.event = lambda self, fields: (
+            os.kill(os.getpid(), signal.SIGKILL) if fields["event"] == "failure" else event(self, fields)
+        )
     enter = Engine.enter
 
     def enter_and_end(self: Engine, phase: str) -> None:
