@@ -94,6 +94,7 @@ class TrainConfig:
     dense_lr: float = key(0.01, "learning rate of the dense parts", above=0)
     eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
     log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
+    profile: bool = key(False, "time every phase and every call between ranks; print a table and write trace.json at the end")
     threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
 
 

@@ -34,6 +34,7 @@ from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
+from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
@@ -81,9 +82,18 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.shape.m)
-    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    switch = phase = KillSwitch(kills, transport.rank, reporter.killing)
+    profile = None
+    if config.train.profile:
+        profile = Profile(transport.rank)
+        transport = ProfiledTransport(transport, profile)
+
+        def phase(step: int, name: str) -> None:
+            profile.phase(step, name)
+            switch(step, name)
+
     began = time.monotonic()
-    engine = build_engine(config, transport, protection, view, dataset, Hooks(phase=switch, event=reporter.event))
+    engine = build_engine(config, transport, protection, view, dataset, Hooks(phase=phase, event=reporter.event))
     reporter.watch(engine)
     about = {
         "version": __version__,
@@ -96,7 +106,7 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     }
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
-    trainer = Trainer(engine, dataset, config, steps, folder, about)
+    trainer = Trainer(engine, dataset, config, steps, folder, about, profile)
     summary = trainer.run()
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
