@@ -85,6 +85,13 @@ def _add_data(commands: argparse._SubParsersAction) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
     _add_set(parser)
+    parser.add_argument(
+        "--profile",
+        action="append_const",
+        dest="set",
+        const="train.profile=true",
+        help="print where the time of a step goes, by phase, and write a Chrome trace; short for --set train.profile=true",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves")
     parser.add_argument(
         "--kill",

@@ -75,6 +75,10 @@ class Protection(ABC):
     def log_bytes(self) -> int: ...
 
     @abstractmethod
+    def with_shape(self, shape: StripeShape) -> Protection:
+        """The same protection over other stripes, not started."""
+
+    @abstractmethod
     def start(self, context: ProtectionContext, view: View) -> None:
         """Set up for the undisturbed start, when every record is zeros."""
 

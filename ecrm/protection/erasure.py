@@ -48,6 +48,9 @@ class ErasureProtection(Protection):
     def log_bytes(self) -> int:
         return sum(parity.log_bytes for parity in self.parity.values())
 
+    def with_shape(self, shape: StripeShape) -> ErasureProtection:
+        return ErasureProtection(shape.shards, shape.k, shape.m)
+
     def start(self, context: ProtectionContext, view: View) -> None:
         """Parity of records that are zeros is zeros: there is nothing to encode."""
         self._context = context

@@ -114,3 +114,9 @@ class Reporter:
             f"({fields['rebuilt_bytes']:,} bytes, {fields['on_demand_rows']:,} rows on demand); "
             f"can survive {fields['failures_left']} more at once"
         )
+
+    def _reshaped(self, fields: dict[str, Any]) -> str:
+        return (
+            f"! laid out anew over {fields['servers']} servers (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
+            f"({fields['moved_bytes']:,} bytes moved); can survive {fields['failures_left']} more at once"
+        )

@@ -94,6 +94,10 @@ class RunFolder:
             },
         )
 
+    def trace(self, events: dict[str, Any]) -> None:
+        """Replace trace.json."""
+        self._replace("trace.json", events)
+
     def draft_summary(self, fields: dict[str, Any]) -> None:
         """Write what is to become summary.json, the marker that the run is complete."""
         self._replace(".summary.json", {**fields, "completed": True})
