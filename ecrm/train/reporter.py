@@ -1,8 +1,8 @@
 """What the run tells people: lines on the terminal and events in the run folder, whoever dies.
 
 Every rank has the events and one of them, the view's reporter, writes them, each before it takes part in the
-next commit. So after a commit all that came before it is written; what came since is kept by the other ranks,
-and whichever becomes the reporter writes what is not in the file.
+next commit; if it cannot, all hear of it within a few. The other ranks keep what came in the last commits, and
+whichever becomes the reporter writes what is not in the file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
 from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
+
+
+KEPT_COMMITS = 3
+"""Asking to stop for want of a disk takes one commit, a reshape may add one."""
 
 
 def _named(noun: str, numbers: list[int]) -> str:
@@ -80,7 +84,7 @@ class Reporter:
     def _tell(self, fields: dict[str, Any], in_words: str = "") -> None:
         """Write an event, after those that a reporter before this one may have left out; or keep it."""
         commits = self._engine.commits
-        self._kept = [(at, *rest) for at, *rest in self._kept if at == commits]
+        self._kept = [(at, *rest) for at, *rest in self._kept if at >= commits - KEPT_COMMITS]
         self._kept.append((commits, fields, in_words))
         if not self._speaks:
             return
