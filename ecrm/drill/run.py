@@ -40,6 +40,7 @@ def drill(
     mtbf: str | None = None,
     count: str | None = None,
     seed: str | None = None,
+    hosts: Sequence[str] = (),
 ) -> int:
     """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
 
@@ -47,7 +48,7 @@ def drill(
     is started or written (for a kill past the last step of a run given in epochs: before the disturbed run),
     RunFailed when stopped by a signal, DrillFailed otherwise.
     """
-    disturbance = parse_disturbance(kills, mtbf, count, seed)
+    disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)
     check_dataset(config)
     check_kills(disturbance.scheduled, config.world_size, config.train.steps or UNKNOWN_STEPS)
@@ -102,11 +103,19 @@ def _disturbed_run(
     config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
 ) -> tuple[str | None, list[KillDone], str | None]:
     """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
-    if disturbance.random is None:
+    if disturbance.scheduled:
         return _launch(config_name, overrides, folder, [str(kill) for kill in disturbance.scheduled]), [], None
-    from ecrm.drill.outside import Killer  # torch comes along: not before options are checked
+    from ecrm.drill.outside import HostKiller, Killer, hosts_of  # torch comes along: not before options are checked
 
-    killer = Killer(folder.absolute(), disturbance.random, lambda line: print(line, flush=True))
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    if disturbance.hosts:
+        names = hosts_of(folder.with_name("undisturbed"))
+        wanted = [(kill.name_among(names), kill.step) for kill in disturbance.hosts]
+        killer: HostKiller | Killer = HostKiller(folder.absolute(), wanted, say)
+    else:
+        killer = Killer(folder.absolute(), disturbance.random, say)
     killer.start()
     try:
         reason = _launch(config_name, overrides, folder, ())
