@@ -23,10 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.engine.dense import DenseReplica
+from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
-from ecrm.engine.routing import ShardRequests, SlotRequests
+from ecrm.engine.riders import RidingTransport
+from ecrm.engine.routing import DENSE, GRADIENTS, ShardRequests, SlotRequests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -103,7 +104,9 @@ class Engine:
         hooks: Hooks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.transport, self.view, self.protection = transport, view, protection
+        self.transport = self._riding = RidingTransport(transport)
+        self.view, self.protection = view, protection
+        self._ahead: tuple[SlotRequests, ShardRequests, dict[int, list[Tensor]]] | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -173,12 +176,16 @@ class Engine:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
-        a table is row `offset + r` of its space). Lost rows among them are recovered first.
+        a table is row `offset + r` of its space). Lost rows among them are recovered first. Values that
+        came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`.
         Raises StepAborted after a failure.
         """
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
+            if self._ahead is not None:
+                (self._slot_side, self._shard_side, replies), self._ahead = self._ahead, None
+                return self._slot_side.collect(replies)
             self._slot_side = SlotRequests(rows, self.layouts, self.view)
             self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
             if self.view.rebuilding:
@@ -191,50 +198,94 @@ class Engine:
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         commit: bool = False,
+        rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
-        full, while anything is rebuilding, or when `commit` says so. Raises StepAborted after a failure.
+        full, while anything is rebuilding, or when `commit` says so. `rows_ahead`, given by every rank
+        or by none, are the rows of the next `lookup`: they ride along and save it two exchanges.
+        Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
             self._updating = True
-            outgoing = self._slot_side.gradients(row_gradients)
-            for holder in self.view.dense:
-                for slot, contribution in sorted(contributions.items()):
-                    outgoing.setdefault(holder, []).extend((torch.tensor([slot]), contribution))
-            gradients, dense = self._receive(outgoing)
+            looks_ahead = rows_ahead is not None and not self.view.rebuilding
+            slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
+            received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
+            gradients, dense, requests = self._sorted(received)
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
+            shard_side = ShardRequests(requests, self.hosted)
+            riders = shard_side.replies()
+            if self.dense is not None:
+                total = SlicedSum.reduce(dense)
+                for holder in self.view.dense:
+                    riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
+            self._riding.board(riders)
             committing = commit or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
                 self.enter("parity")
                 self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
                 self._note_undo_bytes()
             self.enter("dense")
+            replies, slices = self._split_riders(self._riding.alight())
             if self.dense is not None:
-                self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
+                self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
             self.step += 1
             self._updating = False
             if committing:
                 self._phase = "commit"
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
+            if slot_side is not None:
+                self._ahead = slot_side, shard_side, replies
         self._step_finished()
 
-    def _receive(self, outgoing: dict[int, list[Tensor]]) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor]]:
-        """Exchange gradients: ({(slot, shard, space): flat gradients}, {slot: dense contribution})."""
-        gradients, dense = {}, {}
-        for tensors in self.transport.exchange(outgoing).values():
+    def _results(
+        self,
+        row_gradients: Mapping[int, Sequence[Tensor]],
+        contributions: Mapping[int, Tensor],
+        slot_side: SlotRequests | None,
+    ) -> dict[int, list[Tensor]]:
+        """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards."""
+        outgoing = self._slot_side.gradients(row_gradients)
+        for slot, contribution in sorted(contributions.items()):
+            for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
+                outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
+        for rank, tensors in slot_side.requests().items() if slot_side is not None else ():
+            outgoing.setdefault(rank, []).extend(tensors)
+        return outgoing
+
+    @staticmethod
+    def _sorted(
+        received: Mapping[int, list[Tensor]],
+    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]]]:
+        """({(slot, shard, space): flat gradients}, {slot: dense slice}, {rank: its requests}) from what slots sent."""
+        gradients, dense, requests = {}, {}, {}
+        for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
-                key = tuple(head.tolist())
-                if len(key) == 1:
+                kind, *key = head.tolist()
+                if kind == GRADIENTS:
+                    gradients[tuple(key)] = payload
+                elif kind == DENSE:
                     dense[key[0]] = payload
                 else:
-                    gradients[key] = payload
-        return gradients, dense
+                    requests.setdefault(rank, []).extend((head, payload))
+        return gradients, dense, requests
+
+    @staticmethod
+    def _split_riders(arrived: Mapping[int, list[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
+        """({rank: rows of the next step}, {holder: its slice of the dense sum})."""
+        replies, slices = {}, {}
+        for rank, tensors in arrived.items():
+            for head, payload in in_groups(tensors, 2):
+                if int(head[0]) == DENSE:
+                    slices[rank] = payload
+                else:
+                    replies.setdefault(rank, []).extend((head, payload))
+        return replies, slices
 
     def _note_undo_bytes(self) -> None:
         undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
@@ -313,7 +364,7 @@ class Engine:
 
     def _adopt_reshaped(self) -> None:
         """From this commit on the new layout is the one."""
-        reshape, self._reshape = self._reshape, None
+        reshape, self._reshape, self._ahead = self._reshape, None, None
         self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
         self.protection = reshape.protection
         self._context = self._context_of_hosted()
@@ -395,7 +446,7 @@ class Engine:
 
         Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
-        began, phase = self._clock(), self._phase
+        began, phase, self._ahead = self._clock(), self._phase, None
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating
         before = self.view

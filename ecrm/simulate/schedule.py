@@ -75,7 +75,7 @@ def draw(seed: int, suite: str) -> Schedule:
         commit_interval=rng.choice((1, 1, 2, 3, 8)),
         rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
     )
-    workload = replace(workload, reshape=rng.random() < 0.8)
+    workload = replace(workload, reshape=rng.random() < 0.8, look_ahead=rng.random() < 0.7)
     shortage = m + 1 - workload.world_size
     if shortage > 0:
         workload = replace(workload, spares=workload.spares + shortage)

@@ -38,6 +38,7 @@ class Trainer:
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, folder)
+        self._kept: dict[tuple[int, int], SlotBatch] = {}
         self._evaluated_at = 0
         self._started = time.monotonic()
         self._training_seconds: float | None = None
@@ -51,7 +52,7 @@ class Trainer:
         while True:
             try:
                 while self._engine.step < self._steps:
-                    if self._evaluation_is_due():
+                    if self._evaluation_is_due(self._engine.step):
                         self._evaluate()
                     self._train_step()
                 return self._finish()
@@ -59,19 +60,15 @@ class Trainer:
                 self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
                 self._progress.went_back(self._engine)
 
-    def _evaluation_is_due(self) -> bool:
+    def _evaluation_is_due(self, step: int) -> bool:
         every = self._config.train.eval_every_steps
-        step = self._engine.step
         return bool(every) and step > 0 and step % every == 0 and step != self._evaluated_at
 
     def _train_step(self) -> None:
         engine = self._engine
         step = engine.step
         engine.enter("input")
-        batches: dict[int, SlotBatch] = {}
-        for slot in engine.slots:
-            dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
-            batches[slot] = SlotBatch.of(dense, ids, labels, self._offsets)
+        batches = self._batches(step)
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         engine.enter("forward")
         ahead = {
@@ -82,12 +79,26 @@ class Trainer:
         for slot, between in ahead.items():
             gradients, contributions[slot] = backward(engine.dense, between)
             row_gradients[slot] = [gradients]
-        engine.apply(row_gradients, contributions, commit=step + 1 == self._steps)
+        last = step + 1 == self._steps
+        rows_ahead = None
+        if not last and not self._evaluation_is_due(step + 1):
+            rows_ahead = {slot: [batch.rows] for slot, batch in self._batches(step + 1).items()}
+        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead)
         for slot in sorted(ahead):
             self._progress.scored(ahead[slot].batch.labels, ahead[slot].probabilities)
         if self._profile is not None:
             self._profile.step_finished()
         self._progress.step_finished(engine)
+
+    def _batches(self, step: int) -> dict[int, SlotBatch]:
+        """The batch of a step of every slot that this rank runs; the last two steps' are kept."""
+        engine = self._engine
+        for slot in engine.slots:
+            if (step, slot) not in self._kept:
+                dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
+                self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
+        self._kept = {key: batch for key, batch in self._kept.items() if key[0] in (step - 1, step)}
+        return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
