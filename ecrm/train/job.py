@@ -22,6 +22,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
+from ecrm.launch.preflight import say_once
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
@@ -34,6 +35,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.startup import THE_START
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
@@ -53,11 +55,16 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
     transport = None
     try:
         transport = MpiTransport()
+        guarded.up()
         code = _run(transport, config, run_dir, kills)
     except EcrmError as error:
-        if transport is None or not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
+        if transport is None:
+            say_once(f"ecrm: error: {error}", about=THE_START)
+            code = error.exit_code
+        elif not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
             _die_of(error)  # nobody else has it: the others must see this rank die
-        code = _end_with(error, transport, run_dir)
+        else:
+            code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
         traceback.print_exc()
         sys.stderr.flush()
