@@ -20,7 +20,7 @@ from ecrm import __version__
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
-from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
@@ -208,7 +208,7 @@ def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> i
     """An error that all ranks have: say why, once, and leave together with its code."""
     if transport.rank == getattr(error, "speaker", transport.live[0]):
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
-        if run_dir is not None and isinstance(error, Unrecoverable):
+        if run_dir is not None and isinstance(error, (Unrecoverable, DataError)):
             RunFolder(run_dir).failure(str(error), error.exit_code)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True
