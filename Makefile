@@ -71,7 +71,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 drill: $(STAMP)
-	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_grey_failures.py tests/test_real_rows.py \
+	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_grey_failures.py tests/test_startup_deaths.py tests/test_real_rows.py \
 	  tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes

@@ -126,7 +126,7 @@ def _train(args: argparse.Namespace) -> int:
     os.environ.update(thread_environment(config))  # before torch is imported
     from ecrm.train.guard import guard
 
-    guarded = guard(config.cluster.hang_seconds)  # before threads and MPI exist
+    guarded = guard(config.cluster.hang_seconds, config.cluster.start_seconds)  # before threads and MPI exist
     from ecrm.train import job
 
     job.run(config, args.run_dir, kills, guarded)

@@ -20,6 +20,7 @@ class Unrecoverable(EcrmError):
 
 
 class DataError(EcrmError):
-    """A file exists but its content is damaged or truncated."""
+    """A file exists but its content is damaged or truncated; `rows`, from and to, says where, if that is known."""
 
     exit_code = 4
+    rows: tuple[int, int] = (0, 0)

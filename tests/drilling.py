@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RUN_SECONDS = 120
+RUN_SECONDS = 300
+"""After which a run counts as hanging, on a machine that may have other work."""
 
 
 @dataclass(frozen=True)

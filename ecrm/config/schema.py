@@ -116,6 +116,7 @@ class ClusterConfig:
         choices=("rank", "host"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", above=0)
+    start_seconds: float = key(120.0, "the run ends if MPI is not up on all ranks after so long", above=0)
 
 
 @dataclass(frozen=True)

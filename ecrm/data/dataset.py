@@ -108,6 +108,10 @@ class CriteoDataset:
             if digest.hexdigest() != record.get("sha256"):
                 raise DataError(f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}")
 
+    def check_rows(self, start: int, stop: int) -> None:
+        """Raise `DataError` if an id in these rows of the file is out of its table's range."""
+        self._read([slice(start, stop)])
+
     def _read(self, pieces: list[slice]) -> Batch:
         """Copy row ranges of the mapped files, one after the other, into a batch."""
         size = sum(piece.stop - piece.start for piece in pieces)
@@ -120,7 +124,9 @@ class CriteoDataset:
             dense[into], ids[into], labels[into] = self._dense[piece], self._sparse[piece], self._labels[piece]
             # Seen as unsigned, a negative id is too large.
             if (self._sparse[piece].view(np.uint32) >= self._rows).any():
-                raise DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+                error = DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+                error.rows = (piece.start, piece.stop)
+                raise error
             done = into.stop
         if self._caps is not None:
             cap_rows(ids, self._caps)

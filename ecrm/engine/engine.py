@@ -471,11 +471,18 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
-        ledger = [torch.tensor([self._commits, self.view.epoch]), _to_bytes(self.view.to_json())]
+        begun = self.step + self._updating - self.committed
+        ledger = [torch.tensor([self._commits, self.view.epoch, begun]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
         commits = max(int(tensors[0][0]) for tensors in shared.values())
+        begun = max(int(tensors[0][2]) for tensors in shared.values() if int(tensors[0][0]) == commits)
+        if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
+            raise Unrecoverable(
+                f"ranks lost touch with each other, none of them died: protection {self.protection.name} cannot take back "
+                f"the updates since step {self.committed}"
+            )
         if commits > self._commits:
             assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
             self._accept_commit()

@@ -21,8 +21,9 @@ from ecrm import __version__
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
-from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
+from ecrm.launch.preflight import say_once
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
@@ -37,6 +38,7 @@ from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.startup import THE_START
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
@@ -59,11 +61,16 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
     transport = None
     try:
         transport = MpiTransport()
+        guarded.up()
         code = _run(transport, config, run_dir, kills)
     except EcrmError as error:
-        if transport is None or not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
+        if transport is None:
+            say_once(f"ecrm: error: {error}", about=THE_START)
+            code = error.exit_code
+        elif not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
             _die_of(error)  # nobody else has it: the others must see this rank die
-        code = _end_with(error, transport, run_dir)
+        else:
+            code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
         traceback.print_exc()
         sys.stderr.flush()
@@ -248,7 +255,7 @@ def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> i
     """An error that all ranks have: say why, once, and leave together with its code."""
     if transport.rank == getattr(error, "speaker", transport.live[0]):
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
-        if run_dir is not None and isinstance(error, Unrecoverable):
+        if run_dir is not None and isinstance(error, (Unrecoverable, DataError)):
             RunFolder(run_dir).failure(str(error), error.exit_code)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True

@@ -12,11 +12,13 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, Memory, StepAborted
+from ecrm.errors import DataError
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
+from ecrm.train.readings import Readings
 from ecrm.train.run_folder import RunFolder
 
 
@@ -39,6 +41,7 @@ class Trainer:
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, folder)
         self._kept: dict[tuple[int, int], SlotBatch] = {}
+        self._readings = Readings(engine, dataset)
         self._evaluated_at = 0
         self._started = time.monotonic()
         self._training_seconds: float | None = None
@@ -46,19 +49,29 @@ class Trainer:
     def run(self) -> dict[str, Any] | None:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
-        Raises Unrecoverable on every rank when too much is lost.
+        Raises Unrecoverable on every rank when too much is lost, DataError as `Readings.compare` does.
         """
         self._progress.restart_clock()
+        recovered = False
         while True:
             try:
+                if recovered:
+                    self._readings.compare()
+                    recovered = False
                 while self._engine.step < self._steps:
                     if self._evaluation_is_due(self._engine.step):
                         self._evaluate()
                     self._train_step()
                 return self._finish()
             except StepAborted:
-                self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
-                self._progress.went_back(self._engine)
+                pass
+            except DataError as error:
+                if recovered:
+                    raise
+                self._readings.failed(error)
+            recovered = True
+            self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
+            self._progress.went_back(self._engine)
 
     def _evaluation_is_due(self, step: int) -> bool:
         every = self._config.train.eval_every_steps

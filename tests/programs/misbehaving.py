@@ -1,4 +1,4 @@
-"""The `ecrm` command, with one rank that ends itself in a way that MPI does not report.
+"""The `ecrm` command, with one rank that ends itself in a way that MPI does not report, or cannot read its data.
 
 Arguments: HOW, then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
@@ -35,6 +35,21 @@ if arguments[0] == "launch":
         return mpirun_line(config, [words[0], __file__, how, *words[3:]], **kwargs)
 
     run.mpirun_line = line
+elif how == "bad disk":
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "4":  # a trainer
+        from ecrm.data.dataset import CriteoDataset
+        from ecrm.errors import DataError
+
+        read = CriteoDataset._read
+
+        def read_or_fail(self: CriteoDataset, pieces: list[slice]) -> object:
+            if pieces[0].start >= 3000:
+                error = DataError("garbage")
+                error.rows = (pieces[0].start, pieces[0].stop)
+                raise error
+            return read(self, pieces)
+
+        CriteoDataset._read = read_or_fail
 elif os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     from ecrm.engine.engine import Engine
 
