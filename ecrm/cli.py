@@ -19,14 +19,15 @@ from ecrm.simulate.cli import add_parser as add_simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. An EcrmError becomes one line on stderr and its exit code."""
+    """Run one command; returns the exit code. An EcrmError becomes one line on stderr, if it says anything, and its exit code."""
     args = _parser().parse_args(argv)
     try:
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
     except EcrmError as error:
-        say_once(f"ecrm: error: {error}")
+        if str(error):
+            say_once(f"ecrm: error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -114,8 +115,10 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
     from ecrm.launch.run import check_dataset, check_run_dir
+    from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
 
+    hold_signals()
     config = load_config(args.config, args.set)
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
@@ -124,12 +127,13 @@ def _train(args: argparse.Namespace) -> int:
     if args.run_dir is not None:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
     os.environ.update(thread_environment(config))  # before torch is imported
-    from ecrm.train.guard import guard
-
     guarded = guard(config.cluster.hang_seconds, config.cluster.start_seconds)  # before threads and MPI exist
+    from ecrm.train.stop import StopSignals
+
+    stop = StopSignals()
     from ecrm.train import job
 
-    job.run(config, args.run_dir, kills, guarded)
+    job.run(config, args.run_dir, kills, guarded, stop)
 
 
 def _launch(args: argparse.Namespace) -> int:

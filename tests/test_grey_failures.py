@@ -1,7 +1,8 @@
-"""Ranks that fail without being killed: stopped, leaving by themselves, dying before the first step or at the end."""
+"""Ranks that fail without being killed: stopped, leaving by themselves, without a disk; and ranks that are merely slow."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,10 +17,20 @@ import pytest
 from drilling import RUN_SECONDS, Run, is_running, launch
 
 
-def _start(folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm")) -> subprocess.Popen:
+
+def _misbehaving(how: str) -> tuple[str, ...]:
+    """tests/programs/misbehaving.py is `ecrm` in which a rank, by default 1, does that in step 30."""
+    return (str(Path(__file__).with_name("programs") / "misbehaving.py"), how)
+
+
+def _start(
+    folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm"), kills: tuple[str, ...] = ()
+) -> subprocess.Popen:
     words = [sys.executable, *program, "launch", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
     for one in ("train.steps=400", "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):
         words += ["--set", one]
+    for kill in kills:
+        words += ["--kill", kill]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -82,10 +93,9 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     ],
 )
 def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
-    """tests/programs/misbehaving.py is `ecrm` in which rank 1 ends itself that way in step 30."""
     folder = tmp_path / "run"
-    program = (str(Path(__file__).with_name("programs") / "misbehaving.py"), how)
-    run = _finish(_start(folder, criteo_rows, program=program), folder)
+    run = _finish(_start(folder, criteo_rows, program=_misbehaving(how)), folder)
+    assert run.code == 0, run.output
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
@@ -119,3 +129,121 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     assert not (run.folder / "summary.json").exists()
     ranks = json.loads((run.folder / "ranks.json").read_text())["ranks"]
     assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
+
+
+def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    run = _finish(_start(folder, criteo_rows, program=_misbehaving("at exit")), folder)
+    assert run.code == 0, run.output
+    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("kill", ["1@399:update", "3@399:commit", "1@400:evaluate", "3@400:evaluate", "4@200:evaluate"])
+def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(tmp_path, criteo_rows, undisturbed, kill):
+    folder = tmp_path / "run"
+    run = _finish(_start(folder, criteo_rows, "train.eval_every_steps=200", kills=(kill,)), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[int(kill[0])]]
+
+
+@pytest.mark.drill
+def test_all_trainers_may_die_while_servers_hold_the_dense_replica(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    sets = ("cluster.servers=4", "cluster.spares=0", "protection.k=2", "protection.m=2")
+    run = _finish(_start(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert sorted(rank for failure in run.summary["failures"] for rank in failure["ranks"]) == [4, 5]
+    assert {rank["rank"] for rank in json.loads((folder / "ranks.json").read_text())["ranks"] if rank["slots"]} <= set(range(4))
+
+
+@pytest.mark.drill
+def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0", program=_misbehaving("compute 10"))
+    run = _finish(process, folder)
+    assert run.code == 0, run.output
+    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert run.summary["step_seconds"]["max"] > 10
+
+
+@pytest.mark.drill
+def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed):
+    """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
+    folder = tmp_path / "run"
+    core = min(os.sched_getaffinity(0))
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=2.0", "train.steps=400")
+    starved = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for pid in (*(rank["pid"] for rank in _ranks(folder)), *(one.pid for one in busy)):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), {core})
+        os.setpriority(os.PRIO_PROCESS, starved, 19)
+        stops = 0
+        while process.poll() is None and is_running(starved) and stops < 20:
+            os.kill(starved, signal.SIGSTOP)
+            time.sleep(0.6)
+            os.kill(starved, signal.SIGCONT)
+            time.sleep(0.1)
+            stops += 1
+        run = _finish(process, folder)
+    finally:
+        for one in busy:
+            one.kill()
+    assert run.code == 0, run.output
+    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert stops > 2
+
+
+@pytest.mark.drill
+def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    run = _finish(_start(folder, criteo_rows, "train.log_every_steps=5", program=_misbehaving("disk full:3")), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[3]]
+    assert f"rank 3 cannot write {folder}/events.jsonl: File too large; it leaves the run" in run.output
+    assert [event["step"] for event in run.events_of("progress")] == list(range(5, 401, 5))
+
+
+@pytest.mark.drill
+def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_rows):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "ecrm-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True) if shutil.which("mount") else None
+    if done is None or done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip() if done else 'no mount'}")
+    try:
+        process = _start(folder, criteo_rows, "train.log_every_steps=1", "train.steps=4000")
+        _ranks(folder)
+        with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        run = _finish(process, folder)
+        assert run.code == 1, run.output
+        errors = [line for line in run.output.splitlines() if "error" in line]
+        assert errors[0] == (
+            "ecrm: error: no rank can write into the run folder, so the run ends: "
+            f"cannot write {folder}/events.jsonl: No space left on device"
+        )
+        assert len(errors) == 2 and "the run did not complete" in errors[1], run.output
+        assert run.events[-1]["event"] == "progress"  # no torn line
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.drill
+def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed):
+    """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
+    folder = tmp_path / "run"
+    program = _misbehaving("before it tells of a failure:3")
+    run = _finish(_start(folder, criteo_rows, "train.log_every_steps=5", program=program, kills=("1@30:update",)), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"]) == [1, 3]
+    assert [event["step"] for event in run.events_of("progress")] == list(range(5, 401, 5))
+    assert [event["event"] for event in run.events].count("start") == 1

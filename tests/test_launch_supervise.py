@@ -74,10 +74,25 @@ def kill_mpirun(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_stopped_and_stubborn_ranks(tmp_path, number):
+def test_a_signal_ends_stopped_and_stubborn_ranks(tmp_path, number, monkeypatch):
+    monkeypatch.setattr(module, "STOP_SECONDS", 1.0)
     when_started(tmp_path, lambda _: os.kill(os.getpid(), number))
     ending = supervise(ranks_of(tmp_path), tmp_path)
     assert ending.stopped_by == number
+    assert not any(alive(pid) for pid in started(tmp_path))
+
+
+def test_a_second_signal_ends_ranks_that_take_their_time_at_once(tmp_path):
+    def twice(_):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    patient = STUBBORN.replace("SIGTERM", "SIGUSR1").replace("SIGSTOP", "SIGUSR1")
+    when_started(tmp_path, twice)
+    began = time.monotonic()
+    assert supervise(ranks_of(tmp_path, patient), tmp_path).stopped_by == signal.SIGINT
+    assert time.monotonic() - began < module.STOP_SECONDS
     assert not any(alive(pid) for pid in started(tmp_path))
 
 
@@ -160,6 +175,16 @@ def test_session_members_are_found_and_zombies_are_not():
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert session_members(process.pid) == []
     process.wait()
+
+
+def test_a_run_that_stopped_when_asked_to_has_said_so_itself(tmp_path):
+    (tmp_path / "stopped.json").write_text('{"steps": 7, "signal": "SIGTERM"}')
+    for ending, code in ((Ending(0, signal.SIGINT), 130), (Ending(1, None), 143)):
+        with pytest.raises(RunFailed, match="^$") as caught:
+            judge(tmp_path, ending)
+        assert caught.value.exit_code == code
+    (tmp_path / "summary.json").write_text('{"completed": true}')
+    judge(tmp_path, Ending(0, signal.SIGINT))  # it was done already
 
 
 def test_only_the_completion_marker_is_success(tmp_path):

@@ -18,11 +18,12 @@ CHUNK_ROWS = 65_536
 def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     """Collective, with nothing missing: {table: sha256 of its rows, then its optimizer state, in row order}.
 
-    Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do.
+    Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do, and StopAgreed.
     """
     digests: dict[str, str] = {}
     for space, row_space in enumerate(engine.spaces):
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
+            engine.heed_stop()
             digest = hashlib.sha256()
             for part in (Store.lookup, Store.lookup_state):
                 for first in range(offset, offset + table.rows, CHUNK_ROWS):

@@ -27,7 +27,7 @@ from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
-from ecrm.engine.routing import DENSE, GRADIENTS, ShardRequests, SlotRequests
+from ecrm.engine.routing import DENSE, GRADIENTS, STOP, ShardRequests, SlotRequests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -44,6 +44,10 @@ from ecrm.transport.message import in_groups
 
 class StepAborted(Exception):
     """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
+
+
+class StopAgreed(Exception):
+    """A rank asks to stop; every live rank has heard it and stands at the same commit."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +80,29 @@ def _ignore(*_: object) -> None:
     """Default hook."""
 
 
+def _never() -> bool:
+    """Default for a question."""
+    return False
+
+
 @dataclass
 class Hooks:
-    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened."""
+    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened.
+
+    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
+    """
 
     phase: Callable[[int, str], None] = _ignore
     event: Callable[[dict[str, object]], None] = _ignore
+    asks: Callable[[], bool] = _never
 
 
 class Engine:
     """One rank's part in the run.
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
-    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived.
+    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
+    `stopping` whether all are to stop at this commit since one of them asks for it.
     """
 
     def __init__(
@@ -119,6 +133,7 @@ class Engine:
         self._record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._phase = "start"
         self._updating = False
+        self.stopping = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
         self._reshape: Reshape | None = None
@@ -137,6 +152,11 @@ class Engine:
     def slots(self) -> tuple[int, ...]:
         """Slots that this rank runs."""
         return self.view.slots_of(self.rank)
+
+    @property
+    def commits(self) -> int:
+        """How many commits there have been."""
+        return self._commits
 
     @property
     def _bytes_per_shard(self) -> int:
@@ -204,9 +224,9 @@ class Engine:
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
-        full, while anything is rebuilding, or when `commit` says so. `rows_ahead`, given by every rank
-        or by none, are the rows of the next `lookup`: they ride along and save it two exchanges.
-        Raises StepAborted after a failure.
+        full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
+        ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
+        `lookup`: they ride along and save it two exchanges. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
@@ -214,7 +234,7 @@ class Engine:
             looks_ahead = rows_ahead is not None and not self.view.rebuilding
             slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
             received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
-            gradients, dense, requests = self._sorted(received)
+            gradients, dense, requests, stop = self._sorted(received)
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
             shard_side = ShardRequests(requests, self.hosted)
@@ -224,11 +244,9 @@ class Engine:
                 for holder in self.view.dense:
                     riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
             self._riding.board(riders)
-            committing = commit or bool(self.view.rebuilding) or self._commit_is_due()
+            committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
-                self.enter("parity")
-                self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
-                self._note_undo_bytes()
+                self._protect()
             self.enter("dense")
             replies, slices = self._split_riders(self._riding.alight())
             if self.dense is not None:
@@ -239,9 +257,29 @@ class Engine:
                 self._phase = "commit"
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
-            if slot_side is not None:
+                self.stopping = self.stopping or stop
+            if slot_side is not None and not self.stopping:
                 self._ahead = slot_side, shard_side, replies
         self._step_finished()
+
+    def commit(self) -> None:
+        """Collective, between steps: commit what is not yet. Raises StepAborted after a failure."""
+        with self.recovering():
+            if self.committed < self.step:
+                self._protect()
+                self._agree_on_commit()
+
+    def _protect(self) -> None:
+        self.enter("parity")
+        self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
+        self._note_undo_bytes()
+
+    def heed_stop(self) -> None:
+        """Collective, between steps: raise StopAgreed on every rank if any asks to stop; StepAborted after a failure."""
+        with self.recovering():
+            self.stopping = not self.transport.agree(not (self.stopping or self._hooks.asks()))
+        if self.stopping:
+            raise StopAgreed
 
     def _results(
         self,
@@ -256,14 +294,16 @@ class Engine:
                 outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
         for rank, tensors in slot_side.requests().items() if slot_side is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
+        for rank in self.view.live if self._hooks.asks() else ():
+            outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
         return outgoing
 
     @staticmethod
     def _sorted(
         received: Mapping[int, list[Tensor]],
-    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]]]:
-        """({(slot, shard, space): flat gradients}, {slot: dense slice}, {rank: its requests}) from what slots sent."""
-        gradients, dense, requests = {}, {}, {}
+    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]], bool]:
+        """({(slot, shard, space): flat gradients}, {slot: dense slice}, {rank: its requests}, does a rank ask to stop)."""
+        gradients, dense, requests, stop = {}, {}, {}, False
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, *key = head.tolist()
@@ -271,9 +311,11 @@ class Engine:
                     gradients[tuple(key)] = payload
                 elif kind == DENSE:
                     dense[key[0]] = payload
+                elif kind == STOP:
+                    stop = True
                 else:
                     requests.setdefault(rank, []).extend((head, payload))
-        return gradients, dense, requests
+        return gradients, dense, requests, stop
 
     @staticmethod
     def _split_riders(arrived: Mapping[int, list[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
@@ -387,12 +429,13 @@ class Engine:
         return ProtectionContext(self.transport, self.layouts, self._record_bytes, self.hosted)
 
     def rebuild_all(self) -> None:
-        """Collective, at a commit: recover everything that is still missing. Raises StepAborted after a failure."""
+        """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
         with self.recovering():
             while self.view.rebuilding:
                 self.enter("repair")
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
+                self.heed_stop()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -432,7 +475,7 @@ class Engine:
         except PeerFailure:
             self.recover()
             raise StepAborted from None
-        except EcrmError:
+        except (EcrmError, StepAborted, StopAgreed):
             raise
         except Exception:
             before = self.view.live
@@ -472,10 +515,12 @@ class Engine:
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
         begun = self.step + self._updating - self.committed
-        ledger = [torch.tensor([self._commits, self.view.epoch, begun]), _to_bytes(self.view.to_json())]
+        asks = self.stopping or self._hooks.asks()
+        ledger = [torch.tensor([self._commits, self.view.epoch, begun, asks]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
+        self.stopping = any(int(tensors[0][3]) for tensors in shared.values())
         commits = max(int(tensors[0][0]) for tensors in shared.values())
         begun = max(int(tensors[0][2]) for tensors in shared.values() if int(tensors[0][0]) == commits)
         if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over

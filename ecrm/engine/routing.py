@@ -17,7 +17,7 @@ from ecrm.transport.message import in_groups
 
 
 # The first word of a group's head in the exchange of a step's results: what the group is.
-ROWS, GRADIENTS, DENSE = range(3)
+ROWS, GRADIENTS, DENSE, STOP = range(4)
 
 
 class SlotRequests:

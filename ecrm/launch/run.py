@@ -97,7 +97,10 @@ def fresh_run_dir(config_name: str) -> Path:
 
 
 def judge(folder: Path, ending: Ending) -> None:
-    """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way."""
+    """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way.
+
+    The error of a run that has stopped when asked to says nothing, since the run has said it.
+    """
     if read_json(folder / "summary.json").get("completed") is True:
         return
     failure = read_json(folder / "failure.json")
@@ -109,6 +112,9 @@ def judge(folder: Path, ending: Ending) -> None:
         # A rank has printed the message itself, on the same stderr: once is enough.
         code = int(failure.get("exit_code") or 1)
         raise RunFailed(f"the run did not complete; the reason above is also in {folder / 'failure.json'}", code)
+    stopped = read_json(folder / "stopped.json")
+    if stopped:
+        raise RunFailed("", 128 + (ending.stopped_by or signal.Signals[stopped["signal"]]))
     if ending.stopped_by is not None:
         raise RunFailed(
             f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by

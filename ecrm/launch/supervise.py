@@ -19,7 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STOP_SECONDS = 10.0  # from a forwarded SIGINT or SIGTERM to SIGKILL
+STOP_SECONDS = 10.0  # from SIGINT or SIGTERM to SIGKILL
+
+# mpirun hands these two on to the ranks, on all hosts, and waits for them (the guard of a rank knows what they
+# stand for); after SIGINT, SIGTERM or SIGHUP it SIGKILLs the ranks within 0.5 s and has no option to wait longer
+# (measured, Open MPI 5.0.11).
+ASKS_RANKS = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2, signal.SIGHUP: signal.SIGUSR2}
+
+LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
@@ -37,10 +44,10 @@ class Ending:
 
 
 def supervise(line: Sequence[str], run_dir: Path) -> Ending:
-    """Run `line` to its end, forwarding SIGINT, SIGTERM and SIGHUP; on return none of its processes is left.
+    """Run `line` to its end; on return none of its processes is left.
 
-    After a forwarded signal, or after the run has written summary.json or failure.json, mpirun has a
-    bounded time to leave; a second signal ends it at once.
+    SIGINT, SIGTERM or SIGHUP asks the ranks to stop. After that, or after the run has written its last file,
+    mpirun has a bounded time to leave; a second signal ends it at once.
     """
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork
     signals: list[signal.Signals] = []
@@ -79,12 +86,11 @@ def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals
     deadline = float("inf")
     while process.poll() is None and time.monotonic() < deadline:
         if signals and not forwarded:
-            # mpirun passes SIGHUP on to the ranks instead of ending them.
-            process.send_signal(signal.SIGTERM if signals[0] == signal.SIGHUP else signals[0])
+            process.send_signal(ASKS_RANKS[signals[0]])
             forwarded, deadline = True, time.monotonic() + STOP_SECONDS
         elif len(signals) > 1:
             return
-        if deadline == float("inf") and any((run_dir / name).exists() for name in ("summary.json", "failure.json")):
+        if deadline == float("inf") and any((run_dir / name).exists() for name in LAST_FILES):
             deadline = time.monotonic() + LINGER_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)

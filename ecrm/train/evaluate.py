@@ -26,13 +26,14 @@ class Evaluation:
 def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int) -> Evaluation | None:
     """Collective: score the whole held-out split; the reporter gets the result, every other rank None.
 
-    Raises StepAborted after a failure, and then has no effect.
+    Raises StepAborted after a failure, StopAgreed when a rank asks to stop, and then has no effect.
     """
     slots = len(engine.view.slots)
     scored: dict[int, list[torch.Tensor]] = {slot: [] for slot in engine.slots}
     labels: dict[int, list[torch.Tensor]] = {slot: [] for slot in engine.slots}
     for first in range(0, dataset.eval_rows, global_batch):
         size = min(global_batch, dataset.eval_rows - first)
+        engine.heed_stop()
         engine.enter("evaluate")
         batches = {}
         for slot in engine.slots:

@@ -9,6 +9,7 @@ It also keeps a fenced rank from ever coming back, and ends the rank when mpirun
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,8 +21,16 @@ from ecrm.errors import Unrecoverable
 from ecrm.launch.preflight import say_once
 from ecrm.train.startup import THE_START, Startup, died
 
-_PR_SET_PDEATHSIG = 1
-_WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+PR_SET_PDEATHSIG = 1
+_PASSED_ON = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+"""What the rank gets for what the guard gets. mpirun hands SIGUSR1 and SIGUSR2 on and waits; after the others it kills."""
+
+_WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _POLL_SECONDS = 0.5
 
 
@@ -37,7 +46,13 @@ class Guarded:
 
     def done(self) -> None:
         """From now on this process may exit, with any code, without being taken for dead."""
-        os.write(self._descriptor, b"d")
+        with contextlib.suppress(BrokenPipeError):  # mpirun has killed the guard: nobody is left to be told
+            os.write(self._descriptor, b"d")
+
+
+def hold_signals() -> None:
+    """Let what a guard waits for wait for the guard: a request to stop that comes too early is not lost, nor kills."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
 def guard(hang_seconds: float, start_seconds: float) -> Guarded:
@@ -49,13 +64,14 @@ def guard(hang_seconds: float, start_seconds: float) -> Guarded:
     """
     reading, writing = os.pipe()
     mpirun = os.getppid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    hold_signals()
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == mpirun or os.getppid() == 1:
             os._exit(1)  # the guard died before the line above
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
         return Guarded(writing)
     os.close(writing)
@@ -69,7 +85,7 @@ def _watch(child: int, reading: int, mpirun: int, hang_seconds: float, startup: 
     while True:
         caught = signal.sigtimedwait(_WATCHED, min(_POLL_SECONDS, hang_seconds / 4))
         if caught is not None and caught.si_signo != signal.SIGCHLD:
-            os.kill(child, caught.si_signo)
+            os.kill(child, _PASSED_ON[signal.Signals(caught.si_signo)])
             startup = None  # ranks end because they were asked to
         said += _read(reading)
         if b"u" in said:

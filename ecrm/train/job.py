@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.startup import THE_START
+from ecrm.train.stop import StopSignals
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
@@ -52,8 +54,10 @@ LAST_WORDS_SECONDS = 5.0
 """How long a rank that ends because of an error waits for the others before it kills itself."""
 
 
-def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded) -> NoReturn:
-    """Be one rank of the run; ends the process, with 0 when the run is complete.
+def run(
+    config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded, stop: StopSignals
+) -> NoReturn:
+    """Be one rank of the run; ends the process, with 0 when the run is complete or has stopped when asked to.
 
     Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
     """
@@ -62,7 +66,7 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
     try:
         transport = MpiTransport()
         guarded.up()
-        code = _run(transport, config, run_dir, kills)
+        code = _run(transport, config, run_dir, kills, stop)
     except EcrmError as error:
         if transport is None:
             say_once(f"ecrm: error: {error}", about=THE_START)
@@ -72,16 +76,20 @@ def run(config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Gu
         else:
             code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
-        traceback.print_exc()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # where the terminal is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     guarded.done()
     os._exit(code)
 
 
-def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill]) -> int:
+def _run(
+    transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill], stop: StopSignals
+) -> int:
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
     folder = _together(transport, lambda: RunFolder(run_dir))
@@ -100,7 +108,8 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
             switch(step, name)
 
     began = time.monotonic()
-    engine = build_engine(config, transport, protection, view, dataset, Hooks(phase=phase, event=reporter.event))
+    hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
+    engine = build_engine(config, transport, protection, view, dataset, hooks)
     reporter.watch(engine)
     about = {
         "version": __version__,
@@ -113,12 +122,14 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     }
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
-    trainer = Trainer(engine, dataset, config, steps, folder, about, profile)
+    trainer = Trainer(
+        engine, dataset, config, steps, folder, about, profile, reporter.progress, lambda: stop.received
+    )
     summary = trainer.run()
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
-    return 0 if folder.is_complete else 1
+    return 0 if folder.is_complete or trainer.stopped else 1
 
 
 def start_view(config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]) -> View:

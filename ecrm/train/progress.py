@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from ecrm.engine.engine import Engine
 from ecrm.train.metrics import auc
-from ecrm.train.run_folder import RunFolder
-
 
 MOST_SCORED = 256
 """Batches that the AUC of a progress line looks back on at most."""
 
 
 class Progress:
-    """Every rank keeps the times; the reporter prints a line and writes an event every `every` steps (0: only at the end)."""
+    """Every rank keeps the times and calls `tell(fields, in_words)` every `every` steps (0: only at the end)."""
 
-    def __init__(self, steps: int, global_batch: int, every: int, folder: RunFolder) -> None:
-        self._steps, self._global_batch, self._every, self._folder = steps, global_batch, every, folder
+    def __init__(
+        self, steps: int, global_batch: int, every: int, tell: Callable[[dict[str, Any], str], None]
+    ) -> None:
+        self._steps, self._global_batch, self._every, self._tell = steps, global_batch, every, tell
         self.step_seconds: list[float] = []
         self._reported = 0
         self._last = self._window_start = time.monotonic()
@@ -56,8 +58,7 @@ class Progress:
         due = engine.step == self._steps or (self._every and engine.step % self._every == 0)
         if due and engine.step > self._reported:
             self._reported = engine.step
-            if engine.rank == engine.view.reporter:
-                self._report(engine, now)
+            self._report(engine, now)
             self._window_start = now
             self._finished_at, self._labels, self._scores = [], [], []
             if engine.dense is not None:
@@ -65,20 +66,14 @@ class Progress:
 
     def _report(self, engine: Engine, now: float) -> None:
         rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)
-        step, loss_sum = self._loss_before
-        loss = (float(engine.dense.loss_sum) - loss_sum) / max(engine.step - step, 1)
-        area = None
-        if self._labels:
+        loss = area = None
+        if engine.dense is not None:
+            step, loss_sum = self._loss_before
+            loss = (float(engine.dense.loss_sum) - loss_sum) / max(engine.step - step, 1)
+        if self._labels and engine.rank == engine.view.reporter:
             area = auc(torch.cat(self._labels).numpy(), torch.cat(self._scores).numpy())
-        print(
-            f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  loss {loss:.4f}  "
-            f"auc {'-' if area is None else f'{area:.4f}'}  committed {engine.committed}  "
-            f"failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
-            flush=True,
-        )
-        self._folder.event(
+        self._tell(
             {
-                "event": "progress",
                 "step": engine.step,
                 "committed": engine.committed,
                 "samples_per_second": rate,
@@ -87,7 +82,10 @@ class Progress:
                 "failures_left": engine.failures_left,
                 "rebuilt": engine.rebuild_fraction,
                 "finished": self._finished_at,
-            }
+            },
+            f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  "
+            f"loss {'-' if loss is None else f'{loss:.4f}'}  auc {'-' if area is None else f'{area:.4f}'}  "
+            f"committed {engine.committed}  failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
         )
 
     def quantiles(self) -> dict[str, float | None]:

@@ -1,7 +1,13 @@
-"""What the run tells people: failures and recoveries as lines on the terminal and events in the run folder."""
+"""What the run tells people: lines on the terminal and events in the run folder, whoever dies.
+
+Every rank has the events and one of them, the view's reporter, writes them, each before it takes part in the
+next commit. So after a commit all that came before it is written; what came since is kept by the other ranks,
+and whichever becomes the reporter writes what is not in the file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from ecrm.engine.engine import Engine
@@ -14,12 +20,24 @@ def _named(noun: str, numbers: list[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
+def say(text: str) -> None:
+    """Print a line; a terminal that is gone costs the line, not the run."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
+def _name_of(fields: dict[str, Any]) -> tuple[object, ...]:
+    """What two ranks' accounts of one event have in common: ranks die once, views have numbers."""
+    return fields["event"], tuple(fields.get("ranks", ())) or fields.get("epoch", fields.get("step"))
+
+
 class Reporter:
     """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
 
     def __init__(self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int) -> None:
         self._folder, self._processes, self._protected = folder, processes, protected
         self._engine: Engine | None = None
+        self._kept: list[tuple[int, dict[str, Any], str]] = []
 
     def watch(self, engine: Engine) -> None:
         """Report on this engine from now on."""
@@ -29,12 +47,16 @@ class Reporter:
     def _speaks(self) -> bool:
         return self._engine is not None and self._engine.rank == self._engine.view.reporter
 
+    @property
+    def cannot_write(self) -> bool:
+        """Whether this rank is to write the run folder and has failed to."""
+        return self._speaks and self._folder.trouble is not None
+
     def started(self, fields: dict[str, Any], in_words: str) -> None:
-        """The run begins: a line, ranks.json and the first event."""
+        """The run begins: ranks.json, a line and the first event."""
         if self._speaks:
-            print(in_words, flush=True)
             self._folder.ranks(self._engine.view, self._processes)
-            self._folder.event({"event": "start", **fields})
+        self._tell({"event": "start", **fields}, in_words)
 
     def killing(self, kill: Kill, step: int) -> None:
         """This very rank is about to die on schedule; it says so itself, since nobody else can."""
@@ -43,16 +65,32 @@ class Reporter:
 
     def event(self, fields: dict[str, Any]) -> None:
         """One event of the engine."""
-        if not self._speaks:
-            return
         if fields["event"] == "view":
             view: View = fields["view"]
-            self._folder.ranks(view, self._processes)
-            self._folder.event({"event": "view", "step": fields["step"], "epoch": view.epoch, "live": list(view.live)})
+            if self._speaks:
+                self._folder.ranks(view, self._processes)
+            self._tell({"event": "view", "step": fields["step"], "epoch": view.epoch, "live": list(view.live)})
             return
-        self._folder.event(fields)
-        text = getattr(self, f"_{fields['event']}")(fields)
-        print(text, flush=True)
+        self._tell(fields, getattr(self, f"_{fields['event']}")(fields))
+
+    def progress(self, fields: dict[str, Any], in_words: str) -> None:
+        """The line of every so many steps."""
+        self._tell({"event": "progress", **fields}, in_words)
+
+    def _tell(self, fields: dict[str, Any], in_words: str = "") -> None:
+        """Write an event, after those that a reporter before this one may have left out; or keep it."""
+        commits = self._engine.commits
+        self._kept = [(at, *rest) for at, *rest in self._kept if at == commits]
+        self._kept.append((commits, fields, in_words))
+        if not self._speaks:
+            return
+        before = {_name_of(event) for event in self._folder.events()} if len(self._kept) > 1 else set()
+        for _, kept, text in self._kept:
+            if _name_of(kept) not in before:
+                self._folder.event(kept)
+                if text:
+                    say(text)
+        self._kept = []
 
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]

@@ -1,46 +1,77 @@
-"""The run folder: ranks.json, events.jsonl, summary.json, failure.json."""
+"""The run folder: ranks.json, events.jsonl, summary.json, stopped.json, failure.json."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from ecrm.placement.view import View
 
-
-SUMMARY_DRAFT = ".summary.json"
+PROBE_BYTES = 4096
 
 
 class RunFolder:
-    """Writes one run's files; without a folder every call does nothing. One rank at a time writes."""
+    """Writes one run's files; without a folder every call does nothing. One rank at a time writes.
+
+    `trouble` says what this rank could not write and why, None while all went well: nothing is raised in the
+    middle of a step; whoever writes looks at it, and what was not written is not tried again.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._warned = False
+        self.trouble: str | None = None
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
 
     def event(self, fields: dict[str, Any]) -> None:
-        """Append one line to events.jsonl, with the time in seconds since the epoch, in one write.
-
-        A disk that is full or gone costs the events, not the run: said once.
-        """
-        if self.path is None:
+        """Append one line to events.jsonl, with the time in seconds since the epoch, in one write; all of it or nothing."""
+        if self.path is None or self.trouble is not None:
             return
-        line = json.dumps({"time": time.time(), **fields}) + "\n"
+        line = json.dumps({"time": time.time(), **fields}).encode() + b"\n"
         try:
-            descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(self._events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                os.write(descriptor, line.encode())
+                before = os.fstat(descriptor).st_size
+                if os.write(descriptor, line) < len(line):
+                    os.ftruncate(descriptor, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._warn_once(error)
+            self._in_trouble(self._events, error)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What is in events.jsonl; lines that are not whole are left out."""
+        if self.path is None:
+            return []
+        events = []
+        with contextlib.suppress(OSError):
+            for line in self._events.read_text().splitlines():
+                with contextlib.suppress(ValueError):
+                    events.append(json.loads(line))
+        return events
+
+    @property
+    def _events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    def probe(self) -> None:
+        """Get into `trouble` if this rank could not write into the folder."""
+        if self.path is None or self.trouble is not None:
+            return
+        file = self.path / f".probe.{os.getpid()}"
+        try:
+            try:
+                file.write_bytes(bytes(PROBE_BYTES))
+            finally:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            self._in_trouble(self.path, error)
 
     def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
         """Replace ranks.json: every rank the run was started with, its process, whether it lives, its roles."""
@@ -69,13 +100,24 @@ class RunFolder:
 
     def draft_summary(self, fields: dict[str, Any]) -> None:
         """Write what is to become summary.json, the marker that the run is complete."""
-        self._replace(SUMMARY_DRAFT, {**fields, "completed": True})
+        self._replace(".summary.json", {**fields, "completed": True})
 
     def publish_summary(self) -> None:
         """Turn the draft into summary.json, unless another rank has done so."""
+        self._publish("summary.json")
+
+    def draft_stopped(self, fields: dict[str, Any]) -> None:
+        """Write what is to become stopped.json: how far a run came that was asked to stop."""
+        self._replace(".stopped.json", fields)
+
+    def publish_stopped(self) -> None:
+        """Turn the draft into stopped.json, unless another rank has done so."""
+        self._publish("stopped.json")
+
+    def _publish(self, name: str) -> None:
         if self.path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path / SUMMARY_DRAFT, self.path / "summary.json")
+            with contextlib.suppress(OSError):
+                os.replace(self.path / f".{name}", self.path / name)
 
     @property
     def is_complete(self) -> bool:
@@ -87,16 +129,16 @@ class RunFolder:
         self._replace("failure.json", {"message": message, "exit_code": exit_code})
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
-        if self.path is None:
+        if self.path is None or self.trouble is not None:
             return
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
             temporary.write_text(json.dumps(content, indent=1) + "\n")
             os.replace(temporary, self.path / name)
         except OSError as error:
-            self._warn_once(error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._in_trouble(self.path / name, error)
 
-    def _warn_once(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            print(f"ecrm: warning: cannot write in {self.path}: {error.strerror}; training goes on", file=sys.stderr, flush=True)
+    def _in_trouble(self, what: Path, error: OSError) -> None:
+        self.trouble = self.trouble or f"cannot write {what}: {error.strerror}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,19 +13,24 @@ import torch
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
-from ecrm.engine.engine import Engine, Memory, StepAborted
+from ecrm.engine.engine import Engine, Memory, StepAborted, StopAgreed
 from ecrm.errors import DataError
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
+from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
 from ecrm.train.readings import Readings
+from ecrm.train.reporter import say
 from ecrm.train.run_folder import RunFolder
 
 
 class Trainer:
-    """Drives an engine over a dataset; every live rank runs one and calls the same methods."""
+    """Drives an engine over a dataset; every live rank runs one and calls the same methods.
+
+    `tell(fields, in_words)` gets this rank's progress; `asked()` is the signal that asks it to stop, None before.
+    """
 
     def __init__(
         self,
@@ -34,12 +41,16 @@ class Trainer:
         folder: RunFolder,
         about: dict[str, Any],
         profile: Profile | None = None,
+        tell: Callable[[dict[str, Any], str], None] = lambda fields, in_words: None,
+        asked: Callable[[], signal.Signals | None] = lambda: None,
     ) -> None:
+        self.stopped = False
+        self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
         self._folder, self._about, self._profile = folder, about, profile
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
-        self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, folder)
+        self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
         self._kept: dict[tuple[int, int], SlotBatch] = {}
         self._readings = Readings(engine, dataset)
         self._evaluated_at = 0
@@ -49,7 +60,8 @@ class Trainer:
     def run(self) -> dict[str, Any] | None:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
-        Raises Unrecoverable on every rank when too much is lost, DataError as `Readings.compare` does.
+        None on every rank, and `stopped`, when one was asked to stop. Raises Unrecoverable on every rank when too
+        much is lost, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
         """
         self._progress.restart_clock()
         recovered = False
@@ -58,11 +70,11 @@ class Trainer:
                 if recovered:
                     self._readings.compare()
                     recovered = False
-                while self._engine.step < self._steps:
-                    if self._evaluation_is_due(self._engine.step):
-                        self._evaluate()
-                    self._train_step()
-                return self._finish()
+                try:
+                    return self._train()
+                except StopAgreed:
+                    if (number := meet(self._engine, self._asked(), self._folder)) is not None:
+                        return self._stop(number)
             except StepAborted:
                 pass
             except DataError as error:
@@ -72,6 +84,16 @@ class Trainer:
             recovered = True
             self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
             self._progress.went_back(self._engine)
+
+    def _train(self) -> dict[str, Any] | None:
+        self._engine.heed_stop()
+        while self._engine.step < self._steps:
+            if self._evaluation_is_due(self._engine.step):
+                self._evaluate()
+            self._train_step()
+            if self._engine.stopping:
+                raise StopAgreed
+        return self._finish()
 
     def _evaluation_is_due(self, step: int) -> bool:
         every = self._config.train.eval_every_steps
@@ -128,7 +150,7 @@ class Trainer:
             )
             if result.samples:
                 area = "-" if result.auc is None else f"{result.auc:.4f}"
-                print(f"evaluation at step {self._engine.step}: auc {area}  log loss {result.log_loss:.4f}", flush=True)
+                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {result.log_loss:.4f}")
         self._progress.restart_clock()
         return result
 
@@ -157,9 +179,43 @@ class Trainer:
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
                 self._folder.draft_summary(summary)
-            engine.transport.agree(True)
+            if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
+                raise StopAgreed
         self._folder.publish_summary()
         return summary
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Commit, write stopped.json in the way of summary.json, and say so."""
+        engine = self._engine
+        engine.commit()
+        with engine.recovering():
+            if engine.rank == engine.view.reporter:
+                self._folder.draft_stopped(self._how_far(number))
+            if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
+                raise StopAgreed
+        self._folder.publish_stopped()
+        self.stopped = True
+        if engine.rank == engine.view.reporter:
+            when = f"after step {engine.step} of {self._steps}" if engine.step else "before the first step"
+            loss = f", log loss {float(engine.dense.loss_sum) / engine.step:.4f}" if engine.step else ""
+            where = f" in {self._folder.path / 'stopped.json'}" if self._folder.path is not None else ""
+            say(
+                f"stopped by {number.name} {when}; {engine.step * self._global_batch:,} samples{loss}, "
+                f"{len(engine.failures.failures)} failures survived{where and ';'}{where}"
+            )
+
+    def _how_far(self, number: signal.Signals) -> dict[str, Any]:
+        engine = self._engine
+        return {
+            "steps": engine.step,
+            "steps_wanted": self._steps,
+            "samples": engine.step * self._global_batch,
+            "train_logloss": float(engine.dense.loss_sum) / engine.step if engine.step else None,
+            "signal": number.name,
+            "failures": [failure.to_dict() for failure in engine.failures.failures],
+            "failures_left": engine.failures_left,
+            "seconds": time.monotonic() - self._started,
+        }
 
     def _summary(
         self,

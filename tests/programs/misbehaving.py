@@ -1,14 +1,17 @@
-"""The `ecrm` command, with one rank that ends itself in a way that MPI does not report, or cannot read its data.
+"""The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or cannot read its data.
 
-Arguments: HOW, then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
+Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
 
 import ctypes
 import os
 import resource
+import signal
 import sys
+import time
 
-how, arguments = sys.argv[1], sys.argv[2:]
+(how, _, rank), arguments = sys.argv[1].partition(":"), sys.argv[2:]
+rank = rank or "1"
 
 
 def end() -> None:
@@ -24,6 +27,13 @@ def end() -> None:
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
         torch.ones(1 << 30)
+    if how.startswith("compute"):
+        until = time.monotonic() + float(how.split()[1])
+        while time.monotonic() < until:
+            pass
+    if how == "disk full":
+        written = os.path.getsize(os.path.join(arguments[arguments.index("--run-dir") + 1], "events.jsonl"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (written, written))
 
 
 if arguments[0] == "launch":
@@ -32,7 +42,7 @@ if arguments[0] == "launch":
     mpirun_line = run.mpirun_line
 
     def line(config, words, **kwargs):
-        return mpirun_line(config, [words[0], __file__, how, *words[3:]], **kwargs)
+        return mpirun_line(config, [words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
 
     run.mpirun_line = line
 elif how == "bad disk":
@@ -50,13 +60,29 @@ elif how == "bad disk":
             return read(self, pieces)
 
         CriteoDataset._read = read_or_fail
-elif os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
     if how == "before the first step":
         from ecrm.train import job
 
         job.build_engine = lambda *args: os._exit(1)
+    if how == "asked before the first step":
+        from ecrm.train import job
+
+        build_engine = job.build_engine
+        job.build_engine = lambda *args: (os.kill(os.getpid(), signal.SIGINT), build_engine(*args))[1]
+    if how == "at exit":
+        from ecrm.transport.mpi import MpiTransport
+
+        MpiTransport.close = lambda self: os._exit(5)
+    if how == "before it tells of a failure":
+        from ecrm.train.run_folder import RunFolder
+
+        event = RunFolder.event
+        RunFolder.event = lambda self, fields: (
+            os.kill(os.getpid(), signal.SIGKILL) if fields["event"] == "failure" else event(self, fields)
+        )
     enter = Engine.enter
 
     def enter_and_end(self: Engine, phase: str) -> None:

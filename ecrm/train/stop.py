@@ -1,0 +1,40 @@
+"""SIGINT and SIGTERM as a request: the rank remembers the signal, and all ranks stop at the next commit.
+
+Signals wait for a thread of their own. A handler of Python's would run only when the main thread is back
+from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It is also the
+one that dies with the guard: a rank that has been asked to stop outlives its guard, because Open MPI 5.0.11
+SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option, and about 1 s later the
+library of a rank that mpirun has left ends it (measured).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+
+from ecrm.train.guard import PR_SET_PDEATHSIG
+
+REQUESTS = {signal.SIGINT, signal.SIGTERM}
+LEAVE_SECONDS = 20
+"""From the signal to the end of this rank, stopped or not."""
+
+
+class StopSignals:
+    """`received` is the first of SIGINT and SIGTERM that came, None before. Make it before other threads exist."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._prctl = ctypes.CDLL(None).prctl
+        self._watching = threading.Event()
+        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        threading.Thread(target=self._watch, name="stop signals", daemon=True).start()
+        self._watching.wait()
+        self._prctl(PR_SET_PDEATHSIG, 0)  # of the main thread; the other thread has it now
+
+    def _watch(self) -> None:
+        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self._watching.set()
+        self.received = signal.Signals(signal.sigwait(REQUESTS))
+        self._prctl(PR_SET_PDEATHSIG, 0)
+        signal.alarm(LEAVE_SECONDS)

@@ -1,0 +1,135 @@
+"""SIGINT and SIGTERM to a real run: all ranks stop after the same step, say how far they came, and are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from drilling import RUN_SECONDS, is_running
+
+from ecrm.launch.openmpi import find_mpirun
+from ecrm.launch.supervise import session_members
+
+MISBEHAVING = str(Path(__file__).with_name("programs") / "misbehaving.py")
+
+
+def _words(folder: Path, data: Path, *sets: str) -> list[str]:
+    words = ["tiny", "--run-dir", str(folder)]
+    for one in (f"data.path={data}", "train.steps=5000", "model.dense_arch=native", *sets):
+        words += ["--set", one]
+    return words
+
+
+def _begin(folder: Path, line: list[str], event: str = "progress") -> subprocess.Popen:
+    """Start it and wait for the first such event."""
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + RUN_SECONDS
+    file = folder / "events.jsonl"
+    while not file.exists() or f'"event": "{event}"' not in file.read_text():
+        assert time.monotonic() < deadline and process.poll() is None, f"no {event}"
+        time.sleep(0.02)
+    return process
+
+
+def _launch(folder: Path, data: Path, *sets: str, more: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "ecrm", "launch", *_words(folder, data, *sets), *more]
+
+
+def _stopped(folder: Path) -> dict:
+    assert not (folder / "summary.json").exists()
+    return json.loads((folder / "stopped.json").read_text())
+
+
+def _check_gone(folder: Path) -> None:
+    ranks = json.loads((folder / "ranks.json").read_text())["ranks"]
+    assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "sets"),
+    [
+        (signal.SIGINT, 130, ("protection.commit_interval=1000",)),
+        pytest.param(signal.SIGTERM, 143, (), marks=pytest.mark.drill),
+    ],
+)
+def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, criteo_rows, number, code, sets):
+    folder = tmp_path / "run"
+    process = _begin(folder, _launch(folder, criteo_rows, *sets))
+    process.send_signal(number)
+    asked = time.monotonic()
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == code, output
+    assert time.monotonic() - asked < 9, "mpirun was not left to be killed"
+    stopped = _stopped(folder)
+    assert stopped["signal"] == number.name
+    assert stopped["samples"] == stopped["steps"] * 64 and 5 <= stopped["steps"] < 5000
+    assert 0.3 < stopped["train_logloss"] < 0.8
+    line = rf"stopped by {number.name} after step {stopped['steps']} of 5000; .* in {re.escape(str(folder))}/stopped.json"
+    assert len(re.findall(line, output)) == 1 and "error" not in output, output
+    _check_gone(folder)
+
+
+def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows):
+    folder = tmp_path / "run"
+    line = [sys.executable, MISBEHAVING, "asked before the first step", *_launch(folder, criteo_rows)[3:]]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "stopped by SIGINT before the first step; 0 samples, 0 failures survived; in " in done.stdout
+    assert done.stderr == ""
+    assert (_stopped(folder)["steps"], _stopped(folder)["train_logloss"]) == (0, None)
+    _check_gone(folder)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("event", ["failure", "view", "resumed", "evaluation"])
+def test_a_signal_while_recovering_rebuilding_or_evaluating(tmp_path, criteo_rows, event):
+    folder = tmp_path / "run"
+    sets = ("train.eval_every_steps=30", "protection.rebuild_rows_per_step=1")
+    kills = () if event == "evaluation" else ("--kill", "1@20:parity")
+    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=kills), event)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 143, output
+    stopped = _stopped(folder)
+    assert [failure["ranks"] for failure in stopped["failures"]] == ([] if event == "evaluation" else [[1]])
+    assert stopped["failures_left"] == (1 if event == "evaluation" else 0)
+    _check_gone(folder)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
+    """Open MPI leaves the ranks little time and drops what they print; they stop all the same, and are gone."""
+    folder = tmp_path / "run"
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    line = [str(find_mpirun()), "--with-ft", "ulfm", "--oversubscribe", *root, "--bind-to", "none", "-n", "6"]
+    process = _begin(folder, [*line, sys.executable, "-m", "ecrm", "train", *_words(folder, criteo_rows)])
+    process.send_signal(number)
+    process.communicate(timeout=RUN_SECONDS)
+    deadline = time.monotonic() + 10
+    while session_members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert session_members(process.pid) == []
+    assert _stopped(folder)["signal"] == "SIGTERM"  # what mpirun makes of either
+    _check_gone(folder)
+
+
+@pytest.mark.drill
+def test_a_signal_to_one_rank_stops_the_run(tmp_path, criteo_rows):
+    folder = tmp_path / "run"
+    process = _begin(folder, _launch(folder, criteo_rows))
+    os.kill(json.loads((folder / "ranks.json").read_text())["ranks"][2]["pid"], signal.SIGTERM)
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 143, output
+    assert _stopped(folder)["failures"] == []
+    _check_gone(folder)
