@@ -65,7 +65,7 @@ class ModelConfig:
         (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
-        0, "cap on the rows of a table, further ids share its rows; at least 2; 0 = as the dataset says", minimum=0
+        0, "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2", minimum=0
     )
     dense_arch: str = key(
         "auto",

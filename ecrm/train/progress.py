@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 
 import numpy as np
 import torch
 
 from ecrm.engine.engine import Engine
-from ecrm.train.metrics import auc
+from ecrm.metrics import auc
 from ecrm.train.run_folder import RunFolder
 
 
 MOST_SCORED = 256
 """Batches that the AUC of a progress line looks back on at most."""
 
+MOST_FINISHED = 1000
+"""Steps between progress events at most, however rarely a line is printed: bounds what a rank keeps and what its death loses."""
+
 
 class Progress:
-    """Every rank keeps the times; the reporter prints a line and writes an event every `every` steps (0: only at the end)."""
+    """Every rank keeps the times; the reporter prints a line every `every` steps (0: only at the end).
+
+    With each line, and every `MOST_FINISHED` steps, it writes an event. The first loss that is not finite is told once.
+    """
 
     def __init__(self, steps: int, global_batch: int, every: int, folder: RunFolder) -> None:
         self._steps, self._global_batch, self._every, self._folder = steps, global_batch, every, folder
@@ -28,6 +36,7 @@ class Progress:
         self._loss_before: tuple[int, float] = (0, 0.0)
         self._labels: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
+        self._diverged = False
 
     def restart_clock(self) -> None:
         """The time since the last step belongs to no step (start, evaluation)."""
@@ -53,29 +62,43 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        due = engine.step == self._steps or (self._every and engine.step % self._every == 0)
-        if due and engine.step > self._reported:
+        self._watch_loss(engine)
+        line = engine.step == self._steps or (self._every and engine.step % self._every == 0)
+        if (line or len(self._finished_at) >= MOST_FINISHED) and engine.step > self._reported:
             self._reported = engine.step
             if engine.rank == engine.view.reporter:
-                self._report(engine, now)
+                self._report(engine, now, line)
             self._window_start = now
             self._finished_at, self._labels, self._scores = [], [], []
             if engine.dense is not None:
                 self._loss_before = (engine.step, float(engine.dense.loss_sum))
 
-    def _report(self, engine: Engine, now: float) -> None:
+    def _watch_loss(self, engine: Engine) -> None:
+        if self._diverged or engine.dense is None or math.isfinite(engine.dense.loss_sum):
+            return
+        self._diverged = True
+        if engine.rank == engine.view.reporter:
+            print(
+                f"ecrm: warning: the loss of step {engine.step} is not finite, and so is none from here on: "
+                "lower train.sparse_lr or train.dense_lr",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _report(self, engine: Engine, now: float, line: bool) -> None:
         rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)
         step, loss_sum = self._loss_before
         loss = (float(engine.dense.loss_sum) - loss_sum) / max(engine.step - step, 1)
         area = None
         if self._labels:
             area = auc(torch.cat(self._labels).numpy(), torch.cat(self._scores).numpy())
-        print(
+        text = (
             f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  loss {loss:.4f}  "
             f"auc {'-' if area is None else f'{area:.4f}'}  committed {engine.committed}  "
-            f"failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
-            flush=True,
+            f"failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}"
         )
+        if line:
+            print(text, flush=True)
         self._folder.event(
             {
                 "event": "progress",

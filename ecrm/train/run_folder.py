@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -14,6 +15,19 @@ from ecrm.placement.view import View
 
 
 SUMMARY_DRAFT = ".summary.json"
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text of plain values, with null for a float that JSON has no word for (NaN, infinities)."""
+    return json.dumps(_sayable(value), indent=indent, allow_nan=False)
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _sayable(entry) for key, entry in value.items()}
+    return [_sayable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 class RunFolder:
@@ -32,7 +46,7 @@ class RunFolder:
         """
         if self.path is None:
             return
-        line = json.dumps({"time": time.time(), **fields}) + "\n"
+        line = to_json({"time": time.time(), **fields}) + "\n"
         try:
             descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -63,15 +77,15 @@ class RunFolder:
             },
         )
 
-    def draft_summary(self, fields: dict[str, Any]) -> None:
-        """Write what is to become summary.json, the marker that the run is complete."""
-        self._replace(SUMMARY_DRAFT, {**fields, "completed": True})
+    def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
+        """Write what `publish_summary` is to give its name."""
+        self._replace(SUMMARY_DRAFT, {**fields, "completed": completed})
 
-    def publish_summary(self) -> None:
-        """Turn the draft into summary.json, unless another rank has done so."""
+    def publish_summary(self, completed: bool) -> None:
+        """Turn the draft, unless another rank has done so, into summary.json, the marker of a complete run, or into rejected.json."""
         if self.path is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path / SUMMARY_DRAFT, self.path / "summary.json")
+                os.replace(self.path / SUMMARY_DRAFT, self.path / ("summary.json" if completed else "rejected.json"))
 
     @property
     def is_complete(self) -> bool:
@@ -87,7 +101,7 @@ class RunFolder:
             return
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
+            temporary.write_text(to_json(content, indent=1) + "\n")
             os.replace(temporary, self.path / name)
         except OSError as error:
             self._warn_once(error)
