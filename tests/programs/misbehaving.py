@@ -1,4 +1,4 @@
-"""The `ecrm` command, with one rank that ends itself in a way that MPI does not report.
+"""The `ecrm` command, with one rank that in step 30 ends itself in a way that MPI does not report, or flips a bit of a row.
 
 Arguments: HOW, then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
@@ -9,6 +9,12 @@ import resource
 import sys
 
 how, arguments = sys.argv[1], sys.argv[2:]
+
+
+def flip_a_bit(engine: "Engine") -> None:
+    shard = next(iter(engine.hosted.values())).store
+    row = int(shard._touched.nonzero()[0])
+    shard.weights[row, 0] = -shard.weights[row, 0]
 
 
 def end() -> None:
@@ -46,7 +52,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 
     def enter_and_end(self: Engine, phase: str) -> None:
         if self.step == 30 and phase == "backward":
-            end()
+            flip_a_bit(self) if how == "flip a bit" else end()
         enter(self, phase)
 
     Engine.enter = enter_and_end
