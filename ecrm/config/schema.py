@@ -124,7 +124,7 @@ class ProtectionConfig:
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
-    rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded in the background per step, not counting those that the step asks for and those never updated", minimum=1)
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held; where they differ the run fails")
 
 
