@@ -13,7 +13,7 @@ from pathlib import Path
 from ecrm import __version__
 from ecrm.config import effective, load_config, reference
 from ecrm.drill.cli import add_parser as add_drill
-from ecrm.errors import EcrmError
+from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.preflight import preflight_ulfm, say_once
 from ecrm.simulate.cli import add_parser as add_simulate
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except EcrmError as error:
-        if str(error):
+        if not error.told:
             say_once(f"ecrm: error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
@@ -114,16 +114,17 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
-    from ecrm.launch.run import check_dataset, check_run_dir
+    from ecrm.launch.run import check_run_dir
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
+    from ecrm.train.plan import plan
 
     hold_signals()
     config = load_config(args.config, args.set)
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill)[1:]))
-    check_dataset(config)
+    plan(config, kills)
     if args.run_dir is not None:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
     os.environ.update(thread_environment(config))  # before torch is imported
@@ -139,7 +140,12 @@ def _train(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     from ecrm.launch.run import launch
 
-    words = [word for option in args.mpirun_args for word in shlex.split(option)]
+    words = []
+    for option in args.mpirun_args:
+        try:
+            words += shlex.split(option)
+        except ValueError as error:
+            raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
     return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run)
 
 

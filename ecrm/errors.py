@@ -5,6 +5,7 @@ class EcrmError(Exception):
     """An error whose message is one clear line for the user; ends the program with `exit_code`."""
 
     exit_code = 1
+    told = False  # whether the user has been told already
 
 
 class UsageError(EcrmError):
@@ -17,6 +18,12 @@ class Unrecoverable(EcrmError):
     """More was lost than the protection in use can bring back; names the ranks and what was lost."""
 
     exit_code = 3
+
+
+class ParityMismatch(Unrecoverable):
+    """The run came to its end, but the check of parity found stripes whose rows and parity do not belong together."""
+
+    exit_code = 5
 
 
 class DataError(EcrmError):

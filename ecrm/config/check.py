@@ -116,6 +116,11 @@ def problems_of_fit(config: Config) -> list[str]:
         problems.append(
             f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}"
         )
+    if model.max_rows_per_table == 1:
+        problems.append(
+            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's): "
+            "set model.max_rows_per_table=0"
+        )
     if train.steps and train.epochs:
         problems.append(
             f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}: set one of them, or the other to 0"

@@ -65,7 +65,7 @@ class ModelConfig:
         (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
-        0, "cap on the rows of a table, further ids share its rows; at least 2; 0 = as the dataset says", minimum=0
+        0, "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2", minimum=0
     )
     dense_arch: str = key(
         "auto",
@@ -133,13 +133,13 @@ class ProtectionConfig:
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
-    rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded in the background per step, not counting those that the step asks for and those never updated", minimum=1)
     reshape: bool = key(
         True,
         "when too few ranks are left to keep stripe members apart, lay everything out anew over fewer servers with a "
         "smaller k, in one pause, so that m more failures are survived",
     )
-    verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
+    verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held; where they differ the run fails")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ecrm.launch.supervise import read_json
 from ecrm.train.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05
-OVER = ("summary.json", "failure.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
+OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
 
 
 @dataclass

@@ -79,6 +79,10 @@ class Store(ABC):
         """Records, uint8 [R, B]."""
         return gather_records(self.weights, self._tail, rows)
 
+    def updated(self, rows: Tensor) -> Tensor:
+        """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
+        return self._touched.index_select(0, rows) != 0
+
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
         scatter_records(self.weights, self._tail, rows, records)

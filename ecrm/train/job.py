@@ -35,7 +35,8 @@ from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.guard import Guarded
-from ecrm.train.kill import Kill, KillSwitch, check_kills
+from ecrm.train.kill import Kill, KillSwitch
+from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
@@ -208,15 +209,8 @@ def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoD
             f"{cluster.spares} spares, {cluster.layout}), but {started} were started: "
             f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
         )
-    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
-    steps = config.train.steps or int(config.train.epochs * dataset.train_rows) // config.train.global_batch
-    if steps < 1:
-        raise UsageError(
-            f"{config.data.path} has {dataset.train_rows} training rows, too few for one step: "
-            f"train.global_batch is {config.train.global_batch}"
-        )
-    check_kills(kills, config.world_size, steps)
-    return dataset, steps
+    steps = plan(config, kills)
+    return CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction), steps
 
 
 def _share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:

@@ -14,7 +14,7 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, Memory, StepAborted, StopAgreed
-from ecrm.errors import DataError
+from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
@@ -145,19 +145,21 @@ class Trainer:
                     "step": self._engine.step,
                     "samples": result.samples,
                     "auc": result.auc,
+                    "auc_error": result.auc_error,
                     "log_loss": result.log_loss,
                 }
             )
             if result.samples:
-                area = "-" if result.auc is None else f"{result.auc:.4f}"
-                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {result.log_loss:.4f}")
+                area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
+                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {loss}")
         self._progress.restart_clock()
         return result
 
     def _finish(self) -> dict[str, Any] | None:
         """Rebuild what is left, evaluate, verify, take the digests, write the summary, and agree that it is so.
 
-        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name.
+        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name. With wrong
+        parity that is rejected.json, and every rank raises ParityMismatch.
         """
         engine = self._engine
         if self._training_seconds is None:
@@ -166,22 +168,29 @@ class Trainer:
             with engine.recovering():
                 profiles = gather(self._profile, engine.transport, engine.view.reporter)
             if profiles is not None:
-                print(table(profiles, engine.step), flush=True)
+                say(table(profiles, engine.step))
                 self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
+        right = verified is None or not verified.mismatches
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
-                self._folder.draft_summary(summary)
+                self._folder.draft_summary(summary, completed=right)
             if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
                 raise StopAgreed
-        self._folder.publish_summary()
+        self._folder.publish_summary(completed=right)
+        if not right:
+            where = "" if self._folder.path is None else f"; what it came to is in {self._folder.path / 'rejected.json'}"
+            raise ParityMismatch(
+                f"{verified.mismatches:,} of {verified.stripes:,} parity rows do not match the rows they protect after the last "
+                f"step: the model cannot be trusted{where}"
+            )
         return summary
 
     def _stop(self, number: signal.Signals) -> None:
@@ -239,6 +248,7 @@ class Trainer:
             "train_logloss": float(engine.dense.loss_sum) / engine.step,
             "eval_logloss": evaluation.log_loss,
             "eval_auc": evaluation.auc,
+            "eval_auc_error": evaluation.auc_error,
             "eval_samples": evaluation.samples,
             "tables": tables,
             "dense_sha256": dense_digest.hexdigest(),
