@@ -84,6 +84,15 @@ def _add_data(commands: argparse._SubParsersAction) -> None:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
     _add_set(parser)
+    parser.add_argument(
+        "--scrub-rows-per-step",
+        dest="set",
+        action="append",
+        default=[],
+        type="protection.scrub_rows_per_step={}".format,
+        metavar="N",
+        help="look for silent corruption: short for --set protection.scrub_rows_per_step=N",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves")
     parser.add_argument(
         "--kill",

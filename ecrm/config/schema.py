@@ -125,6 +125,9 @@ class ProtectionConfig:
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
     rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
+    scrub_rows_per_step: int = key(
+        0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
+    )
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
 
 
@@ -146,6 +149,7 @@ class TestingConfig:
     __test__ = False  # not a test class, whatever pytest makes of the name
 
     skip_undo: bool = key(False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong")
+    flip: str = key("", "TEST ONLY: RANK@STEP:row, :state or :parity: one bit of that rank's memory flips in that step")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ecrm.engine.corruption import corruption_event
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.routing import ShardRequests, SlotRequests
@@ -45,7 +46,7 @@ class StepAborted(Exception):
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep.
+    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step.
 
     `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
     """
@@ -53,6 +54,7 @@ class EnginePolicy:
     commit_interval: int = 1
     rebuild_rows_per_step: int = 4096
     dense_replicas: int = 1
+    scrub_rows_per_step: int = 0
     skip_undo: bool = False
 
 
@@ -123,6 +125,7 @@ class Engine:
         self._context = ProtectionContext(transport, self.layouts, record_bytes, self.hosted)
         self._host_shards(missing=False)
         protection.start(self._context, view)
+        self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
 
     @property
     def rank(self) -> int:
@@ -204,6 +207,9 @@ class Engine:
             self.enter("dense")
             if self.dense is not None:
                 self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
+            if committing and self.scrub is not None and not self.view.rebuilding:
+                self.enter("scrub")
+                self.scrub.check(self.view)
             self.step += 1
             self._updating = False
             if committing:
@@ -232,8 +238,10 @@ class Engine:
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
     def _agree_on_commit(self) -> None:
-        if not self.transport.agree(True):
-            raise AssertionError("a live rank refused the commit")
+        if not self.transport.agree(self.scrub is None or self.scrub.clean):
+            self.scrub.tell()
+            if not self.transport.agree(True):
+                raise AssertionError("a live rank refused the commit")
         self._accept_commit()
 
     def _accept_commit(self) -> None:
@@ -245,6 +253,8 @@ class Engine:
         self.protection.committed()
         if self.dense is not None:
             self.dense.commit()
+        for finding in [] if self.scrub is None else self.scrub.committed():
+            self._hooks.event(corruption_event(finding, self.step, self.spaces, self.protection.shape))
         self._count_whole()
 
     def _step_finished(self) -> None:
@@ -378,6 +388,8 @@ class Engine:
             for hosted in self.hosted.values():
                 hosted.undo()
             self.protection.undo()
+            if self.scrub is not None:
+                self.scrub.undo()
             self._repaired, self.rebuild_left = None, {}
             if self.dense is not None:
                 self.dense.undo()

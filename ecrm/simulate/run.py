@@ -49,6 +49,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     doomed: set[int] = set()  # from the moment their death is decided, which may be some calls ahead
     checkers = Checkers(engines, doomed, truth)
     reported: list[dict[str, str]] = []
+    alarms: list[dict[str, object]] = []
     fatal_left = [1 if schedule.suite == "fatal" else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
@@ -63,6 +64,10 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     def on_phase(rank: int, step: int, phase: str) -> None:
         if len(doomed) < schedule.deaths and rng.random() < schedule.phase_death and may_kill(rank, ()):
             raise RankKilled
+
+    def note_event(fields: dict[str, object]) -> None:
+        if fields["event"] == "corruption":
+            alarms.append(fields)
 
     cluster = SimulatedCluster(
         workload.world_size,
@@ -87,7 +92,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
                 breaks(engine)
 
         try:
-            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name))
+            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=note_event)
             return run_workload(
                 workload,
                 transport,
@@ -105,6 +110,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         outcome = cluster.run(program)
     except SimulationError as error:
         raise Failed(f"{type(error).__name__}: {error}") from error
+    if alarms:  # nothing is corrupted in these schedules, whatever dies
+        raise Failed(f"scrubbing found what is not there: {alarms[0]}")
     refused = _judge(schedule, outcome.results, reported, truth)
     finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
     return Verdict(

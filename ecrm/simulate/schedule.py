@@ -35,6 +35,7 @@ class Schedule:
         return (
             f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}, k={w.k} m={w.m}, {w.slots} slots, "
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
+            f"scrub {w.scrub_rows_per_step} rows a step, "
             f"up to {self.deaths} deaths"
         )
 
@@ -75,7 +76,7 @@ def draw(seed: int, suite: str) -> Schedule:
     shortage = m + 1 - workload.world_size
     if shortage > 0:
         workload = replace(workload, spares=workload.spares + shortage)
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         suite=suite,
         workload=workload,
@@ -85,3 +86,5 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
+    # Drawn last, so that everything else of a seed is as it was before there was scrubbing.
+    return replace(schedule, workload=replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000))))

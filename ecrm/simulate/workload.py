@@ -74,6 +74,7 @@ class Workload:
     m: int = 1
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
+    scrub_rows_per_step: int = 0
     skip_undo: bool = False
     backend: str = "native"
 
@@ -113,7 +114,13 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
         make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, 0.05)),
         make_dense=TinyDense,
         seed=workload.seed,
-        policy=EnginePolicy(workload.commit_interval, workload.rebuild_rows_per_step, replicas, workload.skip_undo),
+        policy=EnginePolicy(
+            workload.commit_interval,
+            workload.rebuild_rows_per_step,
+            replicas,
+            workload.scrub_rows_per_step,
+            workload.skip_undo,
+        ),
         hooks=hooks,
         clock=clock,
     )

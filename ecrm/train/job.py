@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
+from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
@@ -30,6 +31,7 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
+from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
 from ecrm.train.reporter import Reporter
@@ -75,9 +77,16 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     protection = make_protection(config)
     reporter = Reporter(folder, _processes(transport), protection.shape.m)
     switch = KillSwitch(kills, transport.rank, reporter.killing)
+    flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
+
+    def on_phase(step: int, phase: str) -> None:
+        flipping(step, phase)
+        switch(step, phase)
+
     began = time.monotonic()
-    engine = build_engine(config, transport, protection, dataset, Hooks(phase=switch, event=reporter.event))
+    engine = build_engine(config, transport, protection, dataset, Hooks(phase=on_phase, event=reporter.event))
     reporter.watch(engine)
+    flipping.watch(engine)
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -123,6 +132,7 @@ def build_engine(
             commit_interval=config.protection.commit_interval,
             rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
             dense_replicas=replicas,
+            scrub_rows_per_step=config.protection.scrub_rows_per_step,
             skip_undo=config.testing.skip_undo,
         ),
         hooks=hooks,
@@ -217,6 +227,17 @@ def _die_of(error: EcrmError) -> NoReturn:
     raise AssertionError("unreachable")
 
 
+def _scrubbed(scrub: dict[str, int]) -> str:
+    """The result of scrubbing in one line."""
+    text = f"scrub: {scrub['rows_checked']:,} rows checked, {scrub['passes']:,} times round; "
+    if not scrub["corruptions"]:
+        return text + "no corruption"
+    text += f"{scrub['corruptions']} corruptions, {scrub['repaired']} repaired"
+    if scrub["exact"] < scrub["corruptions"]:
+        text += f", only {scrub['exact']} of them before anything used it: the model may not be that of an undisturbed run"
+    return text
+
+
 def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:
     area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
     print(
@@ -225,6 +246,8 @@ def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill
     )
     if summary["parity"] is not None:
         print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
+    if summary["scrub"] is not None:
+        print(_scrubbed(summary["scrub"]))
     print(f"model_sha256 {summary['model_sha256']}")
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")

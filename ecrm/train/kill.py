@@ -19,6 +19,7 @@ PHASES = (
     "update",
     "parity",
     "dense",
+    "scrub",
     "commit",
     "recover",
     "evaluate",
@@ -30,8 +31,8 @@ PHASES = (
 class Kill:
     """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
 
-    With a commit interval not every step has `parity` and `commit`; `repair` and `recover` begin only
-    while there is something to do.
+    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair` and `recover` begin
+    only while there is something to do, `scrub` only with protection.scrub_rows_per_step and nothing rebuilding.
     """
 
     rank: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -158,6 +159,7 @@ class Trainer:
             "memory_bytes_per_rank": memory.per_rank,
             "protection": {"name": protection.name, "k": protection.shape.k, "m": protection.shape.m},
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
+            "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "failures_left": engine.failures_left,
             **self._about,
