@@ -299,6 +299,17 @@ class Engine:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
 
+    def scrub_all(self) -> None:
+        """Collective, at a commit, nothing rebuilding: scrub once round, if at all. Raises StepAborted after a failure."""
+        if self.scrub is None:
+            return
+        with self.recovering():
+            enough = self.scrub.report.rows_checked + self.scrub.rows_per_pass
+            while self.scrub.report.rows_checked < enough:
+                self.enter("scrub")
+                self.scrub.check(self.view, at_least=1 << 16)
+                self._agree_on_commit()
+
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
         with self.recovering():

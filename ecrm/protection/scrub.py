@@ -70,8 +70,8 @@ class _Window:
 class Scrub:
     """One rank's part in going round all stripes; every live rank makes the same calls.
 
-    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each residue. `report`
-    and the place in the round are the same on all ranks at a commit.
+    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each residue; `rows_per_pass`
+    those of all shards. `report` and the place in the round are the same on all ranks at a commit.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Scrub:
         self._shape, self._context, self._parity = shape, context, parity
         self._coefficients = code.coefficients
         self._syndrome_matrix = torch.from_numpy(np.hstack([code.coefficients, np.eye(shape.m, dtype=np.uint8)]))
-        self._periods_per_check = max(1, rows_per_step // shape.width)
+        self._rows_per_step = rows_per_step
         self._rows_per_period = shape.shards * shape.width
-        self._rows_per_pass = sum(layout.periods for layout in context.layouts) * self._rows_per_period
+        self.rows_per_pass = sum(layout.periods for layout in context.layouts) * self._rows_per_period
         self._space = self._first = 0  # where the next window begins
         self._window: _Window | None = None
         self._used: dict[ShardSpace, Tensor] = {}  # data rows that steps have used since they were last checked
@@ -106,12 +106,12 @@ class Scrub:
 
     def rebuilding(self) -> None:
         """Lost rows will be decoded: what is wrong now may get into them."""
-        self._exact_from = self.report.rows_checked + self._rows_per_pass
+        self._exact_from = self.report.rows_checked + self.rows_per_pass
 
-    def check(self, view: View) -> None:
-        """Collective, parity up to date, nothing rebuilding: compare the next window."""
-        layout = self._context.layouts[self._space]
-        periods = torch.arange(self._first, min(self._first + self._periods_per_check, layout.periods))
+    def check(self, view: View, at_least: int = 0) -> None:
+        """Collective, parity up to date, nothing rebuilding: compare the next window, of `at_least` so many rows per shard."""
+        count = max(1, max(self._rows_per_step, at_least) // self._shape.width)
+        periods = torch.arange(self._first, min(self._first + count, self._context.layouts[self._space].periods))
         window = _Window(self._space, periods)
         units: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for tensors in self._context.transport.exchange(self._units(window, view)).values():

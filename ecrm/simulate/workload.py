@@ -175,6 +175,7 @@ def run_workload(
                 after_step(engine)
             engine.enter("finish")
             engine.rebuild_all()
+            engine.scrub_all()
             verified = engine.verify_parity()
             with engine.recovering():
                 tables = table_digests(engine, engine.view.reporter)

@@ -59,7 +59,7 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
     for kill in kills:
         if kill.rank >= world_size:
             raise UsageError(f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}")
-        last = steps if kill.phase in ("evaluate", "finish", "repair", "recover") else steps - 1
+        last = steps if kill.phase in ("scrub", "evaluate", "finish", "repair", "recover") else steps - 1
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
 

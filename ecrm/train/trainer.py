@@ -106,7 +106,7 @@ class Trainer:
         return result
 
     def _finish(self) -> dict[str, Any] | None:
-        """Rebuild what is left, evaluate, verify, take the digests, write the summary, and agree that it is so.
+        """Rebuild what is left, scrub, evaluate, verify, take the digests, write the summary, and agree that it is so.
 
         The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name.
         """
@@ -115,6 +115,7 @@ class Trainer:
             self._training_seconds = time.monotonic() - self._started
         engine.enter("finish")
         engine.rebuild_all()
+        engine.scrub_all()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         with engine.recovering():
