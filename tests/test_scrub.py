@@ -215,9 +215,10 @@ def test_a_row_that_no_step_touches_again_gets_its_bits_back(rows, interval):
         assert ran.tables == [truth.tables] and ran.mismatches == 0
 
 
-def test_a_row_used_before_it_is_found_is_said_to_be_inexact():
+@pytest.mark.parametrize("rows", [8, WHOLE])
+def test_a_row_used_before_it_is_found_is_said_to_be_inexact(rows):
     """Data and parity agree again, but what the wrong bits did to the model stays, and the event says so."""
-    workload = _workload(3, 2, steps=8)
+    workload = _workload(3, 2, steps=8, scrub_rows_per_step=rows)
     row = next(row for row in range(ROWS) if _uses(workload, row, 0, 4) and _uses(workload, row, 4, 5))
     ran = Ran(workload, [Flip(4, "input", 0, row // 3, row % 3)])
     assert [(event["repaired"], event["exact"]) for event in ran.events] == [(True, False)]
