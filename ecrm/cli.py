@@ -93,6 +93,13 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="look for silent corruption: short for --set protection.scrub_rows_per_step=N",
     )
+    parser.add_argument(
+        "--profile",
+        action="append_const",
+        dest="set",
+        const="train.profile=true",
+        help="print where the time of a step goes, by phase, and write a Chrome trace; short for --set train.profile=true",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves")
     parser.add_argument(
         "--kill",

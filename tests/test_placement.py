@@ -8,7 +8,9 @@ import torch
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.placement.view import View, failures_left, initial_view, mark_whole, plan_recovery
+from ecrm.placement.reshape import plan_reshape
+from ecrm.placement.start import CannotKeepApart, initial_view, spread_shards
+from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole, plan_recovery
 
 SHAPES = [(3, 2, 1), (4, 3, 1), (4, 2, 2), (5, 4, 1), (6, 4, 2), (7, 2, 1), (9, 4, 3), (3, 1, 0), (1, 1, 0)]
 
@@ -80,6 +82,9 @@ def test_recoverable_is_exactly_at_most_m_lost_per_stripe(shards, k, m):
                     shape.check_recoverable(lost)
 
 
+SHAPE = StripeShape(4, 3, 1)
+
+
 def test_tables_of_one_width_form_a_space():
     spaces = row_spaces([Table("a", 10, 8), Table("b", 5, 16), Table("c", 7, 8)])
     assert [(s.dim, s.rows, s.offsets, s.table_numbers) for s in spaces] == [
@@ -89,12 +94,12 @@ def test_tables_of_one_width_form_a_space():
 
 
 def test_initial_views_of_both_layouts():
-    dedicated = initial_view("dedicated", 4, 2, 1, 4, dense_replicas=2)
+    dedicated = initial_view("dedicated", SHAPE, 2, 1, 4, dense_replicas=2)
     assert dedicated.shards == (0, 1, 2, 3)
     assert dedicated.slots == (4, 5, 4, 5)
     assert dedicated.dense == (4, 5)
     assert dedicated.spares == (6,)
-    colocated = initial_view("colocated", 4, 2, 1, 2, dense_replicas=3)
+    colocated = initial_view("colocated", SHAPE, 2, 1, 2, dense_replicas=3)
     assert colocated.shards == (0, 1, 2, 3)
     assert colocated.slots == (0, 1)
     assert colocated.dense == (0, 1, 2)
@@ -102,11 +107,8 @@ def test_initial_views_of_both_layouts():
     assert View.from_json(colocated.to_json()) == colocated
 
 
-SHAPE = StripeShape(4, 3, 1)
-
-
 def test_a_spare_takes_over_all_roles_servers_first():
-    view = initial_view("dedicated", 4, 2, 1, 2, 2)
+    view = initial_view("dedicated", SHAPE, 2, 1, 2, 2)
     after = plan_recovery(view, [4, 1], SHAPE, 2)
     assert after.shards == (0, 6, 2, 3)
     assert after.rebuilding == (1,)
@@ -116,7 +118,7 @@ def test_a_spare_takes_over_all_roles_servers_first():
 
 
 def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together():
-    view = initial_view("dedicated", 4, 2, 0, 2, 2)
+    view = initial_view("dedicated", SHAPE, 2, 0, 2, 2)
     after = plan_recovery(view, [2], SHAPE, 2)
     assert after.shards == (0, 1, 4, 3)
     again = plan_recovery(mark_whole(after, [2]), [0], SHAPE, 2)
@@ -127,7 +129,7 @@ def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together(
 
 
 def test_more_than_m_in_a_stripe_is_refused_with_names():
-    view = initial_view("dedicated", 4, 2, 0, 2, 2)
+    view = initial_view("dedicated", SHAPE, 2, 0, 2, 2)
     with pytest.raises(Unrecoverable, match="ranks 0, 1 died.*erasure k=3 m=1.*2 of 3 needed units left"):
         plan_recovery(view, [0, 1], SHAPE, 2)
     with pytest.raises(Unrecoverable, match="every replica of the dense model is lost"):
@@ -135,7 +137,7 @@ def test_more_than_m_in_a_stripe_is_refused_with_names():
 
 
 def test_a_loss_during_rebuilding_counts():
-    view = plan_recovery(initial_view("dedicated", 4, 2, 2, 2, 2), [0], SHAPE, 2)
+    view = plan_recovery(initial_view("dedicated", SHAPE, 2, 2, 2, 2), [0], SHAPE, 2)
     assert failures_left(view, SHAPE) == 0
     with pytest.raises(Unrecoverable):
         plan_recovery(view, [1], SHAPE, 2)
@@ -146,7 +148,7 @@ def test_a_loss_during_rebuilding_counts():
 @pytest.mark.parametrize("layout", ["dedicated", "colocated"])
 def test_failures_left_is_true_for_every_choice_of_ranks(servers, k, m, layout):
     shape = StripeShape(servers, k, m)
-    view = initial_view(layout, servers, 2, 1, 2, m + 1)
+    view = initial_view(layout, shape, 2, 1, 2, m + 1)
     for first in view.live:
         after = plan_recovery(view, [first], shape, m + 1)
         left = failures_left(after, shape)
@@ -165,7 +167,7 @@ def test_failures_left_is_true_for_every_choice_of_ranks(servers, k, m, layout):
 @pytest.mark.parametrize("layout", ["dedicated", "colocated"])
 def test_every_plan_keeps_roles_on_live_ranks(layout):
     shape = StripeShape(6, 4, 2)
-    view = initial_view(layout, 6, 3, 1, 3, 3)
+    view = initial_view(layout, shape, 3, 1, 3, 3)
     for dead in itertools.combinations(view.live, 2):
         after = plan_recovery(view, dead, shape, 3)
         assert set(after.shards) | set(after.slots) | set(after.dense) <= set(after.live)
@@ -175,3 +177,90 @@ def test_every_plan_keeps_roles_on_live_ranks(layout):
             assert host in dead or after.slots[slot] == host
         for shard, host in enumerate(view.shards):
             assert host in dead or after.shards[shard] == host
+
+
+@pytest.mark.parametrize("hosts", range(1, 9))
+@pytest.mark.parametrize(("shards", "width"), [(3, 3), (4, 3), (6, 3), (7, 3), (8, 4), (9, 3), (11, 4), (12, 3)])
+def test_shards_are_spread_over_hosts_wherever_that_is_possible(shards, width, hosts):
+    shape = StripeShape(shards, width - 1, 1)
+    ranks = range(shards * hosts)
+    domains = [rank % hosts for rank in ranks]
+    possible = hosts >= shards or hosts >= -(-shards // (shards // width))
+    if not possible:
+        with pytest.raises(CannotKeepApart, match=rf"needs? at least \d+ failure domains, there are {hosts}"):
+            spread_shards(shape, ranks, domains)
+        return
+    placed = spread_shards(shape, ranks, domains)
+    assert len(set(placed)) == shards
+    for a, b in itertools.combinations(range(shards), 2):
+        assert not (shape.share_a_stripe(a, b) and domains[placed[a]] == domains[placed[b]])
+    load = [sum(domains[rank] == host for rank in placed) for host in range(hosts)]
+    assert max(load) == -(-shards // hosts)
+
+
+def test_too_few_ranks_on_a_host_is_said():
+    with pytest.raises(CannotKeepApart, match="6 shards over 3 failure domains: 2 ranks are needed in each of the first 3"):
+        spread_shards(StripeShape(6, 2, 1), range(6), [0, 0, 0, 1, 1, 2])
+
+
+@pytest.mark.parametrize("layout", ["dedicated", "colocated"])
+def test_a_host_holds_one_unit_of_a_stripe_and_one_dense_replica_counts(layout):
+    shape = StripeShape(6, 2, 1)
+    domains = [rank // 3 for rank in range(12)]
+    view = initial_view(layout, shape, 2, 4 if layout == "dedicated" else 6, 2, 2, domains)
+    assert keeps_apart(view, shape)
+    assert len({domains[rank] for rank in view.dense}) >= 2
+    assert failures_left(view, shape) == 1
+    for host in range(4):
+        after = plan_recovery(view, [rank for rank in view.live if domains[rank] == host], shape, 2)
+        whole = mark_whole(after, after.rebuilding)
+        assert keeps_apart(whole, shape), (host, whole)
+        assert len({domains[rank] for rank in whole.dense}) >= 2
+        assert failures_left(whole, shape) == 1
+
+
+def test_a_spare_beside_a_stripe_member_is_not_the_heir():
+    shape = StripeShape(3, 2, 1)
+    view = initial_view("dedicated", shape, 1, 2, 1, 2, domains=[0, 1, 2, 3, 1, 0])
+    assert view.spares == (4, 5)
+    after = plan_recovery(view, [0], shape, 2)
+    assert after.shards[0] == 5
+    assert conflicts(0, 4, after, shape) == 1
+
+
+def test_reshape_keeps_m_with_the_largest_k_until_too_few_are_left():
+    shape = StripeShape(8, 6, 2)
+    view = initial_view("colocated", shape, 2, 0, 2, 3)
+    assert plan_reshape(view, shape) is None
+    seen = []
+    while True:
+        lost = sorted(set(view.shards))[:2]
+        view = plan_recovery(view, lost, shape, 3)
+        view = mark_whole(view, view.rebuilding)
+        plan = plan_reshape(view, shape)
+        if plan is None:
+            break
+        shape, view = plan
+        seen.append((shape.shards, shape.k, shape.m))
+        assert keeps_apart(view, shape) and failures_left(view, shape) == 2
+        assert set(view.shards) == set(view.live)
+    assert seen == [(6, 4, 2), (4, 2, 2)]
+    assert len(view.live) == 2
+
+
+def test_reshape_over_hosts_takes_fewer_shards_where_hosts_are_few():
+    shape = StripeShape(8, 2, 2)
+    domains = [rank // 2 for rank in range(8)]
+    view = initial_view("colocated", shape, 2, 0, 2, 3, domains)
+    view = plan_recovery(view, [0, 1], shape, 3)
+    view = mark_whole(view, view.rebuilding)
+    assert not keeps_apart(view, shape)
+    assert plan_reshape(view, shape) is None  # three hosts cannot hold 2 + 2 units apart
+    shape = StripeShape(10, 3, 1)
+    domains = [rank // 2 for rank in range(10)]
+    view = initial_view("colocated", shape, 2, 0, 2, 2, domains)
+    view = plan_recovery(view, [0, 1], shape, 2)
+    view = mark_whole(view, view.rebuilding)
+    fewer, after = plan_reshape(view, shape)
+    assert (fewer.k, fewer.m) == (3, 1) and fewer.shards == 8
+    assert keeps_apart(after, fewer)

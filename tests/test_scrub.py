@@ -77,7 +77,8 @@ class Ran:
         assert not outcome.unfired
         assert all(flip.done for flip in flips)
         live = sorted(outcome.results)
-        self.events = [event for event in events[live[0]] if event["event"] == "corruption"]
+        self.told = events[live[0]]
+        self.events = [event for event in self.told if event["event"] == "corruption"]
         for rank in live:  # every rank tells the same, so it does not matter who reports
             assert [event for event in events[rank] if event["event"] == "corruption"] == self.events
         assert all(report == self.reports[0] for report in self.reports)
@@ -306,3 +307,14 @@ def test_a_death_before_the_wrong_unit_is_found_may_cost_the_row_but_never_hangs
     ran = Ran(workload, [Flip(2, "dense", 0, stripe, 1)], [PhaseFault(victim, 2, "scrub")])
     assert not any(event["exact"] for event in ran.events)
     assert ran.mismatches == 0
+
+
+def test_what_is_laid_out_anew_was_checked_before():
+    """Nothing keeps stripe members apart once rank 5 is dead, so all is re-laid; scrubbing goes on over the new stripes."""
+    workload = _workload(4, 2, servers=6, trainers=1, layout="colocated", steps=9, rebuild_rows_per_step=WHOLE, scrub_rows_per_step=1)
+    stripe = _left_alone(workload, 1, step=4)[0]
+    early, late = Flip(2, "input", 0, stripe, 1), Flip(6, "input", 0, 5, 4)
+    ran = Ran(workload, [early, late], [PhaseFault(5, 1, "parity")])
+    assert [event["event"] for event in ran.told if event["event"] in ("corruption", "reshaped")][:2] == ["corruption", "reshaped"]
+    assert [(event["unit"], event["repaired"]) for event in ran.events] == [(1, True), (4, True)]
+    assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0

@@ -94,6 +94,7 @@ class TrainConfig:
     dense_lr: float = key(0.01, "learning rate of the dense parts", above=0)
     eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
     log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
+    profile: bool = key(False, "time every phase and every call between ranks; print a table and write trace.json at the end")
     threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
 
 
@@ -109,6 +110,11 @@ class ClusterConfig:
         "dedicated = a rank is server or trainer; colocated = servers and trainers share ranks",
         choices=("dedicated", "colocated"),
     )
+    failure_domain: str = key(
+        "rank",
+        "what may be lost at once: a rank, or all ranks of a host; no two units of a stripe are ever put in one",
+        choices=("rank", "host"),
+    )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", above=0)
 
 
@@ -120,13 +126,20 @@ class ProtectionConfig:
         "erasure", "none, or erasure = Reed-Solomon parity over rows and optimizer state", choices=("none", "erasure")
     )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
-    m: int = key(1, "parity rows per stripe, the ranks that may die at once; used by erasure", minimum=1, maximum=254)
+    m: int = key(
+        1, "parity rows per stripe, the failure domains that may be lost at once; used by erasure", minimum=1, maximum=254
+    )
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
     rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
     scrub_rows_per_step: int = key(
         0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
+    )
+    reshape: bool = key(
+        True,
+        "when too few ranks are left to keep stripe members apart, lay everything out anew over fewer servers with a "
+        "smaller k, in one pause, so that m more failures are survived",
     )
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
 
@@ -148,6 +161,9 @@ class TestingConfig:
 
     __test__ = False  # not a test class, whatever pytest makes of the name
 
+    imitated_hosts: int = key(
+        0, "TEST ONLY: rank r counts as a rank of host r mod this many; 0 = hosts are what they are", minimum=0, maximum=65536
+    )
     skip_undo: bool = key(False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong")
     flip: str = key("", "TEST ONLY: RANK@STEP:row, :state or :parity: one bit of that rank's memory flips in that step")
 

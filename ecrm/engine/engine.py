@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,13 +26,16 @@ from torch import Tensor
 from ecrm.engine.corruption import corruption_event
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.failures import Failure, FailureLog
+from ecrm.engine.reshape import Reshape
 from ecrm.engine.routing import ShardRequests, SlotRequests
 from ecrm.errors import EcrmError, Unrecoverable
+from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
+from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
@@ -46,7 +48,8 @@ class StepAborted(Exception):
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step.
+    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
+    whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
 
     `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
     """
@@ -55,6 +58,7 @@ class EnginePolicy:
     rebuild_rows_per_step: int = 4096
     dense_replicas: int = 1
     scrub_rows_per_step: int = 0
+    reshape: bool = True
     skip_undo: bool = False
 
 
@@ -111,18 +115,16 @@ class Engine:
         self._make_store, self._make_dense = make_store, make_dense
         self._seed, self._policy, self._hooks, self._clock = seed, policy, hooks or Hooks(), clock
         # Making a store now lets a spare load what it would otherwise load when it takes over.
-        record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
-        self._bytes_per_shard = sum(
-            size * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
-            for size, layout in zip(record_bytes, self.layouts, strict=True)
-        )
+        self._record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._phase = "start"
         self._updating = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
+        self._reshape: Reshape | None = None
+        self._reshape_considered = view.epoch
         self._last_finished = clock()
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
-        self._context = ProtectionContext(transport, self.layouts, record_bytes, self.hosted)
+        self._context = self._context_of_hosted()
         self._host_shards(missing=False)
         protection.start(self._context, view)
         self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
@@ -137,14 +139,23 @@ class Engine:
         return self.view.slots_of(self.rank)
 
     @property
+    def _bytes_per_shard(self) -> int:
+        return sum(
+            size * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
+            for size, layout in zip(self._record_bytes, self.layouts, strict=True)
+        )
+
+    @property
     def failures_left(self) -> int:
         """How many more ranks may die at once without anything being lost."""
         return failures_left(self.view, self.protection.shape) if self.protection.keeps_deltas else 0
 
     @property
     def failures_left_when_rebuilt(self) -> int:
-        """`failures_left` as it will be once nothing is rebuilding any more."""
-        return failures_left(mark_whole(self.view, self.view.rebuilding), self.protection.shape)
+        """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
+        whole = mark_whole(self.view, self.view.rebuilding)
+        plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
+        return failures_left(whole, self.protection.shape) if plan is None else failures_left(plan[1], plan[0])
 
     @property
     def rebuild_fraction(self) -> float:
@@ -169,6 +180,7 @@ class Engine:
         Raises StepAborted after a failure.
         """
         with self.recovering():
+            self._reshape_if_needed()
             self.enter("lookup")
             self._slot_side = SlotRequests(rows, self.layouts, self.view)
             self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
@@ -248,6 +260,8 @@ class Engine:
         """Everything up to `step` can no longer be taken back."""
         self._commits += 1
         self.committed = self.step
+        if self._reshape is not None:
+            self._adopt_reshaped()
         for hosted in self.hosted.values():
             hosted.committed()
         self.protection.committed()
@@ -291,6 +305,49 @@ class Engine:
                 }
             )
 
+    # -- whole again on fewer ranks -----------------------------------------------------------------
+
+    def _reshape_if_needed(self) -> None:
+        """At a commit with nothing rebuilding, where the view cannot keep stripe members apart: lay everything out anew."""
+        due = self.view.epoch != self._reshape_considered and not self.view.rebuilding and self.step == self.committed
+        if not due or not self._policy.reshape:
+            return
+        self._reshape_considered = self.view.epoch
+        plan = plan_reshape(self.view, self.protection.shape)
+        if plan is None:
+            return
+        self._scrub_once_round()  # parity is encoded anew: what is wrong by then is never found
+        self.enter("reshape")
+        self._reshape = Reshape(*plan, self._context, self.protection, self._new_store, self._clock())
+        self._reshape.run()
+        self._agree_on_commit()
+
+    def _adopt_reshaped(self) -> None:
+        """From this commit on the new layout is the one."""
+        reshape, self._reshape = self._reshape, None
+        self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
+        self.protection = reshape.protection
+        if self.scrub is not None:
+            self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
+        self._context = self._context_of_hosted()
+        self._reshape_considered = self.view.epoch
+        self._hooks.event(
+            {
+                "event": "reshaped",
+                "step": self.step,
+                "servers": reshape.shape.shards,
+                "k": reshape.shape.k,
+                "m": reshape.shape.m,
+                "seconds": self._clock() - reshape.began,
+                "moved_bytes": reshape.moved_bytes,
+                "failures_left": self.failures_left,
+            }
+        )
+        self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+
+    def _context_of_hosted(self) -> ProtectionContext:
+        return ProtectionContext(self.transport, self.layouts, self._record_bytes, self.hosted)
+
     def rebuild_all(self) -> None:
         """Collective, at a commit: recover everything that is still missing. Raises StepAborted after a failure."""
         with self.recovering():
@@ -301,14 +358,17 @@ class Engine:
 
     def scrub_all(self) -> None:
         """Collective, at a commit, nothing rebuilding: scrub once round, if at all. Raises StepAborted after a failure."""
+        with self.recovering():
+            self._scrub_once_round()
+
+    def _scrub_once_round(self) -> None:
         if self.scrub is None:
             return
-        with self.recovering():
-            enough = self.scrub.report.rows_checked + self.scrub.rows_per_pass
-            while self.scrub.report.rows_checked < enough:
-                self.enter("scrub")
-                self.scrub.check(self.view, at_least=1 << 16)
-                self._agree_on_commit()
+        enough = self.scrub.report.rows_checked + self.scrub.rows_per_pass
+        while self.scrub.report.rows_checked < enough:
+            self.enter("scrub")
+            self.scrub.check(self.view, at_least=1 << 16)
+            self._agree_on_commit()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -371,6 +431,8 @@ class Engine:
                 self.transport.shrink()
                 self._hooks.phase(self.step, "recover")
                 self._return_to_commit()
+                if len(before.shards) != len(self.view.shards):
+                    before = self.view  # a reshape was committed: shards have new numbers
                 heir = self._take_over()
                 if self.transport.agree(True):
                     break
@@ -401,7 +463,8 @@ class Engine:
             self.protection.undo()
             if self.scrub is not None:
                 self.scrub.undo()
-            self._repaired, self.rebuild_left = None, {}
+            self._repaired, self._reshape, self.rebuild_left = None, None, {}
+            self._reshape_considered = -1
             if self.dense is not None:
                 self.dense.undo()
         newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))
@@ -412,7 +475,7 @@ class Engine:
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
-        committed, commits = self.committed, self._commits
+        committed, commits, self._reshape = self.committed, self._commits, None
         self._accept_commit()
         self.committed, self._commits = committed, commits
 
@@ -439,12 +502,16 @@ class Engine:
         for shard in mine:
             for space, layout in enumerate(self.layouts):
                 if (shard, space) not in self.hosted:
-                    initial = partial(self._initial_rows, shard, space)
-                    store = self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial)
+                    store = self._new_store(shard, space, layout)
                     self.hosted[shard, space] = HostedShard(store, layout.data_rows_per_shard, missing)
 
-    def _initial_rows(self, shard: int, space: int, local: Tensor) -> Tensor:
-        return initial_rows(self.spaces[space], self.layouts[space].rows_of(shard, local), self._seed)
+    def _new_store(self, shard: int, space: int, layout: RowLayout) -> Store:
+        """A store of a shard's rows of a row space, none updated yet."""
+
+        def initial(local: Tensor) -> Tensor:
+            return initial_rows(self.spaces[space], layout.rows_of(shard, local), self._seed)
+
+        return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial)
 
     def _spread_dense(self) -> DenseReplica | None:
         """Send the committed dense state from its lowest holder to new holders of the view."""

@@ -21,7 +21,8 @@ class View:
 
     `shards[i]` and `slots[i]` are the ranks hosting shard i and slot i; `dense` the ranks that hold
     the dense replica; `rebuilding` the shards that may still have missing rows; `live` all ranks,
-    spares included. All ascending where they are sets.
+    spares included. All ascending where they are sets. `domains[rank]` is the failure domain of a rank,
+    dead ones included: what is lost together, a rank by itself or all ranks of a host.
     """
 
     epoch: int
@@ -30,6 +31,7 @@ class View:
     slots: tuple[int, ...]
     dense: tuple[int, ...]
     rebuilding: tuple[int, ...] = ()
+    domains: tuple[int, ...] = ()
 
     def shards_of(self, rank: int) -> tuple[int, ...]:
         return tuple(shard for shard, host in enumerate(self.shards) if host == rank)
@@ -56,45 +58,42 @@ class View:
         return View(**{key: value if key == "epoch" else tuple(value) for key, value in json.loads(text).items()})
 
 
-def initial_view(layout: str, servers: int, trainers: int, spares: int, slots: int, dense_replicas: int) -> View:
-    """View of an undisturbed start.
+def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
+    """Live ranks to hold the dense replica: those that do, those that run slots, then the lowest others until
+    `replicas` failure domains have one."""
+    holders = {rank for rank in view.dense if rank in view.live} | set(view.slots)
+    covered = {view.domains[rank] for rank in holders}
+    for rank in view.live:
+        if len(covered) >= replicas:
+            break
+        if view.domains[rank] not in covered:
+            holders.add(rank)
+            covered.add(view.domains[rank])
+    return tuple(sorted(holders))
 
-    `dedicated`: ranks 0..servers-1 host a shard each, the next `trainers` run the slots; `colocated`:
-    rank i hosts shard i and runs trainer i's slots. Slots go round the trainers. At least
-    `dense_replicas` ranks hold the dense replica: the trainers, then others from rank 0 on.
-    """
-    first_trainer = servers if layout == "dedicated" else 0
-    busy = servers + trainers if layout == "dedicated" else max(servers, trainers)
-    live = tuple(range(busy + spares))
-    slot_hosts = tuple(first_trainer + slot % trainers for slot in range(slots))
-    return View(
-        epoch=0,
-        live=live,
-        shards=tuple(range(servers)),
-        slots=slot_hosts,
-        dense=_dense_holders((), slot_hosts, live, dense_replicas),
+
+def conflicts(shard: int, rank: int, view: View, shape: StripeShape) -> int:
+    """How many shards of live ranks in `rank`'s failure domain share a stripe with `shard`."""
+    return sum(
+        shape.share_a_stripe(shard, other)
+        for other, host in enumerate(view.shards)
+        if other != shard and host in view.live and view.domains[host] == view.domains[rank]
     )
 
 
-def _dense_holders(
-    holding: Iterable[int], slots: Iterable[int], live: tuple[int, ...], replicas: int
-) -> tuple[int, ...]:
-    """Ranks to hold the dense replica: those that do, those that run slots, then the lowest others up to `replicas`."""
-    holders = {rank for rank in holding if rank in live} | set(slots)
-    for rank in live:
-        if len(holders) >= replicas:
-            break
-        holders.add(rank)
-    return tuple(sorted(holders))
+def keeps_apart(view: View, shape: StripeShape) -> bool:
+    """Whether no failure domain holds two members of one stripe."""
+    return not any(conflicts(shard, host, view, shape) for shard, host in enumerate(view.shards))
 
 
 def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
     """The next view after `dead` ranks are gone.
 
-    A spare takes over everything its dead rank had, servers first; without spares each shard goes to
-    the least loaded survivor that keeps stripe members apart (or, where none can, to the one with the
-    fewest conflicts), each slot to the survivor with the fewest slots. Shards that moved are rebuilding.
-    Raises Unrecoverable when a stripe has lost more than m units, or no dense replica is left.
+    A spare takes over everything its dead rank had, servers first, if that keeps stripe members apart;
+    each other shard goes to the live rank that keeps them apart (or, where none can, has the fewest
+    conflicts) and has the least to do, each other slot to the rank with the fewest slots. Shards that
+    moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units, or no dense
+    replica is left.
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
@@ -108,43 +107,53 @@ def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
     if not any(rank in live for rank in view.dense):
         raise Unrecoverable(f"{named}: every replica of the dense model is lost (held by ranks {list(view.dense)})")
 
-    shards, slots = list(view.shards), list(view.slots)
     spares = [rank for rank in view.spares if rank in live]
+    after = replace(
+        view, epoch=view.epoch + 1, live=live, rebuilding=tuple(sorted({*view.rebuilding, *lost}))
+    )
     for rank in sorted(gone, key=lambda r: (not view.shards_of(r), r)):
-        roles = view.shards_of(rank) or view.slots_of(rank)
-        if not roles or not spares:
-            continue
-        heir = spares.pop(0)
-        shards = [heir if host == rank else host for host in shards]
-        slots = [heir if host == rank else host for host in slots]
+        if spares and (view.shards_of(rank) or view.slots_of(rank)):
+            heir = min(spares, key=lambda spare: (_conflicts_of_heir(after, rank, spare, shape), spare))
+            if not _conflicts_of_heir(after, rank, heir, shape):
+                spares.remove(heir)
+                after = _moved(after, rank, heir)
     for shard in lost:
-        if shards[shard] in gone:
-            shards[shard] = _shard_heir(shard, shards, slots, live, shape)
-    for slot, host in enumerate(slots):
+        if after.shards[shard] in gone:
+            after = replace(after, shards=_with(after.shards, shard, _shard_heir(shard, after, shape)))
+    for slot, host in enumerate(after.slots):
         if host in gone:
-            load = Counter(h for h in slots if h in live)
+            load = Counter(h for h in after.slots if h in live)
             trainers = [rank for rank in live if load[rank]] or list(live)
-            slots[slot] = min(trainers, key=lambda r: (load[r], r))
+            after = replace(after, slots=_with(after.slots, slot, min(trainers, key=lambda r: (load[r], r))))
+    return replace(after, dense=dense_holders(after, dense_replicas))
+
+
+def _moved(view: View, rank: int, heir: int) -> View:
+    """`view` with all that `rank` hosts on `heir`."""
     return replace(
         view,
-        epoch=view.epoch + 1,
-        live=live,
-        shards=tuple(shards),
-        slots=tuple(slots),
-        dense=_dense_holders(view.dense, slots, live, dense_replicas),
-        rebuilding=tuple(sorted({*view.rebuilding, *lost})),
+        shards=tuple(heir if host == rank else host for host in view.shards),
+        slots=tuple(heir if host == rank else host for host in view.slots),
     )
 
 
-def _shard_heir(shard: int, shards: list[int], slots: list[int], live: tuple[int, ...], shape: StripeShape) -> int:
-    """Survivor to adopt a shard: fewest stripe conflicts, then fewest shards, then fewest slots, then lowest rank."""
+def _with(hosts: tuple[int, ...], number: int, host: int) -> tuple[int, ...]:
+    return (*hosts[:number], host, *hosts[number + 1 :])
+
+
+def _conflicts_of_heir(view: View, rank: int, heir: int, shape: StripeShape) -> int:
+    """Stripe conflicts in the failure domain of `heir` if it hosted all that `rank` did."""
+    after = _moved(view, rank, heir)
+    return sum(conflicts(shard, heir, after, shape) for shard in after.shards_of(heir))
+
+
+def _shard_heir(shard: int, view: View, shape: StripeShape) -> int:
+    """Live rank to adopt a shard: fewest stripe conflicts, then fewest shards, then fewest slots, then lowest rank."""
 
     def cost(rank: int) -> tuple[int, int, int, int]:
-        hosted = [other for other, host in enumerate(shards) if host == rank]
-        conflicts = sum(shape.share_a_stripe(shard, other) for other in hosted)
-        return conflicts, len(hosted), slots.count(rank), rank
+        return conflicts(shard, rank, view, shape), view.shards.count(rank), view.slots.count(rank), rank
 
-    return min(live, key=cost)
+    return min(view.live, key=cost)
 
 
 def mark_whole(view: View, shards: Iterable[int]) -> View:
@@ -154,18 +163,18 @@ def mark_whole(view: View, shards: Iterable[int]) -> View:
 
 
 def failures_left(view: View, shape: StripeShape) -> int:
-    """How many more ranks may die at once, whichever they are, without anything being lost."""
+    """How many more failure domains may be lost at once, whichever they are, without anything being lost."""
     rebuilding = set(view.rebuilding)
-    tolerated = len(view.live) - 1
+    tolerated = len({view.domains[rank] for rank in view.live}) - 1
     for residue in range(shape.shards):
         members = shape.members(residue)
         budget = shape.m - sum(shard in rebuilding for shard in members)
-        per_rank = Counter(view.shards[shard] for shard in members if shard not in rebuilding)
+        units_of = Counter(view.domains[view.shards[shard]] for shard in members if shard not in rebuilding)
         killed = 0
-        for _, units in per_rank.most_common():
+        for _, units in units_of.most_common():
             budget -= units
             if budget < 0:
                 break
             killed += 1
         tolerated = min(tolerated, killed)
-    return min(tolerated, len(view.dense) - 1)
+    return min(tolerated, len({view.domains[rank] for rank in view.dense}) - 1)

@@ -18,7 +18,7 @@ from ecrm.placement.view import View
 from ecrm.transport.base import Transport
 
 if TYPE_CHECKING:
-    from ecrm.protection.scrub import Scrub
+    from ecrm.protection.scrub import Scrub, ScrubReport
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""
@@ -79,6 +79,10 @@ class Protection(ABC):
     def log_bytes(self) -> int: ...
 
     @abstractmethod
+    def with_shape(self, shape: StripeShape) -> Protection:
+        """The same protection over other stripes, not started."""
+
+    @abstractmethod
     def start(self, context: ProtectionContext, view: View) -> None:
         """Set up for the undisturbed start, when every record is zeros."""
 
@@ -110,6 +114,7 @@ class Protection(ABC):
     def verify(self, view: View) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: check all redundancy held here against the rows."""
 
-    def make_scrub(self, rows_per_step: int) -> Scrub | None:
-        """After `start`: what checks redundancy against rows while training goes on; None without redundancy or for 0 rows."""
+    def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
+        """After `start`: what checks redundancy against rows while training goes on, adding to `report`; None for 0 rows, or
+        without redundancy."""
         return None

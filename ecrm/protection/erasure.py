@@ -22,7 +22,7 @@ from ecrm.protection.base import (
 )
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
-from ecrm.protection.scrub import Scrub
+from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import in_groups
 
 VERIFY_BYTES = 1 << 26
@@ -49,6 +49,9 @@ class ErasureProtection(Protection):
     @property
     def log_bytes(self) -> int:
         return sum(parity.log_bytes for parity in self.parity.values())
+
+    def with_shape(self, shape: StripeShape) -> ErasureProtection:
+        return ErasureProtection(shape.shards, shape.k, shape.m)
 
     def start(self, context: ProtectionContext, view: View) -> None:
         """Parity of records that are zeros is zeros: there is nothing to encode."""
@@ -110,8 +113,9 @@ class ErasureProtection(Protection):
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         return Rebuild(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
 
-    def make_scrub(self, rows_per_step: int) -> Scrub | None:
-        self._scrub = Scrub(self.shape, self.code, self._context, self.parity, rows_per_step) if rows_per_step else None
+    def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
+        if rows_per_step:
+            self._scrub = Scrub(self.shape, self.code, self._context, self.parity, rows_per_step, report)
         return self._scrub
 
     def verify(self, view: View) -> VerifyReport:

@@ -20,6 +20,9 @@ class NoProtection(Protection):
         self.shape = StripeShape(shards, k=1, m=0)
         self.keeps_deltas = False
 
+    def with_shape(self, shape: StripeShape) -> NoProtection:
+        return NoProtection(shape.shards)
+
     def start(self, context: ProtectionContext, view: View) -> None:
         pass
 

@@ -81,6 +81,7 @@ class Scrub:
         context: ProtectionContext,
         parity: dict[ShardSpace, ParityRows],
         rows_per_step: int,
+        report: ScrubReport | None = None,
     ) -> None:
         self._shape, self._context, self._parity = shape, context, parity
         self._coefficients = code.coefficients
@@ -93,7 +94,7 @@ class Scrub:
         self._used: dict[ShardSpace, Tensor] = {}  # data rows that steps have used since they were last checked
         self._exact_from = 0  # rows checked until which a finding may be from before a rebuild that has read it
         self._known: set[tuple[int, int]] = set()  # (space, stripe) told before and not put right
-        self.report = ScrubReport()
+        self.report = report or ScrubReport()
 
     @property
     def clean(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ecrm.engine.engine import Engine
 from ecrm.errors import Unrecoverable
-from ecrm.placement.view import initial_view, plan_recovery
+from ecrm.placement.view import plan_recovery
 from ecrm.simulate.workload import Workload
 
 
@@ -17,12 +17,9 @@ def survivable(workload: Workload, engines: Mapping[int, Engine], dead: Iterable
     views; the death must be survivable from each of them, and leave a copy of the dense replica.
     """
     gone = {*dead, victim}
-    shape = workload.make_protection().shape
-    start = initial_view(
-        workload.layout, workload.servers, workload.trainers, workload.spares, workload.slots, shape.m + 1
-    )
-    views = {engine.view for rank, engine in engines.items() if rank not in gone} or {start}
-    for view in views:
+    start = workload.initial_view()
+    views = {(engine.view, engine.protection.shape) for rank, engine in engines.items() if rank not in gone}
+    for view, shape in views or {(start, workload.make_protection().shape)}:
         lost = gone.intersection(view.live)
         if lost == set(view.live):
             return False

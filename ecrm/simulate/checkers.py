@@ -10,7 +10,7 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import RowLayout
-from ecrm.placement.view import View
+from ecrm.placement.view import View, conflicts
 from ecrm.simulate.oracle import Truth
 
 
@@ -95,13 +95,14 @@ class Checkers:
             self._apart(engine)
 
     def _apart(self, engine: Engine) -> None:
-        """No rank hosts two members of a stripe while another live rank could have taken one of them."""
+        """No failure domain holds two members of a stripe while a spare waits in another that could take one of them."""
         view, shape = engine.view, engine.protection.shape
-        for rank in set(view.shards):
-            hosted = view.shards_of(rank)
-            for a in hosted:
-                if any(b < a and shape.share_a_stripe(a, b) for b in hosted) and view.spares:
-                    raise Violation(f"rank {rank} hosts members of one stripe (shards {hosted}) though spares {view.spares} wait")
+        for shard, host in enumerate(view.shards):
+            if host not in view.live or not conflicts(shard, host, view, shape):
+                continue
+            free = [rank for rank in view.spares if not conflicts(shard, rank, view, shape)]
+            if free:
+                raise Violation(f"shard {shard} is on rank {host} with others of its stripes though spares {free} wait")
 
 
 def _data_of(stripes: Tensor, layout: RowLayout, records: Tensor) -> Tensor:

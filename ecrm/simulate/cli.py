@@ -71,7 +71,7 @@ def _replay(seed: int, suite: str) -> None:
         raise SimulationFailed(_complaint(seed, suite, str(error))) from None
     how = f"refused: {verdict.refused}" if verdict.refused else "finished with the oracle's bits"
     print(
-        f"  {verdict.deaths} deaths, {verdict.recoveries} recoveries, {verdict.commits} commits checked "
+        f"  {verdict.deaths} deaths, {verdict.recoveries} recoveries, {verdict.reshapes} reshapes, {verdict.commits} commits checked "
         f"({verdict.rows_checked:,} rows, {verdict.parity_rows_checked:,} parity rows), {verdict.calls:,} calls; {how}"
     )
 
@@ -79,7 +79,7 @@ def _replay(seed: int, suite: str) -> None:
 def run_range(seeds: range, suite: str, jobs: int) -> str:
     """Run a range of schedules in several processes; a line of totals. Raises SimulationFailed at the first failure."""
     began = time.monotonic()
-    totals = dict.fromkeys(("deaths", "recoveries", "commits", "calls", "refused", "rows_checked"), 0)
+    totals = dict.fromkeys(("deaths", "recoveries", "reshapes", "commits", "calls", "refused", "rows_checked"), 0)
     with ProcessPoolExecutor(jobs) as pool:
         for counted in pool.map(_run_some, ((suite, chunk) for chunk in _chunks(seeds))):
             if "failed" in counted:
@@ -90,6 +90,7 @@ def run_range(seeds: range, suite: str, jobs: int) -> str:
     seconds = time.monotonic() - began
     return (
         f"{suite}: {len(seeds):,} schedules, {totals['deaths']:,} deaths, {totals['recoveries']:,} recoveries, "
+        f"{totals['reshapes']:,} reshapes, "
         f"{totals['refused']:,} refusals, {totals['commits']:,} commits and {totals['rows_checked']:,} rows checked, "
         f"{totals['calls']:,} calls; {len(seeds) / seconds:.1f} schedules/s on {jobs} processes"
     )
@@ -107,7 +108,7 @@ def _run_some(work: tuple[str, list[int]]) -> dict:
     from ecrm.simulate.schedule import draw
 
     suite, seeds = work
-    totals = dict.fromkeys(("deaths", "recoveries", "commits", "calls", "refused", "rows_checked"), 0)
+    totals = dict.fromkeys(("deaths", "recoveries", "reshapes", "commits", "calls", "refused", "rows_checked"), 0)
     for seed in seeds:
         try:
             verdict = run_schedule(draw(seed, suite))

@@ -21,11 +21,12 @@ MOST_CALLS = 200_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one schedule: deaths, recoveries, checks made; `refused` says why a fatal one could not go on."""
+    """What became of one schedule: deaths, recoveries, reshapes, checks made; `refused` says why a fatal one could not go on."""
 
     schedule: Schedule
     deaths: int
     recoveries: int
+    reshapes: int
     commits: int
     calls: int
     rows_checked: int
@@ -47,6 +48,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     truth = truth_of(replace(workload, skip_undo=False))
     engines: dict[int, Engine] = {}
     doomed: set[int] = set()  # from the moment their death is decided, which may be some calls ahead
+    condemned: set[int] = set()
+    reshapes: set[tuple[int, int]] = set()  # by the servers and k they end with: each has fewer than the one before
     checkers = Checkers(engines, doomed, truth)
     reported: list[dict[str, str]] = []
     alarms: list[dict[str, object]] = []
@@ -59,15 +62,22 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             allowed = True
         if allowed:
             doomed.add(rank)
+            if workload.domains and rng.random() < schedule.together:
+                host_dies(rank)
         return allowed
 
+    def host_dies(rank: int) -> None:
+        """The other ranks of a dying rank's host die as soon as they do anything."""
+        for mate, domain in enumerate(workload.domains):
+            if domain == workload.domains[rank] and mate not in doomed and survivable(workload, engines, doomed, mate):
+                doomed.add(mate)
+                condemned.add(mate)
+
     def on_phase(rank: int, step: int, phase: str) -> None:
+        if rank in condemned:
+            raise RankKilled
         if len(doomed) < schedule.deaths and rng.random() < schedule.phase_death and may_kill(rank, ()):
             raise RankKilled
-
-    def note_event(fields: dict[str, object]) -> None:
-        if fields["event"] == "corruption":
-            alarms.append(fields)
 
     cluster = SimulatedCluster(
         workload.world_size,
@@ -83,6 +93,12 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         most_calls=MOST_CALLS,
     )
 
+    def note(fields: dict[str, object]) -> None:
+        if fields["event"] == "reshaped":
+            reshapes.add((fields["servers"], fields["k"]))
+        elif fields["event"] == "corruption":
+            alarms.append(fields)
+
     def program(transport: Transport) -> Outcome | Unrecoverable:
         rank = transport.rank
 
@@ -92,7 +108,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
                 breaks(engine)
 
         try:
-            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=note_event)
+            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=note)
             return run_workload(
                 workload,
                 transport,
@@ -118,6 +134,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         schedule=schedule,
         deaths=len(outcome.killed),
         recoveries=max((result.failures for result in finished), default=0),
+        reshapes=len(reshapes),
         commits=checkers.commits,
         calls=outcome.calls,
         rows_checked=checkers.rows,

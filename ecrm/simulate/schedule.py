@@ -6,6 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, replace
 
+from ecrm.placement.start import CannotKeepApart
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
 
@@ -18,7 +19,8 @@ class Schedule:
 
     `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its rank
     with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the engine with
-    `phase_death`; a death takes another rank along with probability `together`.
+    `phase_death`; a death takes another rank along with probability `together`, and with hosts the whole
+    host with the same.
     """
 
     seed: int
@@ -32,11 +34,12 @@ class Schedule:
 
     def __str__(self) -> str:
         w = self.workload
+        hosts = f" on {len(set(w.domains))} hosts" if w.domains else ""
         return (
-            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}, k={w.k} m={w.m}, {w.slots} slots, "
+            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, k={w.k} m={w.m}, {w.slots} slots, "
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
             f"scrub {w.scrub_rows_per_step} rows a step, "
-            f"up to {self.deaths} deaths"
+            f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
         )
 
 
@@ -73,14 +76,16 @@ def draw(seed: int, suite: str) -> Schedule:
         commit_interval=rng.choice((1, 1, 2, 3, 8)),
         rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
     )
+    workload = replace(workload, reshape=rng.random() < 0.8)
     shortage = m + 1 - workload.world_size
     if shortage > 0:
         workload = replace(workload, spares=workload.spares + shortage)
+    workload = replace(workload, domains=_hosts(rng, workload))
     schedule = Schedule(
         seed=seed,
         suite=suite,
         workload=workload,
-        deaths=rng.randint(1, 6),
+        deaths=rng.randint(1, 8),
         call_death=rng.choice((0.002, 0.01, 0.03)),
         phase_death=rng.choice((0.0, 0.01, 0.03)),
         cascade=rng.choice((0.0, 0.05, 0.3)),
@@ -88,3 +93,16 @@ def draw(seed: int, suite: str) -> Schedule:
     )
     # Drawn last, so that everything else of a seed is as it was before there was scrubbing.
     return replace(schedule, workload=replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000))))
+
+
+def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:
+    """The host of each rank in a quarter of the schedules, where the ranks drawn can keep stripe members apart on hosts."""
+    if rng.random() >= 0.25:
+        return None
+    hosts = rng.randint(workload.k + workload.m, max(workload.k + workload.m, workload.world_size - 1))
+    domains = tuple(rank % hosts for rank in range(workload.world_size))
+    try:
+        replace(workload, domains=domains).initial_view()
+    except CannotKeepApart:
+        return None
+    return domains

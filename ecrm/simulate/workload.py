@@ -15,7 +15,8 @@ from torch import Tensor
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks, StepAborted
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.placement.view import initial_view
+from ecrm.placement.start import initial_view
+from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
@@ -75,6 +76,8 @@ class Workload:
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
     scrub_rows_per_step: int = 0
+    domains: tuple[int, ...] | None = None
+    reshape: bool = True
     skip_undo: bool = False
     backend: str = "native"
 
@@ -82,6 +85,12 @@ class Workload:
     def world_size(self) -> int:
         busy = self.servers + self.trainers if self.layout == "dedicated" else max(self.servers, self.trainers)
         return busy + self.spares
+
+    def initial_view(self) -> View:
+        shape = self.make_protection().shape
+        return initial_view(
+            self.layout, shape, self.trainers, self.spares, self.slots, shape.m + 1, self.domains
+        )
 
     def make_protection(self) -> Protection:
         if self.protection == "none":
@@ -107,9 +116,7 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
     return Engine(
         transport=transport,
         tables=workload.tables,
-        view=initial_view(
-            workload.layout, workload.servers, workload.trainers, workload.spares, workload.slots, replicas
-        ),
+        view=workload.initial_view(),
         protection=protection,
         make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, 0.05)),
         make_dense=TinyDense,
@@ -119,6 +126,7 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
             workload.rebuild_rows_per_step,
             replicas,
             workload.scrub_rows_per_step,
+            workload.reshape,
             workload.skip_undo,
         ),
         hooks=hooks,

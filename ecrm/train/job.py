@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,7 +27,8 @@ from ecrm.kernels.native import instruction_set
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
-from ecrm.placement.view import initial_view
+from ecrm.placement.start import CannotKeepApart, initial_view
+from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
@@ -34,6 +36,7 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch, check_kills
+from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
@@ -41,6 +44,9 @@ from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
 
 DENSE_FEATURES = 13
+
+HOST_VARIABLE = "ECRM_HOST"
+"""Environment variable that names this rank's host, where the system's own host name does not tell."""
 
 LAST_WORDS_SECONDS = 5.0
 """How long a rank that ends because of an error waits for the others before it kills itself."""
@@ -75,16 +81,24 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
     folder = _together(transport, lambda: RunFolder(run_dir))
     protection = make_protection(config)
-    reporter = Reporter(folder, _processes(transport), protection.shape.m)
+    processes = _processes(transport, config)
+    view = _together(transport, lambda: start_view(config, protection, processes))
+    reporter = Reporter(folder, processes, protection.shape.m)
     switch = KillSwitch(kills, transport.rank, reporter.killing)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
+    profile = None
+    if config.train.profile:
+        profile = Profile(transport.rank)
+        transport = ProfiledTransport(transport, profile)
 
-    def on_phase(step: int, phase: str) -> None:
-        flipping(step, phase)
-        switch(step, phase)
+    def phase(step: int, name: str) -> None:
+        if profile is not None:
+            profile.phase(step, name)
+        flipping(step, name)
+        switch(step, name)
 
     began = time.monotonic()
-    engine = build_engine(config, transport, protection, dataset, Hooks(phase=on_phase, event=reporter.event))
+    engine = build_engine(config, transport, protection, view, dataset, Hooks(phase=phase, event=reporter.event))
     reporter.watch(engine)
     flipping.watch(engine)
     about = {
@@ -98,7 +112,7 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     }
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
-    trainer = Trainer(engine, dataset, config, steps, folder, about)
+    trainer = Trainer(engine, dataset, config, steps, folder, about, profile)
     summary = trainer.run()
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
@@ -106,11 +120,35 @@ def _run(transport: Transport, config: Config, run_dir: Path | None, kills: Sequ
     return 0 if folder.is_complete else 1
 
 
+def start_view(config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]) -> View:
+    """Where roles are at the start, `processes` saying which ranks share a host; UsageError when these are too few."""
+    cluster = config.cluster
+    unknown = {"failure_domain": None}  # of a rank that has died already
+    names = [processes.get(rank, unknown)["failure_domain"] or f"rank {rank}" for rank in range(config.world_size)]
+    try:
+        return initial_view(
+            cluster.layout,
+            protection.shape,
+            cluster.trainers,
+            cluster.spares,
+            config.slots,
+            protection.shape.m + 1,
+            [names.index(name) for name in names],
+        )
+    except CannotKeepApart as error:
+        hosts = Counter(names)
+        given = ", ".join(f"{name} with {count} ranks" for name, count in hosts.items())
+        raise UsageError(
+            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}; "
+            "start on more hosts, or lower protection.k"
+        ) from None
+
+
 def build_engine(
-    config: Config, transport: Transport, protection: Protection, dataset: CriteoDataset, hooks: Hooks
+    config: Config, transport: Transport, protection: Protection, view: View, dataset: CriteoDataset, hooks: Hooks
 ) -> Engine:
-    """This rank's engine for a config, at the undisturbed start."""
-    model, train, cluster = config.model, config.train, config.cluster
+    """This rank's engine for a config, at the undisturbed start, `view`."""
+    model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
     import_dense_arch(arch)
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
@@ -123,7 +161,7 @@ def build_engine(
     return Engine(
         transport=transport,
         tables=tables,
-        view=initial_view(cluster.layout, cluster.servers, cluster.trainers, cluster.spares, config.slots, replicas),
+        view=view,
         protection=protection,
         make_store=store_factory(backend, SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)),
         make_dense=make_dense,
@@ -133,6 +171,7 @@ def build_engine(
             rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
             dense_replicas=replicas,
             scrub_rows_per_step=config.protection.scrub_rows_per_step,
+            reshape=config.protection.reshape,
             skip_undo=config.testing.skip_undo,
         ),
         hooks=hooks,
@@ -200,9 +239,14 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
     return result
 
 
-def _processes(transport: Transport) -> dict[int, dict[str, Any]]:
-    """Process id and host of every rank."""
-    mine = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]]:
+    """Process id, host and failure domain of every rank: {"pid", "host", "failure_domain"}."""
+    host = socket.gethostname()
+    domain = f"rank {transport.rank}"
+    if config.cluster.failure_domain == "host":
+        hosts = config.testing.imitated_hosts
+        domain = f"{host}#{transport.rank % hosts}" if hosts else os.environ.get(HOST_VARIABLE) or host
+    mine = json.dumps({"pid": os.getpid(), "host": host, "failure_domain": domain}).encode()
     shared = _share_at_start(transport, [torch.tensor(list(mine), dtype=torch.uint8)])
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 

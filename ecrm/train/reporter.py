@@ -92,3 +92,9 @@ class Reporter:
         elif not fields["exact"]:
             outcome = "repaired, but a step may have used it: the model may not be that of an undisturbed run"
         return f"! corruption {where}, found in step {fields['step']}; {outcome}"
+
+    def _reshaped(self, fields: dict[str, Any]) -> str:
+        return (
+            f"! laid out anew over {fields['servers']} servers (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
+            f"({fields['moved_bytes']:,} bytes moved); can survive {fields['failures_left']} more at once"
+        )

@@ -63,6 +63,10 @@ class RunFolder:
             },
         )
 
+    def trace(self, events: dict[str, Any]) -> None:
+        """Replace trace.json."""
+        self._replace("trace.json", events)
+
     def draft_summary(self, fields: dict[str, Any]) -> None:
         """Write what is to become summary.json, the marker that the run is complete."""
         self._replace(SUMMARY_DRAFT, {**fields, "completed": True})

@@ -16,6 +16,7 @@ from ecrm.engine.engine import Engine, Memory, StepAborted
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
+from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
 from ecrm.train.run_folder import RunFolder
 
@@ -31,9 +32,10 @@ class Trainer:
         steps: int,
         folder: RunFolder,
         about: dict[str, Any],
+        profile: Profile | None = None,
     ) -> None:
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
-        self._folder, self._about = folder, about
+        self._folder, self._about, self._profile = folder, about, profile
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, folder)
@@ -84,6 +86,8 @@ class Trainer:
         engine.apply(row_gradients, contributions, commit=step + 1 == self._steps)
         for slot in sorted(ahead):
             self._progress.scored(ahead[slot].batch.labels, ahead[slot].probabilities)
+        if self._profile is not None:
+            self._profile.step_finished()
         self._progress.step_finished(engine)
 
     def _evaluate(self) -> Evaluation | None:
@@ -113,6 +117,12 @@ class Trainer:
         engine = self._engine
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._started
+        if self._profile is not None:
+            with engine.recovering():
+                profiles = gather(self._profile, engine.transport, engine.view.reporter)
+            if profiles is not None:
+                print(table(profiles, engine.step), flush=True)
+                self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
         engine.scrub_all()

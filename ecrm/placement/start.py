@@ -1,0 +1,90 @@
+"""Where roles are at the undisturbed start, and how shards are spread over failure domains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View, dense_holders
+
+
+class CannotKeepApart(Exception):
+    """The ranks given cannot hold the shards with no two members of a stripe in one failure domain."""
+
+
+def initial_view(
+    layout: str,
+    shape: StripeShape,
+    trainers: int,
+    spares: int,
+    slots: int,
+    dense_replicas: int,
+    domains: Sequence[int] | None = None,
+) -> View:
+    """View of an undisturbed start; `domains[rank]` is each rank's failure domain, by default the rank itself.
+
+    `dedicated`: `shape.shards` ranks host a shard each, `trainers` others run the slots; `colocated`: the
+    host of shard i runs trainer i's slots. With every rank a domain of its own these are ranks 0, 1, 2, ...
+    in that order. Slots go round the trainers. `dense_replicas` domains hold the dense replica: those
+    of the trainers, then others. Raises CannotKeepApart.
+    """
+    servers = shape.shards
+    world = (servers + trainers if layout == "dedicated" else max(servers, trainers)) + spares
+    domains = tuple(range(world)) if domains is None else tuple(domains)
+    shards = spread_shards(shape, range(world), domains)
+    idle = [rank for rank in range(world) if rank not in shards]
+    running = list(shards[:trainers]) if layout == "colocated" else []
+    load = {domain: 0 for domain in domains}
+    for rank in (*shards, *running):
+        load[domains[rank]] += 1
+    while len(running) < trainers:
+        rank = min(idle, key=lambda r: (load[domains[r]], r))
+        idle.remove(rank)
+        load[domains[rank]] += 1
+        running.append(rank)
+    view = View(
+        epoch=0,
+        live=tuple(range(world)),
+        shards=shards,
+        slots=tuple(running[slot % trainers] for slot in range(slots)),
+        dense=(),
+        domains=domains,
+    )
+    return replace(view, dense=dense_holders(view, dense_replicas))
+
+
+def spread_shards(shape: StripeShape, ranks: Sequence[int], domains: Mapping[int, int] | Sequence[int]) -> tuple[int, ...]:
+    """A rank of `ranks` for each shard, each rank once, no two members of a stripe in one failure domain.
+
+    Two shards share a stripe when they are fewer than k + m apart on the circle of shards. The circle is
+    cut into as few arcs, equal to within one, as the domains can fill one shard each; shard p of every arc
+    goes to the p-th domain, so shards of a domain are at least an arc apart. No placement needs fewer
+    domains; one that uses domains of unequal size better may exist. Raises CannotKeepApart.
+    """
+    by_domain: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_domain.setdefault(domains[rank], []).append(rank)
+    largest_first = sorted(by_domain.values(), key=lambda members: (-len(members), members[0]))
+    arcs = -(-shape.shards // len(largest_first)) if largest_first else shape.shards
+    if arcs > 1 and shape.shards // arcs < shape.width:
+        raise CannotKeepApart(
+            f"{shape.shards} shards with stripes of {shape.k}+{shape.m} units need at least "
+            f"{_domains_needed(shape)} failure domains, there are {len(largest_first)}"
+        )
+    places: list[int] = []
+    for arc in range(arcs):
+        length = shape.shards // arcs + (arc < shape.shards % arcs)
+        for place in range(length):
+            if not largest_first[place]:
+                raise CannotKeepApart(
+                    f"{shape.shards} shards over {len(largest_first)} failure domains: "
+                    f"{arcs} ranks are needed in each of the first {length}"
+                )
+            places.append(largest_first[place].pop(0))
+    return tuple(places)
+
+
+def _domains_needed(shape: StripeShape) -> int:
+    """Fewest failure domains that keep the members of every stripe apart."""
+    return -(-shape.shards // (shape.shards // shape.width))

@@ -1,0 +1,173 @@
+"""Where each millisecond of a step goes: time by phase, and inside it the time in calls of the transport.
+
+Every rank keeps the spans of its own phases and calls; at the end the reporter gets them all, prints a
+table and writes a trace that chrome://tracing and ui.perfetto.dev open.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ecrm.transport.base import Transport
+from ecrm.transport.wire import packed_bytes
+
+TRACED_SPANS = 20_000
+"""Spans of each rank that the trace holds, the last ones; the table counts all."""
+
+STEP_PHASES = ("input", "lookup", "repair", "forward", "backward", "update", "parity", "dense", "commit")
+
+
+@dataclass
+class _Sums:
+    """Of one phase on one rank: how often it began, seconds in it, seconds of those in the transport, bytes sent."""
+
+    count: int = 0
+    seconds: float = 0.0
+    waiting: float = 0.0
+    sent: int = 0
+
+
+@dataclass
+class Profile:
+    """One rank's times. A phase lasts until the next begins, or until a step is finished."""
+
+    rank: int
+    sums: dict[str, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
+    _spans: deque[tuple[str, float, float, int]] = field(default_factory=lambda: deque(maxlen=TRACED_SPANS))
+    _open: tuple[str, float, int] | None = None
+
+    def phase(self, step: int, name: str) -> None:
+        """`name` begins, and whatever was going on has ended."""
+        now = time.perf_counter()
+        self._close(now)
+        self._open = (name, now, step)
+        self.sums[name].count += 1
+
+    def step_finished(self) -> None:
+        """What follows, until the next phase begins, belongs to none."""
+        self._close(time.perf_counter())
+
+    def _close(self, now: float) -> None:
+        if self._open is not None:
+            name, since, step = self._open
+            self.sums[name].seconds += now - since
+            self._spans.append((name, since, now, step))
+            self._open = None
+
+    def call(self, name: str, since: float, sent: int) -> None:
+        """A call of the transport has ended, begun at `since` of time.perf_counter(), `sent` bytes given to other ranks."""
+        now = time.perf_counter()
+        step = -1
+        if self._open is not None:
+            sums = self.sums[self._open[0]]
+            sums.waiting += now - since
+            sums.sent += sent
+            step = self._open[2]
+        self._spans.append((f"transport.{name}", since, now, step))
+
+    def to_tensor(self) -> torch.Tensor:
+        """All of it as JSON text, uint8; times since the epoch."""
+        offset = time.time() - time.perf_counter()
+        sums = {name: [s.count, s.seconds, s.waiting, s.sent] for name, s in self.sums.items()}
+        spans = [(name, begin + offset, end - begin, step) for name, begin, end, step in self._spans]
+        return torch.tensor(list(json.dumps({"sums": sums, "spans": spans}).encode()), dtype=torch.uint8)
+
+
+class ProfiledTransport(Transport):
+    """Another transport, every call of it timed."""
+
+    def __init__(self, inner: Transport, profile: Profile) -> None:
+        self._inner, self._profile = inner, profile
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        return self._inner.live
+
+    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        sent = sum(packed_bytes(tensors) for rank, tensors in outgoing.items() if rank != self.rank)
+        return self._timed("exchange", sent, outgoing)
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        return self._timed("share", packed_bytes(tensors) * (len(self.live) - 1), tensors)
+
+    def agree(self, flag: bool) -> bool:
+        return self._timed("agree", 0, flag)
+
+    def shrink(self) -> None:
+        return self._timed("shrink", 0)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _timed(self, name: str, sent: int, *arguments: Any) -> Any:
+        since = time.perf_counter()
+        try:
+            return getattr(self._inner, name)(*arguments)
+        finally:
+            self._profile.call(name, since, sent)
+
+
+def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[str, Any]] | None:
+    """Collective: every rank's profile on rank `to`, None elsewhere. Raises PeerFailure as transport calls do."""
+    received = transport.exchange({to: [profile.to_tensor()]})
+    if transport.rank != to:
+        return None
+    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in received.items()}
+
+
+def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:
+    """Milliseconds and kilobytes of an average step by phase: mean over ranks, the slowest rank, the part in the transport."""
+    names = list(dict.fromkeys((*STEP_PHASES, *(name for p in profiles.values() for name in p["sums"]))))
+    head = ("phase", "ms a step", "slowest rank", "in transport", "kB sent")
+    rows: list[tuple[str, ...]] = []
+    totals = [0.0] * 3
+    for name in names:
+        of_ranks = [(rank, p["sums"].get(name, (0, 0.0, 0.0, 0))) for rank, p in sorted(profiles.items())]
+        if not any(sums[0] for _, sums in of_ranks):
+            continue
+        ms = sum(sums[1] for _, sums in of_ranks) / len(of_ranks) / steps * 1e3
+        waiting = sum(sums[2] for _, sums in of_ranks) / len(of_ranks) / steps * 1e3
+        sent = sum(sums[3] for _, sums in of_ranks) / len(of_ranks) / steps / 1e3
+        rank, slowest = max(of_ranks, key=lambda entry: entry[1][1])
+        rows.append((name, f"{ms:.3f}", f"{slowest[1] / steps * 1e3:.3f} (rank {rank})", f"{waiting:.3f}", f"{sent:.1f}"))
+        totals = [total + part for total, part in zip(totals, (ms, waiting, sent), strict=True)]
+    rows.append(("all", f"{totals[0]:.3f}", "", f"{totals[1]:.3f}", f"{totals[2]:.1f}"))
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in (head, *rows)
+    )
+
+
+def chrome_trace(profiles: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """The spans of all ranks in Chrome's trace event format, a process for each rank, times in microseconds."""
+    events: list[dict[str, Any]] = []
+    first = min((span[1] for p in profiles.values() for span in p["spans"]), default=0.0)
+    for rank, profile in sorted(profiles.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
+        for name, begin, seconds, step in profile["spans"]:
+            call = name.startswith("transport.")
+            events.append(
+                {
+                    "ph": "X",
+                    "name": name,
+                    "cat": "transport" if call else "phase",
+                    "pid": rank,
+                    "tid": 0,
+                    "ts": (begin - first) * 1e6,
+                    "dur": seconds * 1e6,
+                    "args": {"step": step},
+                }
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
