@@ -86,6 +86,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
     _add_set(parser)
     parser.add_argument(
+        "--scrub-rows-per-step",
+        dest="set",
+        action="append",
+        default=[],
+        type="protection.scrub_rows_per_step={}".format,
+        metavar="N",
+        help="look for silent corruption: short for --set protection.scrub_rows_per_step=N",
+    )
+    parser.add_argument(
         "--profile",
         action="append_const",
         dest="set",

@@ -126,6 +126,22 @@ def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
 
 
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_scrubbing_is_an_option_that_names_its_key_when_wrong(command):
+    for value, said in (("many", "must be a whole number"), ("-1", "must be at least 0"), ("1.5", "must be a whole number")):
+        done = ecrm(command, "quickstart", f"--scrub-rows-per-step={value}")
+        assert_one_line(done, "protection.scrub_rows_per_step")
+        assert said in done.stderr
+    done = ecrm(command, "quickstart", "--set", "protection.name=none", "--scrub-rows-per-step", "100")
+    assert_one_line(done, "protection.name is none, which keeps no parity to compare with")
+
+
+def test_launch_hands_scrubbing_on(dataset):
+    done = ecrm("launch", "tiny", "--set", dataset, "--scrub-rows-per-step", "100", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "--set protection.scrub_rows_per_step=100" in done.stdout
+
+
 def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -134,6 +134,9 @@ class ProtectionConfig:
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
     rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded in the background per step, not counting those that the step asks for and those never updated", minimum=1)
+    scrub_rows_per_step: int = key(
+        0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
+    )
     reshape: bool = key(
         True,
         "when too few ranks are left to keep stripe members apart, lay everything out anew over fewer servers with a "
@@ -163,6 +166,7 @@ class TestingConfig:
         0, "TEST ONLY: rank r counts as a rank of host r mod this many; 0 = hosts are what they are", minimum=0, maximum=65536
     )
     skip_undo: bool = key(False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong")
+    flip: str = key("", "TEST ONLY: RANK@STEP:row, :state or :parity: one bit of that rank's memory flips in that step")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ecrm.engine.corruption import corruption_event
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
@@ -52,8 +53,8 @@ class StopAgreed(Exception):
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep, whether to re-lay
-    everything over fewer shards when the ranks left cannot keep stripe members apart.
+    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
+    whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
 
     `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
     """
@@ -61,6 +62,7 @@ class EnginePolicy:
     commit_interval: int = 1
     rebuild_rows_per_step: int = 4096
     dense_replicas: int = 1
+    scrub_rows_per_step: int = 0
     reshape: bool = True
     skip_undo: bool = False
 
@@ -120,6 +122,7 @@ class Engine:
     ) -> None:
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
+        self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._ahead: tuple[SlotRequests, ShardRequests, dict[int, list[Tensor]]] | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
@@ -143,6 +146,7 @@ class Engine:
         self._context = self._context_of_hosted()
         self._host_shards(missing=False)
         protection.start(self._context, view)
+        self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
 
     @property
     def rank(self) -> int:
@@ -251,6 +255,9 @@ class Engine:
             replies, slices = self._split_riders(self._riding.alight())
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
+            if committing and self.scrub is not None and not self.view.rebuilding:
+                self.enter("scrub")
+                self.scrub.check(self.view)
             self.step += 1
             self._updating = False
             if committing:
@@ -258,7 +265,7 @@ class Engine:
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
                 self.stopping = self.stopping or stop
-            if slot_side is not None and not self.stopping:
+            if slot_side is not None and not self.stopping and not (committing and self._put_right):
                 self._ahead = slot_side, shard_side, replies
         self._step_finished()
 
@@ -337,8 +344,10 @@ class Engine:
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
     def _agree_on_commit(self) -> None:
-        if not self.transport.agree(True):
-            raise AssertionError("a live rank refused the commit")
+        if not self.transport.agree(self.scrub is None or self.scrub.clean):
+            self.scrub.tell()
+            if not self.transport.agree(True):
+                raise AssertionError("a live rank refused the commit")
         self._accept_commit()
 
     def _accept_commit(self) -> None:
@@ -352,6 +361,10 @@ class Engine:
         self.protection.committed()
         if self.dense is not None:
             self.dense.commit()
+        found = [] if self.scrub is None else self.scrub.committed()
+        self._put_right = bool(found)
+        for finding in found:
+            self._hooks.event(corruption_event(finding, self.step, self.spaces, self.protection.shape))
         self._count_whole()
 
     def _step_finished(self) -> None:
@@ -399,6 +412,7 @@ class Engine:
         plan = plan_reshape(self.view, self.protection.shape)
         if plan is None:
             return
+        self._scrub_once_round()  # parity is encoded anew: what is wrong by then is never found
         self.enter("reshape")
         self._reshape = Reshape(*plan, self._context, self.protection, self._new_store, self._clock())
         self._reshape.run()
@@ -409,6 +423,8 @@ class Engine:
         reshape, self._reshape, self._ahead = self._reshape, None, None
         self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
         self.protection = reshape.protection
+        if self.scrub is not None:
+            self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
         self._context = self._context_of_hosted()
         self._reshape_considered = self.view.epoch
         self._hooks.event(
@@ -436,6 +452,20 @@ class Engine:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
                 self.heed_stop()
+
+    def scrub_all(self) -> None:
+        """Collective, at a commit, nothing rebuilding: scrub once round, if at all. Raises StepAborted after a failure."""
+        with self.recovering():
+            self._scrub_once_round()
+
+    def _scrub_once_round(self) -> None:
+        if self.scrub is None:
+            return
+        enough = self.scrub.report.rows_checked + self.scrub.rows_per_pass
+        while self.scrub.report.rows_checked < enough:
+            self.enter("scrub")
+            self.scrub.check(self.view, at_least=1 << 16)
+            self._agree_on_commit()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -537,6 +567,8 @@ class Engine:
             for hosted in self.hosted.values():
                 hosted.undo()
             self.protection.undo()
+            if self.scrub is not None:
+                self.scrub.undo()
             self._repaired, self._reshape, self.rebuild_left = None, None, {}
             self._reshape_considered = -1
             if self.dense is not None:

@@ -72,6 +72,7 @@ class Workload:
     m: int = 1
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
+    scrub_rows_per_step: int = 0
     domains: tuple[int, ...] | None = None
     reshape: bool = True
     look_ahead: bool = True
@@ -119,7 +120,12 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
         make_dense=TinyDense,
         seed=workload.seed,
         policy=EnginePolicy(
-            workload.commit_interval, workload.rebuild_rows_per_step, replicas, workload.reshape, workload.skip_undo
+            workload.commit_interval,
+            workload.rebuild_rows_per_step,
+            replicas,
+            workload.scrub_rows_per_step,
+            workload.reshape,
+            workload.skip_undo,
         ),
         hooks=hooks,
         clock=clock,
@@ -177,6 +183,7 @@ def run_workload(
                 after_step(engine)
             engine.enter("finish")
             engine.rebuild_all()
+            engine.scrub_all()
             verified = engine.verify_parity()
             with engine.recovering():
                 tables = table_digests(engine, engine.view.reporter)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
+from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
@@ -34,6 +35,7 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
+from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
@@ -98,20 +100,24 @@ def _run(
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.shape.m)
-    switch = phase = KillSwitch(kills, transport.rank, reporter.killing)
+    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
     if config.train.profile:
         profile = Profile(transport.rank)
         transport = ProfiledTransport(transport, profile)
 
-        def phase(step: int, name: str) -> None:
+    def phase(step: int, name: str) -> None:
+        if profile is not None:
             profile.phase(step, name)
-            switch(step, name)
+        flipping(step, name)
+        switch(step, name)
 
     began = time.monotonic()
     hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
     engine = build_engine(config, transport, protection, view, dataset, hooks)
     reporter.watch(engine)
+    flipping.watch(engine)
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -183,6 +189,7 @@ def build_engine(
             commit_interval=config.protection.commit_interval,
             rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
             dense_replicas=replicas,
+            scrub_rows_per_step=config.protection.scrub_rows_per_step,
             reshape=config.protection.reshape,
             skip_undo=config.testing.skip_undo,
         ),
@@ -276,6 +283,17 @@ def _die_of(error: EcrmError) -> NoReturn:
     raise AssertionError("unreachable")
 
 
+def _scrubbed(scrub: dict[str, int]) -> str:
+    """The result of scrubbing in one line."""
+    text = f"scrub: {scrub['rows_checked']:,} rows checked, {scrub['passes']:,} times round; "
+    if not scrub["corruptions"]:
+        return text + "no corruption"
+    text += f"{scrub['corruptions']} corruptions, {scrub['repaired']} repaired"
+    if scrub["exact"] < scrub["corruptions"]:
+        text += f", only {scrub['exact']} of them before anything used it: the model may not be that of an undisturbed run"
+    return text
+
+
 def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:
     area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
     print(
@@ -284,6 +302,8 @@ def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill
     )
     if summary["parity"] is not None:
         print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
+    if summary["scrub"] is not None:
+        print(_scrubbed(summary["scrub"]))
     print(f"model_sha256 {summary['model_sha256']}")
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")

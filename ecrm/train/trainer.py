@@ -6,6 +6,7 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class Trainer:
         return result
 
     def _finish(self) -> dict[str, Any] | None:
-        """Rebuild what is left, evaluate, verify, take the digests, write the summary, and agree that it is so.
+        """Rebuild what is left, scrub, evaluate, verify, take the digests, write the summary, and agree that it is so.
 
         The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name. With wrong
         parity that is rejected.json, and every rank raises ParityMismatch.
@@ -172,6 +173,7 @@ class Trainer:
                 self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
+        engine.scrub_all()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches
@@ -258,6 +260,7 @@ class Trainer:
             "memory_bytes_per_rank": memory.per_rank,
             "protection": {"name": protection.name, "k": protection.shape.k, "m": protection.shape.m},
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
+            "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "failures_left": engine.failures_left,
             **self._about,
