@@ -29,7 +29,7 @@ KEEP_ALIVE = 2.0
 SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
 # One server and one trainer a host; the spares are on the last one.
 ONE_LOST = {"cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
-TWO_LOST = {"cluster.servers": 4, "cluster.trainers": 3, "cluster.spares": 1, "protection.m": 2}
+TWO_LOST = {"cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
 STARTER = f"{sys.executable} {Path(__file__).with_name('programs') / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
 
 

@@ -80,7 +80,7 @@ def place(hosts: Sequence[Host], ranks: int, path: Path) -> list[Host]:
     slots = sum(host.slots for host in hosts)
     if slots < ranks:
         raise UsageError(
-            f"{path}: {slots} slots on {len(hosts)} hosts, this run needs {ranks}, one a rank; "
+            f"{path}: room for {slots} of the {ranks} ranks of this run; "
             "add hosts, or slots=N behind a name"
         )
     placed: list[Host] = []

@@ -40,6 +40,7 @@ HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENB
 OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
 _POLL_SECONDS = 0.5
+_MOST_WAITING = 16  # connections that have not shown a token
 _PR_SET_PDEATHSIG = 1
 _TOKEN_BYTES = 200  # more than the first line from an agent has
 
@@ -149,6 +150,8 @@ class Reach:
             for ready in self._wait([self._listener, *waiting], _POLL_SECONDS):
                 if ready is self._listener:
                     waiting.append(self._listener.accept()[0])
+                    if len(waiting) > _MOST_WAITING:
+                        waiting.pop(0).close()
                 elif self._shows_token(ready):
                     for stranger in {*waiting, self._listener} - {ready}:
                         stranger.close()
