@@ -273,6 +273,17 @@ def test_without_protection_the_loss_of_a_host_ends_the_run(train):
     assert not (run.folder / "summary.json").exists()
 
 
+@pytest.mark.drill
+def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
+    """Nothing is trained yet, and ranks that wait for one in MPI_Init would wait for ever."""
+    starter = f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; exec ip netns exec $0 {{command}}' {{host}}"
+    training = train(3, {**ONE_LOST, "cluster.spares": 0, "cluster.trainers": 1}, starter=starter)
+    run = training.finish()
+    assert (run.code, run.folder.exists()) == (1, False), run.output
+    assert "h2: rank 1 is given up: the starter ended with 1: " in run.output
+    assert "the run had not begun, and ends" in run.output
+
+
 def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):
     training = train(2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="ip netns exec {host}x")
     run = training.finish()

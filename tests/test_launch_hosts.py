@@ -6,6 +6,7 @@ import ipaddress
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
     plan = Elsewhere(path, starter="ssh {host} {command}", keep_alive=3).plan(config.world_size)
     assert plan.in_words() == ["a: ranks 0, 2", "b: rank 1"]
     line = mpirun_line(
-        config, [*plan.words, "ecrm"], mpirun="mpirun", cores=64, root=False, subnet=str(plan.network.subnet)
+        config, plan.command(["ecrm"], Path("/runs/x")), mpirun="mpirun", cores=64, root=False, subnet=str(plan.network.subnet)
     )
     assert shlex.join(line) == (
         "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' "
@@ -139,7 +140,7 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
         "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --pmixmca gds hash --mca pml ob1 --mca btl tcp,self "
         "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1 -n 3 "
         f"{sys.executable} -m ecrm.launch.reach --hosts {path} --head 127.0.0.1 --keep-alive 3 "
-        "--starter 'ssh {host} {command}' -- ecrm"
+        "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"
     )
 
 

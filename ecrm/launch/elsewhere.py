@@ -35,17 +35,21 @@ class Elsewhere:
         starter_words(self.starter, placed[0], [])
         network = choose_network(self.interface, dict.fromkeys(placed), local_networks())
         words = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(self.file.absolute()), "--head", network.address]
-        words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter, "--"]
+        words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter]
         return Plan(tuple(placed), network, tuple(words))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where each rank goes, the network they talk over, and the words that run a rank's command there."""
+    """Where each rank goes, the network they talk over, and the words of the program that takes a rank there."""
 
     placed: tuple[Host, ...]
     network: Network
     words: tuple[str, ...]
+
+    def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
+        """The words that run a rank's command on its host; `run_dir` shows whether the run has begun."""
+        return [*self.words, "--begun", str(run_dir / "ranks.json"), "--", *command]
 
     def in_words(self) -> list[str]:
         """Which ranks are on which host, one line a host."""
@@ -57,7 +61,7 @@ class Plan:
         for rank, host in enumerate(self.placed):
             if host not in trials:
                 trials[host] = subprocess.Popen(
-                    [*self.words, sys.executable, "-c", TRIAL],
+                    [*self.words, "--", sys.executable, "-c", TRIAL],
                     env={**os.environ, "PMIX_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(len(self.placed))},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

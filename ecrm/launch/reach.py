@@ -117,6 +117,11 @@ class Reach:
                 link.finish()
                 return message
 
+    def end_all(self) -> None:
+        """Tell mpirun to end: the other ranks would wait in MPI_Init for this one, for ever."""
+        if os.getppid() == self._parent:
+            os.kill(self._parent, signal.SIGTERM)
+
     def leave(self, seconds: float) -> None:
         """Give the starter so long to pass on the rank's last output, then end it."""
         if self._process is not None:
@@ -203,8 +208,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         end = reach.run()
     except Lost as error:
-        _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}")
+        begun = args.begun is None or args.begun.exists()
+        _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
         reach.leave(0)
+        if not begun:
+            reach.end_all()
         _die()
     if "signal" in end:
         reach.leave(OUTPUT_SECONDS)
@@ -219,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--head", required=True, help="this machine's address, as the hosts see it")
     parser.add_argument("--keep-alive", type=float, default=DEFAULT_KEEP_ALIVE)
     parser.add_argument("--starter", default=DEFAULT_STARTER)
+    parser.add_argument("--begun", type=Path, help="a file that is there once all ranks have met")
     parser.add_argument("command", nargs="+")
     return parser
 

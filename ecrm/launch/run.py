@@ -57,7 +57,7 @@ def launch(
     command = [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)]
     line = mpirun_line(
         config,
-        [*plan.words, *command] if plan is not None else command,
+        plan.command(command, folder) if plan is not None else command,
         mpirun=str(mpirun),
         cores=physical_cores(),
         root=os.geteuid() == 0,
