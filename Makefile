@@ -68,7 +68,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 drill: $(STAMP)
-	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_grey_failures.py tests/test_real_rows.py \
+	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_grey_failures.py tests/test_host_loss.py tests/test_real_rows.py \
 	  tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
 
 simulate: $(STAMP)
