@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 KEEP_ALIVE = 2.0
 SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
-# One server and one trainer a host; the spares are on the last one.
-ONE_LOST = {"cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
-TWO_LOST = {"cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
+# Two ranks a host.
+ONE_LOST = {"cluster.failure_domain": "host", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
+TWO_LOST = {"cluster.failure_domain": "host", "cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
 STARTER = f"{sys.executable} {Path(__file__).with_name('programs') / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
 
 
@@ -104,13 +104,13 @@ def train(tmp_path, criteo_rows):
     """Starts training on so many imitated hosts."""
     trainings, all_hosts = [], []
 
-    def start(count: int, sets: dict, *words: str, starter: str = STARTER) -> Training:
+    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2) -> Training:
         hosts = ImitatedHosts(count)
         all_hosts.append(hosts)
         hosts.__enter__()
         private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
         private.mkdir()
-        file.write_text("# imitated\n" + "".join(f"{hosts.namespace(name)} slots=2\n" for name in hosts.names))
+        file.write_text("# imitated\n" + "".join(f"{hosts.namespace(name)} slots={slots}\n" for name in hosts.names))
         line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
         line += ["--hosts", str(file), "--interface", hosts.bridge, "--keep-alive", str(KEEP_ALIVE), *words]
         line += ["--starter", starter.replace("{private}", str(private))]
@@ -179,6 +179,20 @@ def test_a_host_is_lost(train, undisturbed):
     when = lose(training, "h2")
     run = training.finish()
     check(run, undisturbed, [[1, 4]])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
+    """Two servers and one more rank at once with m = 1: no stripe has two units on one host."""
+    training = train(3, {**ONE_LOST, "cluster.servers": 6}, slots=3)
+    training.wait_for_step(30)
+    lost = training.ranks_of("h2")
+    assert lost == [1, 4, 7]
+    assert sum(len(entry["shards"]) for entry in Run(0, "", training.folder).ranks if entry["rank"] in lost) == 2
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [lost])
     gaps(run, [when])
 
 
