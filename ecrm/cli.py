@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ecrm import __version__
 from ecrm.config import effective, load_config, reference
@@ -16,6 +17,9 @@ from ecrm.drill.cli import add_parser as add_drill
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.preflight import preflight_ulfm, say_once
 from ecrm.simulate.cli import add_parser as add_simulate
+
+if TYPE_CHECKING:
+    from ecrm.launch.elsewhere import Elsewhere
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WORDS",
         help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; may be repeated',
     )
+    _add_hosts(launch)
     launch.add_argument("--dry-run", action="store_true", help="check and print the line, start nothing")
     launch.set_defaults(run=_launch)
 
@@ -111,6 +116,32 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hosts",
+        type=Path,
+        metavar="FILE",
+        help="run the ranks on the hosts that FILE names, one `NAME [slots=N] [address=ADDRESS]` a line, and survive their loss",
+    )
+    parser.add_argument(
+        "--starter",
+        metavar="TEMPLATE",
+        help="with --hosts: what runs a command on a host, such as 'ip netns exec {host}'; {host}, {address} and {command} "
+        "(quoted for a shell) are filled in; by default ssh",
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="with --hosts: this machine's interface to the hosts, or its subnet; by default the one that they are in",
+    )
+    parser.add_argument(
+        "--keep-alive",
+        type=float,
+        metavar="SECONDS",
+        help="with --hosts: a host not heard for so long is given up, and has killed its ranks; by default 2",
+    )
+
+
 def _add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
@@ -155,7 +186,19 @@ def _launch(args: argparse.Namespace) -> int:
             words += shlex.split(option)
         except ValueError as error:
             raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
-    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run)
+    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args))
+
+
+def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
+    from ecrm.launch.elsewhere import Elsewhere
+
+    names = ("starter", "interface", "keep_alive")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.hosts is not None:
+        return Elsewhere(args.hosts, **given)
+    if given:
+        raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing")
+    return None
 
 
 def _config(args: argparse.Namespace) -> int:

@@ -37,6 +37,10 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
 
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        return json.loads((self.folder / "ranks.json").read_text())["ranks"]
+
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]
 

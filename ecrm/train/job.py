@@ -253,11 +253,11 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
 
 def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]]:
     """Process id, host and failure domain of every rank: {"pid", "host", "failure_domain"}."""
-    host = socket.gethostname()
+    host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
     domain = f"rank {transport.rank}"
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
-        domain = f"{host}#{transport.rank % hosts}" if hosts else os.environ.get(HOST_VARIABLE) or host
+        domain = f"{host}#{transport.rank % hosts}" if hosts else host
     mine = json.dumps({"pid": os.getpid(), "host": host, "failure_domain": domain}).encode()
     shared = _share_at_start(transport, [torch.tensor(list(mine), dtype=torch.uint8)])
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
