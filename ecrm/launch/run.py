@@ -43,13 +43,14 @@ def launch(
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
-    With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before all checks have passed; with `dry_run` nothing is at all.
+    With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
+    all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides)
     plan(config, [parse_kill(kill) for kill in kills])
     if run_dir is not None:
         check_run_dir(run_dir)
-    plan = elsewhere.plan(config.world_size) if elsewhere is not None else None
+    hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     folder = run_dir if run_dir is not None else fresh_run_dir(config_name)
@@ -57,20 +58,20 @@ def launch(
     command = [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)]
     line = mpirun_line(
         config,
-        plan.command(command, folder) if plan is not None else command,
+        hosts.command(command, folder) if hosts is not None else command,
         mpirun=str(mpirun),
         cores=physical_cores(),
         root=os.geteuid() == 0,
         extra=mpirun_args,
-        subnet=str(plan.network.subnet) if plan is not None else None,
+        subnet=str(hosts.network.subnet) if hosts is not None else None,
     )
-    for placed in plan.in_words() if plan is not None else ():
+    for placed in hosts.in_words() if hosts is not None else ():
         print(f"# {placed}")
     print(shlex.join(line), flush=True)
     if dry_run:
         return 0
-    if plan is not None:
-        plan.try_hosts()
+    if hosts is not None:
+        hosts.try_hosts()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -91,10 +91,6 @@ class Store(ABC):
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
         xor_records(self.weights, self._tail, rows, delta)
 
-    def updated(self, rows: Tensor) -> Tensor:
-        """Those of `rows` that were ever updated: all others have records of zeros."""
-        return rows[self._touched.index_select(0, rows) != 0]
-
     def update(self, rows: Tensor, gradients: Tensor) -> None:
         """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place."""
         self._materialise(rows)
