@@ -48,6 +48,7 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             lookup=lambda wanted: {slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()},
             dense=SimpleNamespace(module=lambda dense, embeddings: dense[:, 0]),
             recovering=nullcontext,
+            heed_stop=lambda: None,
             transport=SimpleNamespace(exchange=exchange, agree=lambda flag: True),
         )
         return evaluate(engine, rows, torch.zeros(1, dtype=torch.int64), BATCH)
