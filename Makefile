@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill simulate bench clean venv
+.PHONY: train test drill drill-long simulate bench clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -56,20 +56,28 @@ else
 DATASET = datasets/prepared-$(shell { realpath -- $(DATA); stat -L -c '%n %s %Y' -- $(DATA); } 2>&1 | sha256sum | cut -c1-12)
 endif
 
-train: $(STAMP)
+.PHONY: dataset
+dataset: $(STAMP)
 	@if [ ! -e $(DATASET)/manifest.json ]; then \
 	  $(if $(strip $(DATA)),,$(BIN)/ecrm generate criteo --rows $(ROWS) --seed 1 --output $(DATASET).txt &&) \
 	  $(BIN)/ecrm prepare criteo $(or $(strip $(DATA)),$(DATASET).txt) --output $(DATASET) && \
 	  rm -f $(DATASET).txt; \
 	fi
+
+train: dataset
 	$(BIN)/ecrm launch quickstart --set data.path=$(DATASET) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 drill: $(STAMP)
-	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_grey_failures.py tests/test_real_rows.py \
+	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_fewer_and_hosts.py tests/test_grey_failures.py \
+	  tests/test_signals.py tests/test_startup_deaths.py tests/test_host_loss.py tests/test_scrub_runs.py tests/test_real_rows.py \
 	  tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
+
+# make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
+drill-long: dataset
+	$(BIN)/ecrm drill drill-long --set data.path=$(DATASET) --mtbf 1.5 --kills 40 $(ARGS)
 
 simulate: $(STAMP)
 	$(BIN)/ecrm simulate --seeds $(SEEDS)

@@ -1,7 +1,8 @@
 """What a SIGKILL costs: the gap between two finished steps, throughput before, during and after, whole again after.
 
-Each scenario is real training under mpirun on generated Criteo rows; the numbers come from events.jsonl. Writes
-benchmarks/results/recovery.csv and prints the table of the README. `--smoke` runs one short scenario to a temporary file.
+Each scenario is real training under mpirun on generated Criteo rows, run several times; the numbers come from events.jsonl.
+Writes every run to benchmarks/results/recovery.csv and prints the README's table, medians with the least and the greatest.
+`--smoke` is one scenario, once, on a small model, to a temporary file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,14 +24,35 @@ from ecrm.drill.run import read_run
 from ecrm.drill.throughput import before_during_after
 
 RESULTS = Path(__file__).with_name("results") / "recovery.csv"
-GLOBAL_BATCH = 1024
-SCENARIOS = {
-    "server, spare takes over": (["cluster.spares=1"], ["1@60:parity"]),
-    "server, trainer adopts": (["cluster.spares=0"], ["1@60:parity"]),
-    "trainer, spare takes over": (["cluster.spares=1"], ["4@60:backward"]),
-    "server, commit every 8 steps": (["cluster.spares=1", "protection.commit_interval=8"], ["1@60:update"]),
-    "two servers at once, m = 2": (["cluster.spares=2", "protection.k=2", "protection.m=2"], ["1@60:parity", "2@60:parity"]),
+SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {
+    "server, spare takes over": (("cluster.spares=1",), ((1, "parity"),)),
+    "server, trainer adopts": (("cluster.spares=0",), ((1, "parity"),)),
+    "trainer, spare takes over": (("cluster.spares=1",), ((4, "backward"),)),
+    "two servers at once, m = 2": (("cluster.spares=2", "protection.k=2", "protection.m=2"), ((1, "parity"), (2, "parity"))),
+    "server, commit every 8 steps": (("cluster.spares=1", "protection.commit_interval=8"), ((1, "update"),)),
+    "server and trainer in one, colocated": (("cluster.spares=1", "cluster.layout=colocated"), ((1, "parity"),)),
 }
+"""Per scenario, what differs from quickstart, and (rank, phase) of each kill."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run: repeats of each scenario, steps and the step of the kills, generated rows, and what else is set."""
+
+    repeats: int
+    steps: int
+    kill_at: int
+    rows: int
+    global_batch: int
+    sets: tuple[str, ...] = ()
+
+
+# Rebuilding takes some tens of steps (17 in a run with m = 1): 240 leave more than 100 after it.
+FULL = Size(repeats=5, steps=240, kill_at=60, rows=200_000, global_batch=1024)
+SMOKE = Size(
+    1, 40, 10, 4_000, 64, ("model.max_rows_per_table=500", "cluster.servers=2", "cluster.trainers=1", "protection.k=1")
+)
+
 FIELDS = (
     "scenario", "repeat", "gap_ms", "recovery_ms", "redone_steps", "step_ms", "samples_per_second_before",
     "samples_per_second_during", "samples_per_second_after", "rebuild_seconds", "rebuilt_bytes", "on_demand_rows",
@@ -50,21 +74,24 @@ def _ecrm(*words: str) -> None:
         sys.exit(f"ecrm {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
 
 
-def measure(name: str, repeat: int, data: Path, folder: Path, steps: int) -> dict[str, object]:
-    """One run of a scenario as a row of the CSV."""
+def measure(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[str, object]:
+    """One run of a scenario as a row of the CSV; ends the program where the run was not what was to be measured."""
     sets, kills = SCENARIOS[name]
     words = ["launch", "quickstart", "--run-dir", str(folder)]
-    for one in (f"data.path={data}", f"train.steps={steps}", f"train.global_batch={GLOBAL_BATCH}", "train.log_every_steps=10",
-                "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):  # fmt: skip
+    for one in (f"data.path={data}", f"train.steps={size.steps}", f"train.global_batch={size.global_batch}", "train.log_every_steps=10",
+                "model.dense_arch=native", "protection.verify_parity_at_end=true", *size.sets, *sets):  # fmt: skip
         words += ["--set", one]
-    for kill in kills:
-        words += ["--kill", kill]
+    for rank, phase in kills:
+        words += ["--kill", f"{rank}@{size.kill_at}:{phase}"]
     _ecrm(*words)
     record = read_run(folder)
-    pace = before_during_after(record, GLOBAL_BATCH)
+    pace = before_during_after(record, size.global_batch)
     failures = record.summary["failures"]
-    if len(failures) == 0 or record.summary["parity"]["mismatches"]:
-        sys.exit(f"{name}: {len(failures)} failures, parity {record.summary['parity']}: not what was to be measured")
+    dead = sorted(rank for failure in failures for rank in failure["ranks"])
+    if dead != sorted(rank for rank, _ in kills):
+        sys.exit(f"{name}: ranks {dead} died, not what was to be measured")
+    if not all(pace[when].steps for when in ("before", "during", "after")):
+        sys.exit(f"{name}: too few steps to see throughput before, during and after: {pace}")
     return {
         "scenario": name,
         "repeat": repeat,
@@ -72,7 +99,7 @@ def measure(name: str, repeat: int, data: Path, folder: Path, steps: int) -> dic
         "recovery_ms": round(1000 * sum(failure["recovery_seconds"] for failure in failures), 1),
         "redone_steps": sum(failure["redone_steps"] for failure in failures),
         "step_ms": round(1000 * record.summary["step_seconds"]["p50"], 1),
-        **{f"samples_per_second_{when}": _rounded(pace[when].samples_per_second) for when in ("before", "during", "after")},
+        **{f"samples_per_second_{when}": round(pace[when].samples_per_second) for when in ("before", "during", "after")},
         "rebuild_seconds": round(max(failure["rebuild_seconds"] for failure in failures), 3),
         "rebuilt_bytes": sum(failure["rebuilt_bytes"] for failure in failures),
         "on_demand_rows": sum(failure["on_demand_rows"] for failure in failures),
@@ -85,12 +112,8 @@ def measure(name: str, repeat: int, data: Path, folder: Path, steps: int) -> dic
     }
 
 
-def _rounded(rate: float | None) -> int | str:
-    return "" if rate is None else round(rate)
-
-
 def table(rows: list[dict[str, object]]) -> str:
-    """Medians over the repeats, as Markdown."""
+    """Medians over the repeats, least and greatest behind them, as Markdown."""
     lines = [
         "| killed | gap ms | of it recovery ms | a step ms | steps redone | samples/s before | during | after | whole again after s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -98,13 +121,10 @@ def table(rows: list[dict[str, object]]) -> str:
     for name in dict.fromkeys(row["scenario"] for row in rows):
         mine = [row for row in rows if row["scenario"] == name]
 
-        def middle(field: str, mine: list[dict[str, object]] = mine) -> float | None:
-            values = [float(row[field]) for row in mine if row[field] != ""]
-            return statistics.median(values) if values else None
-
-        def shown(field: str, digits: int = 0, middle=middle) -> str:
-            value = middle(field)
-            return "-" if value is None else f"{value:,.{digits}f}"
+        def shown(field: str, digits: int = 0, mine: list[dict[str, object]] = mine) -> str:
+            values = [float(row[field]) for row in mine]
+            low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+            return middle if low == high else f"{middle} ({low} to {high})"
 
         lines.append(
             f"| {name} | {shown('gap_ms')} | {shown('recovery_ms')} | {shown('step_ms')} | {shown('redone_steps')} | "
@@ -114,23 +134,26 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the scenarios, write the CSV, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    names = list(SCENARIOS)[:1] if options.smoke else list(SCENARIOS)
-    repeats, steps, size = (1, 80, 20_000) if options.smoke else (options.repeats, 160, 200_000)
+    parser.add_argument("--repeats", type=int, default=FULL.repeats)
+    parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/recovery.csv")
+    options = parser.parse_args(arguments)
+    names, size, repeats = list(SCENARIOS), FULL, options.repeats
+    if options.smoke:
+        names, size, repeats = names[:1], SMOKE, SMOKE.repeats
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        data = prepare(Path(scratch), size)
+        data = prepare(Path(scratch), size.rows)
         for repeat in range(repeats):  # scenarios in turn, so that a slow spell of the machine hits all of them
-            for name in names:
-                rows.append(measure(name, repeat, data, Path(scratch) / f"{names.index(name)}-{repeat}", steps))
+            for number, name in enumerate(names):
+                rows.append(measure(name, repeat, data, Path(scratch) / f"{number}-{repeat}", size))
     hashes = {row["model_sha256"] for row in rows}
     if len(hashes) != 1:
         sys.exit(f"the finished models differ: {hashes}")
-    target = Path(tempfile.mkdtemp()) / "recovery.csv" if options.smoke else RESULTS
+    target = options.csv or (Path(tempfile.mkdtemp()) / "recovery.csv" if options.smoke else RESULTS)
     target.parent.mkdir(exist_ok=True)
     with target.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)

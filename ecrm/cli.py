@@ -9,13 +9,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ecrm import __version__
 from ecrm.config import effective, load_config, reference
 from ecrm.drill.cli import add_parser as add_drill
-from ecrm.errors import EcrmError
+from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.preflight import preflight_ulfm, say_once
 from ecrm.simulate.cli import add_parser as add_simulate
+
+if TYPE_CHECKING:
+    from ecrm.launch.elsewhere import Elsewhere
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except EcrmError as error:
-        if str(error):
+        if not error.told:
             say_once(f"ecrm: error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
@@ -58,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WORDS",
         help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; may be repeated',
     )
+    _add_hosts(launch)
     launch.add_argument("--dry-run", action="store_true", help="check and print the line, start nothing")
     launch.set_defaults(run=_launch)
 
@@ -86,6 +91,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
     _add_set(parser)
     parser.add_argument(
+        "--scrub-rows-per-step",
+        dest="set",
+        action="append",
+        default=[],
+        type="protection.scrub_rows_per_step={}".format,
+        metavar="N",
+        help="look for silent corruption: short for --set protection.scrub_rows_per_step=N",
+    )
+    parser.add_argument(
         "--profile",
         action="append_const",
         dest="set",
@@ -102,6 +116,32 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hosts",
+        type=Path,
+        metavar="FILE",
+        help="run the ranks on the hosts that FILE names, one `NAME [slots=N] [address=ADDRESS]` a line, and survive their loss",
+    )
+    parser.add_argument(
+        "--starter",
+        metavar="TEMPLATE",
+        help="with --hosts: what runs a command on a host, such as 'ip netns exec {host}'; {host}, {address} and {command} "
+        "(quoted for a shell) are filled in; by default ssh",
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="with --hosts: this machine's interface to the hosts, or its subnet; by default the one that they are in",
+    )
+    parser.add_argument(
+        "--keep-alive",
+        type=float,
+        metavar="SECONDS",
+        help="with --hosts: a host not heard for so long is given up, and has killed its ranks; by default 2",
+    )
+
+
 def _add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
@@ -114,20 +154,21 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
-    from ecrm.launch.run import check_dataset, check_run_dir
+    from ecrm.launch.run import check_run_dir
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
+    from ecrm.train.plan import plan
 
     hold_signals()
     config = load_config(args.config, args.set)
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill)[1:]))
-    check_dataset(config)
+    plan(config, kills)
     if args.run_dir is not None:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
     os.environ.update(thread_environment(config))  # before torch is imported
-    guarded = guard(config.cluster.hang_seconds)  # before threads and MPI exist
+    guarded = guard(config.cluster.hang_seconds, config.cluster.start_seconds)  # before threads and MPI exist
     from ecrm.train.stop import StopSignals
 
     stop = StopSignals()
@@ -139,8 +180,25 @@ def _train(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     from ecrm.launch.run import launch
 
-    words = [word for option in args.mpirun_args for word in shlex.split(option)]
-    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run)
+    words = []
+    for option in args.mpirun_args:
+        try:
+            words += shlex.split(option)
+        except ValueError as error:
+            raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
+    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args))
+
+
+def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
+    from ecrm.launch.elsewhere import Elsewhere
+
+    names = ("starter", "interface", "keep_alive")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.hosts is not None:
+        return Elsewhere(args.hosts, **given)
+    if given:
+        raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing")
+    return None
 
 
 def _config(args: argparse.Namespace) -> int:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RUN_SECONDS = 120
+RUN_SECONDS = 300
+"""After which a run counts as hanging, on a machine that may have other work."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Run:
     @property
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        return json.loads((self.folder / "ranks.json").read_text())["ranks"]
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]

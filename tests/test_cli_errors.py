@@ -1,5 +1,7 @@
 """The `ecrm` command from outside: exit codes, one-line errors, no traceback, nothing heavy imported."""
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -58,12 +60,86 @@ def test_missing_data_is_told_before_anything_starts(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["empty"]
 
 
+@pytest.fixture
+def damaged(criteo_rows, tmp_path):
+    """A copy of the dataset that a test may damage."""
+    return shutil.copytree(criteo_rows, tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("command", [["launch"], ["launch", "--dry-run"], ["drill", "--kill", "1@3"]])
+def test_damaged_data_is_told_before_anything_starts(damaged, tmp_path, command):
+    words = [*command, "tiny", "--set", f"data.path={damaged}"]
+    os.truncate(damaged / "dense.bin", 100)
+    assert_one_line(ecrm(*words, cwd=tmp_path), "dense.bin: expected 624000 bytes, found 100", code=4)
+    (damaged / "sparse.bin").unlink()
+    (damaged / "dense.bin").write_bytes(bytes(624000))
+    assert_one_line(ecrm(*words, cwd=tmp_path), "sparse.bin: missing, expected", code=4)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["damaged"]
+
+
+def test_a_rank_tells_damaged_data_before_torch_is_imported(damaged):
+    os.truncate(damaged / "dense.bin", 100)
+    program = """
+import sys, ecrm.cli
+code = ecrm.cli.main(sys.argv[1:])
+print(code, {'torch', 'mpi4py'} & set(sys.modules))
+"""
+    sets = (f"data.path={damaged}", "cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1", "cluster.spares=0",
+            "protection.name=none")  # fmt: skip
+    words = ["train", "tiny", *(word for one in sets for word in ("--set", one))]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr.count("\n")) == ("4 set()\n", 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "train.global_batch=20000"], "10800 training rows, fewer than train.global_batch, 20000: set train.global_batch=10800"),
+        (["--set", "train.epochs=0.001"], "less than one step of train.global_batch=64: set train.epochs=0.006 or more"),
+        (["--set", "train.epochs=2", "--kill", "1@337:parity"], "there is no step 337, the last is 336"),
+        (["--set", "model.max_rows_per_table=1"], "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2"),
+        (["--mpirun-args", '"'], '--mpirun-args ": no closing quotation'),
+    ],
+)
+def test_what_cannot_run_is_told_before_anything_starts(dataset, tmp_path, words, said):
+    for dry in ([], ["--dry-run"]):
+        assert_one_line(ecrm("launch", *dry, "tiny", "--set", dataset, *words, cwd=tmp_path), said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_number_of_epochs_named_is_enough(dataset):
+    assert ecrm("launch", "--dry-run", "tiny", "--set", dataset, "--set", "train.epochs=0.006").returncode == 0
+
+
+def test_several_problems_are_one_error_with_a_line_each():
+    done = ecrm("launch", "quickstart", "--set", "train.sead=1", "--set", "cluster.spares=-1")
+    first, *others = done.stderr.splitlines()
+    assert first == "ecrm: error: quickstart.toml: 2 problems" and len(others) == 2
+    assert all(line.startswith("  ") and "error" not in line for line in others)
+
+
 @pytest.mark.parametrize(
     ("kill", "said"),
     [("1", "--kill 1: "), ("1@x", "--kill 1@x: "), ("1@3:sleep", "sleep"), ("6@3", "6"), ("1@20:parity", "20")],
 )
 def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
+
+
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_scrubbing_is_an_option_that_names_its_key_when_wrong(command):
+    for value, said in (("many", "must be a whole number"), ("-1", "must be at least 0"), ("1.5", "must be a whole number")):
+        done = ecrm(command, "quickstart", f"--scrub-rows-per-step={value}")
+        assert_one_line(done, "protection.scrub_rows_per_step")
+        assert said in done.stderr
+    done = ecrm(command, "quickstart", "--set", "protection.name=none", "--scrub-rows-per-step", "100")
+    assert_one_line(done, "protection.name is none, which keeps no parity to compare with")
+
+
+def test_launch_hands_scrubbing_on(dataset):
+    done = ecrm("launch", "tiny", "--set", dataset, "--scrub-rows-per-step", "100", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "--set protection.scrub_rows_per_step=100" in done.stdout
 
 
 def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp_path):

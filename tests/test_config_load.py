@@ -123,6 +123,7 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("model.bottom_mlp=[0,16]", "model.bottom_mlp is [0, 16]: each must be from 1 to 65536"),
         ("testing.skip_undo=yes", 'testing.skip_undo is "yes": must be true or false'),
         ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure; did you mean erasure?'),
+        ("protection.scrub_rows_per_step=-1", "protection.scrub_rows_per_step is -1: must be at least 0"),
         ("protection.commit_interval=0", "protection.commit_interval is 0: must be at least 1"),
     ],
 )
@@ -148,6 +149,15 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
          "protection.k + protection.m = 5 needs at least 5 servers, cluster.servers is 4: "
          "set cluster.servers=5 or protection.k=3"),
         (["protection.m=4"], "needs at least 7 servers, cluster.servers is 4: set cluster.servers=7"),
+        (["protection.name=none", "protection.scrub_rows_per_step=100"],
+         "protection.scrub_rows_per_step is 100, but protection.name is none, which keeps no parity to compare with: "
+         "set protection.name=erasure or protection.scrub_rows_per_step=0"),
+        (["testing.flip=1@row"],
+         'testing.flip is "1@row": must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity'),
+        (["testing.flip=4@3:row"], 'testing.flip is "4@3:row": rank 4 is no server, servers are ranks 0 to 3'),
+        (["testing.flip=1@30:row", "train.steps=30"], "there is no step 30, the last is 29"),
+        (["testing.flip=1@3:parity", "protection.name=none"], "but protection.name is none: there is no parity"),
+        (["testing.flip=1@3:state", "train.sparse_optimizer=sgd"], "but train.sparse_optimizer is sgd: it keeps no state"),
         (["protection.k=250", "protection.m=6", "cluster.servers=300"],
          "protection.k + protection.m = 256: at most 255 units fit a stripe over GF(2^8): set protection.k=249"),
     ],

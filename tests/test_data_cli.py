@@ -52,7 +52,7 @@ def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
         ecrm("prepare", "criteo", bad, "--output", tmp_path / "other", "--strict")
     assert ecrm("prepare", "criteo", bad, rows, "--output", tmp_path / "other") == 0
     captured = capsys.readouterr()
-    assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed lines skipped" in captured.out
+    assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed lines skipped (named in malformed.txt), " in captured.out
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import COLUMN_NAMES
-from ecrm.data.prepare import DEFAULT_HASH_SIZES, prepare, transform_integers
+from ecrm.data import prepare as module
+from ecrm.data.cli import parse_hash_sizes
+from ecrm.data.prepare import DEFAULT_HASH_SIZES, check_hash_sizes, order_warning, prepare, transform_integers
 from ecrm.data.progress import Progress
 from ecrm.errors import DataError, EcrmError, UsageError
 
@@ -145,6 +147,50 @@ def test_malformed_lines_are_counted_and_the_first_twenty_shown(rows, tmp_path):
         f"{one}: 23 malformed lines skipped, 37 rows read",
         f"{two}: 1 malformed lines skipped, 2 rows read",
     ]
+    named = [f"{one}:{i + 1}: 1 columns instead of 40\n" for i in range(5, 50, 2)] + [f"{two}:2: 1 columns instead of 40\n"]
+    assert (tmp_path / "out" / "malformed.txt").read_text() == "".join(named)
+    prepare([str(rows)], str(tmp_path / "out"), force=True)
+    assert not (tmp_path / "out" / "malformed.txt").exists()
+
+
+def test_the_list_of_malformed_lines_is_bounded(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MALFORMED_BYTES", 1000)
+    lines = tmp_path / "lines"
+    lines.write_text("broken\n" * 5000 + rows.read_text())
+    prepare([str(lines)], str(tmp_path / "out"), block_bytes=2000)
+    *named, last = (tmp_path / "out" / "malformed.txt").read_text().splitlines()
+    assert sum(len(line) + 1 for line in named[:-1]) < 1000 <= sum(len(line) + 1 for line in named)
+    assert named == [f"{lines}:{i + 1}: 1 columns instead of 40" for i in range(len(named))]
+    assert last == f"and {5000 - len(named):,} more"
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        (["day_0", "day_1", "day_10", "day_2"], "day_10 comes before day_2"),
+        (["d/day_10.gz", "e/day_9.gz"], "d/day_10.gz comes before e/day_9.gz"),
+        (["day_0", "day_1", "day_10"], None),
+        (["train.txt", "day_3", "extra", "day_4"], None),
+    ],
+)
+def test_days_out_of_order_are_told(names, first):
+    warning = order_warning(names)
+    assert warning is None if first is None else warning.startswith(f"{first}: ") and "day_{0..23}" in warning
+
+
+def test_days_out_of_order_are_told_once_while_preparing(rows, tmp_path):
+    for day in (2, 10):
+        (tmp_path / f"day_{day}").write_bytes(rows.read_bytes())
+    out = io.StringIO()
+    prepare([str(tmp_path / "day_10"), str(tmp_path / "day_2")], str(tmp_path / "out"), progress=Progress("prepare", out))
+    assert out.getvalue().startswith("ecrm: warning: ") and out.getvalue().count("\n") == 1
+
+
+def test_what_the_terabyte_config_says_to_type_can_be_typed():
+    text = (REPOSITORY / "configs" / "criteo-terabyte.toml").read_text()
+    command = text[text.index("--hash-sizes") : text.index("# (eight")]
+    sizes = check_hash_sizes(parse_hash_sizes("".join(filter(set("0123456789,").__contains__, command))))
+    assert max(sizes) == 40_000_000 and min(sizes) == 1000
 
 
 def test_strict_stops_and_leaves_nothing(rows, tmp_path):

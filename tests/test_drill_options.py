@@ -6,7 +6,7 @@ import pytest
 
 from ecrm.cli import main
 from ecrm.config import make_config
-from ecrm.drill.options import Disturbance, RandomKills, check_survivable, parse_disturbance, with_step_times
+from ecrm.drill.options import Disturbance, HostKill, RandomKills, check_survivable, parse_disturbance, with_step_times
 from ecrm.errors import UsageError
 from ecrm.train.kill import Kill
 
@@ -38,12 +38,27 @@ def test_scheduled_and_random_kills():
         (([], "5", "0", None), "--kills 0: type a whole number, at least 1"),
         (([], "5", "some", None), "--kills some"),
         (([], "5", None, "-1"), "--seed -1"),
+        ((["1@3"], None, None, None, ["a@3"]), "--kill-host a@3 and --kill 1@3: type one or the other"),
+        (([], "5", None, None, ["a@3"]), "--kill-host a@3 and --mtbf 5: type one or the other"),
+        (([], None, None, None, ["a"]), "--kill-host a: type HOST@STEP"),
+        (([], None, None, None, ["a@b"]), "--kill-host a@b: type HOST@STEP"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, said):
     with pytest.raises(UsageError) as refused:
         parse_disturbance(*options)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_hosts_go_by_name_or_number():
+    (kill,) = parse_disturbance([], None, None, None, ["node3@40"]).hosts
+    assert kill.name_among(["node1", "node3"]) == "node3"
+    assert HostKill("1", 5).name_among(["a", "b"]) == "b"
+    assert HostKill("1", 5).name_among(["a", "b", "1"]) == "1"
+    with pytest.raises(UsageError, match="--kill-host 2@5: there is no host 2; hosts are a, b, or 0 to 1"):
+        HostKill("2", 5).name_among(["a", "b"])
+    with pytest.raises(UsageError, match="type --set cluster.failure_domain=host"):
+        check_survivable(config(), Disturbance(hosts=(kill,)))
 
 
 def test_random_kills_that_nobody_could_survive_are_refused():

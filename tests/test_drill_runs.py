@@ -66,6 +66,18 @@ def test_random_kills_from_outside(tmp_path, criteo_rows):
     assert {entry["rank"] for entry in ranks if not entry["live"]} == set(dead)
 
 
+def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
+    """Two ranks on each of four hosts; both ranks of one go at once, a server among them."""
+    folder = tmp_path / "drill"
+    sets = ("train.steps=60", "cluster.servers=4", "cluster.spares=3", "cluster.failure_domain=host", "testing.imitated_hosts=4")
+    code, output = drill(folder, criteo_rows, "--kill-host", "1@20", sets=sets)
+    assert code == 0, output
+    found = numbers(folder)
+    assert sorted(kill["rank"] for kill in found["kills"]) == [1, 5]
+    assert sorted(rank for failure in found["failures"] for rank in failure["ranks"]) == [1, 5]
+    assert "! drill: SIGKILL to host" in output and "ranks 1, 5" in output
+
+
 def test_a_drill_can_fail(tmp_path, criteo_rows):
     """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
     folder = tmp_path / "drill"

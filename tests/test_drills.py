@@ -17,10 +17,20 @@ BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, criteo_rows):
-    """Hash of the run in which nothing failed, with TorchRec's dense parts where it is installed."""
+def undisturbed_run(tmp_path_factory, criteo_rows):
+    """The run in which nothing failed, with TorchRec's dense parts where it is installed."""
     sets = {**BASE, "model.dense_arch": "auto"}
-    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, sets).model
+    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, sets)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(undisturbed_run):
+    """Hash of the run in which nothing failed."""
+    return undisturbed_run.model
+
+
+def _scores(run):
+    return [run.summary[name] for name in ("eval_auc", "eval_auc_error", "eval_logloss", "eval_samples")]
 
 
 def _kill_one_by_one(ranks, phases, first, apart):
@@ -74,11 +84,13 @@ def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturb
     assert all(failure["on_demand_rows"] > 0 for failure in run.summary["failures"])
 
 
-def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed):
+def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_run):
+    """With a trainer dead in the evaluation, another rank runs its slot, and the evaluation comes out the same."""
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 3, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
     run = drill(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:recover", "4@40:evaluate", "3@40:finish"))
-    assert run.model == undisturbed
+    assert run.model == undisturbed_run.model
+    assert _scores(run) == _scores(undisturbed_run) and run.summary["eval_samples"] == 1200
 
 
 def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):

@@ -209,6 +209,7 @@ def test_only_the_completion_marker_is_success(tmp_path):
         (Ending(1, signal.SIGTERM), None, 143, "stopped by SIGTERM"),
         (Ending(-9, None), None, 1, "mpirun died of SIGKILL"),
         (Ending(2, None), None, 2, "mpirun ended with 2"),
+        (Ending(4, None), None, 4, "mpirun ended with 4"),
         (Ending(200, None), None, 1, "mpirun ended with 200"),
     ],
 )
@@ -218,3 +219,4 @@ def test_a_failed_run_says_why_and_how(tmp_path, ending, failure, code, said):
     with pytest.raises(RunFailed, match=said) as caught:
         judge(tmp_path, ending)
     assert caught.value.exit_code == code
+    assert caught.value.told == (code in (2, 3, 4))  # then a rank has said why: no second error line

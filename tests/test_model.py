@@ -78,7 +78,7 @@ def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
         for target in (ours, redo):
             ahead = forward(target, batch, values, 32)
             _, contribution = backward(target, ahead)
-            target.apply([contribution])
+            target.apply(contribution)
         if step == 1:
             ours.commit()
             redo.commit()

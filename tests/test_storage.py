@@ -90,6 +90,22 @@ def test_missing_rows_are_found_restored_and_forgotten():
     assert hosted.missing is None
 
 
+def test_rows_found_and_lost_again_are_zeros_and_probed_again():
+    hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
+    assert hosted.missing.unprobed(20).tolist() == list(range(20))
+    hosted.restore_zeros(torch.arange(10))
+    hosted.committed()
+    records = torch.full((3, hosted.store.record_bytes), 7, dtype=torch.uint8)
+    hosted.restore(torch.tensor([20, 21, 40]), records)
+    hosted.restore_zeros(torch.tensor([22]))
+    assert hosted.missing.unprobed(4).tolist() == [23, 24, 25, 26]
+    hosted.undo()
+    assert hosted.missing_rows == 40
+    assert not hosted.store.read(torch.arange(50)).any()
+    assert hosted.missing.unprobed(100).tolist() == list(range(10, 50))
+    assert hosted.missing.unprobed(100).numel() == 0
+
+
 @pytest.mark.parametrize("rows", [1, 100, 65_536, 200_001])
 def test_first_missing_rows_come_in_order_whatever_was_removed(rows):
     missing = MissingRows(rows)

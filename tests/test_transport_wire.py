@@ -35,7 +35,7 @@ def test_every_dtype_and_length_comes_back_bit_for_bit(seed: int) -> None:
 
 
 def test_shapes_are_flattened_and_nothing_is_shared_with_the_sender() -> None:
-    sent = [torch.arange(6.0).reshape(2, 3).requires_grad_(), torch.tensor(7), torch.empty(3, 0)]
+    sent = [torch.arange(6.0).reshape(2, 3).requires_grad_(), torch.tensor(7), torch.from_numpy(np.empty(0))]
     received = wire.unpack(wire.pack(sent))
     with torch.no_grad():
         sent[0].zero_()

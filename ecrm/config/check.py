@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ecrm.config.flip import parse_flip
 from ecrm.config.schema import REQUIRED, SECTIONS, Config, Rule
 
 TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for name, section in SECTIONS.items()}
@@ -116,6 +117,11 @@ def problems_of_fit(config: Config) -> list[str]:
         problems.append(
             f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}"
         )
+    if model.max_rows_per_table == 1:
+        problems.append(
+            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's): "
+            "set model.max_rows_per_table=0"
+        )
     if train.steps and train.epochs:
         problems.append(
             f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}: set one of them, or the other to 0"
@@ -135,8 +141,32 @@ def problems_of_fit(config: Config) -> list[str]:
         )
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
+    elif protection.scrub_rows_per_step:
+        problems.append(
+            f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is none, which keeps no "
+            "parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"
+        )
+    problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems
+
+
+def _problems_of_flip(config: Config) -> list[str]:
+    text, servers, steps = config.testing.flip, config.cluster.servers, config.train.steps
+    if not text:
+        return []
+    flip = parse_flip(text)
+    if flip is None:
+        return [f"testing.flip is {show(text)}: must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity"]
+    if flip.rank >= servers:
+        return [f"testing.flip is {show(text)}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}"]
+    if steps and flip.step >= steps:
+        return [f"testing.flip is {show(text)}: there is no step {flip.step}, the last is {steps - 1}"]
+    if flip.kind == "parity" and config.protection.name == "none":
+        return [f"testing.flip is {show(text)}, but protection.name is none: there is no parity"]
+    if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
+        return [f"testing.flip is {show(text)}, but train.sparse_optimizer is sgd: it keeps no state"]
+    return []
 
 
 def _problems_of_stripes(k: int, m: int, servers: int) -> list[str]:

@@ -65,7 +65,7 @@ class ModelConfig:
         (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
-        0, "cap on the rows of a table, further ids share its rows; at least 2; 0 = as the dataset says", minimum=0
+        0, "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2", minimum=0
     )
     dense_arch: str = key(
         "auto",
@@ -116,6 +116,7 @@ class ClusterConfig:
         choices=("rank", "host"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", above=0)
+    start_seconds: float = key(120.0, "the run ends if MPI is not up on all ranks after so long", above=0)
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,16 @@ class ProtectionConfig:
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
-    rebuild_rows_per_step: int = key(4096, "rows of each lost shard rebuilt in the background per step, beside those that the step asks for", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded in the background per step, not counting those that the step asks for and those never updated", minimum=1)
+    scrub_rows_per_step: int = key(
+        0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
+    )
     reshape: bool = key(
         True,
         "when too few ranks are left to keep stripe members apart, lay everything out anew over fewer servers with a "
         "smaller k, in one pause, so that m more failures are survived",
     )
-    verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held")
+    verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held; where they differ the run fails")
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,7 @@ class TestingConfig:
         0, "TEST ONLY: rank r counts as a rank of host r mod this many; 0 = hosts are what they are", minimum=0, maximum=65536
     )
     skip_undo: bool = key(False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong")
+    flip: str = key("", "TEST ONLY: RANK@STEP:row, :state or :parity: one bit of that rank's memory flips in that step")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ def add_parsers(subparsers) -> None:
     """
     kinds = _add_kinds(subparsers, "prepare", "turn click logs into a dataset for training")
     parser = kinds.add_parser("criteo", help="Criteo text files: Kaggle train.txt, Terabyte day_N, csv with a header; plain or .gz")
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text files, in the order of time")
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text files, in the order of time: day_{0..23}, not day_*")
     parser.add_argument("--output", required=True, metavar="DIR", help="the dataset directory to make")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
@@ -54,8 +54,9 @@ def _run_prepare(args: argparse.Namespace) -> int:
         manifest = prepare(args.inputs, args.output, sizes, strict=args.strict, force=args.force, progress=progress)
     rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
     size = sum(record["bytes"] for record in manifest["files"].values())
+    named = " (named in malformed.txt)" if malformed else ""
     print(
-        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {malformed:,} malformed lines skipped, "
+        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {malformed:,} malformed lines skipped{named}, "
         f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"
     )
     return 0

@@ -26,7 +26,6 @@ from ecrm.errors import DataError, UsageError
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16  # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
-EXAMPLES_PER_BLOCK = 20
 
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive",
@@ -57,7 +56,7 @@ class Rows:
 
     `labels` uint8 [R] in {0, 1}; `integers` int64 [R, 13]; `categories` uint32 [R, 26]; `missing`
     bool [R, 39], integers first, where the value is then 0. `malformed` counts the block's malformed
-    lines, of which `examples` describes the first few. `bytes_read` counts what has been read of the
+    lines, which `examples` describes one by one as it is gone through, once. `bytes_read` counts what has been read of the
     file so far, compressed bytes if it is compressed.
     """
 
@@ -66,7 +65,7 @@ class Rows:
     categories: np.ndarray
     missing: np.ndarray
     malformed: int
-    examples: tuple[Malformed, ...]
+    examples: Iterator[Malformed]
     bytes_read: int
 
 
@@ -112,7 +111,7 @@ def read_criteo(path: str, *, strict: bool = False, block_bytes: int = BLOCK_BYT
                     starts, ends, numbers = starts[1:], ends[1:], numbers[1:]
             rows = _parse_block(path, block, starts, ends, numbers, layout, source.count)
             if strict and rows.malformed:
-                raise DataError(str(rows.examples[0]))
+                raise DataError(str(next(rows.examples)))
             yield rows
     if layout is None:
         raise DataError(f"{path}: holds no line that is not blank")
@@ -206,7 +205,7 @@ def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _parse_block(
     path: str, block: np.ndarray, starts: np.ndarray, ends: np.ndarray, numbers: np.ndarray, layout: Layout, bytes_read: int
 ) -> Rows:
-    """Parse the lines between `starts` and `ends`, which are not blank, and describe the first malformed ones."""
+    """Parse the lines between `starts` and `ends`, which are not blank."""
     separators = np.flatnonzero(block == ord(layout.delimiter))
     first = np.searchsorted(separators, starts)
     whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (ends - starts <= MAX_LINE_BYTES)
@@ -228,13 +227,13 @@ def _parse_block(
     good &= sound.all(axis=1)
     result = (label_bytes - np.uint8(ord("0")), integers, categories, lengths[:, 1:] == 0)
 
-    malformed, examples = len(starts) - int(good.sum()), ()
+    malformed, examples = len(starts) - int(good.sum()), iter(())
     if malformed:
         bad = np.ones(len(starts), bool)
         bad[np.flatnonzero(whole)[good]] = False
-        examples = tuple(
+        examples = (
             Malformed(path, int(numbers[line]), why_malformed(bytes(block[starts[line] : ends[line]]), layout))
-            for line in np.flatnonzero(bad)[:EXAMPLES_PER_BLOCK]
+            for line in np.flatnonzero(bad)
         )
         result = tuple(array[good] for array in result)
     return Rows(*result, malformed, examples, bytes_read)

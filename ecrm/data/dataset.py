@@ -32,8 +32,7 @@ class CriteoDataset:
     def __init__(self, directory: Path, manifest: dict, max_rows_per_table: int | None, eval_fraction: float) -> None:
         """Map the files of a checked manifest; use `open`."""
         rows: int = manifest["rows"]
-        self.eval_rows = int(rows * eval_fraction)
-        self.train_rows = rows - self.eval_rows
+        self.train_rows, self.eval_rows = manifests.split_rows(rows, eval_fraction)
         self._directory, self._manifest = directory, manifest
         self._labels, self._dense, self._sparse = (
             np.memmap(directory / name, dtype, "r", shape=(rows, *shape)) for name, (dtype, shape) in manifests.FILES.items()
@@ -53,7 +52,7 @@ class CriteoDataset:
         manifest and for a file that is missing or not of its length.
         """
         if max_rows_per_table and max_rows_per_table < 2:
-            raise UsageError(f"max_rows_per_table is {max_rows_per_table}, at least 2 is needed (one row is the missing value's), or 0 for no cap")
+            raise UsageError(f"max_rows_per_table is {max_rows_per_table}: must be 0, for no cap, or at least 2 (one row is the missing value's)")
         if not 0 <= eval_fraction < 1:
             raise UsageError(f"eval_fraction is {eval_fraction}, not in 0 up to but without 1")
         path = Path(directory)
@@ -108,6 +107,10 @@ class CriteoDataset:
             if digest.hexdigest() != record.get("sha256"):
                 raise DataError(f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}")
 
+    def check_rows(self, start: int, stop: int) -> None:
+        """Raise `DataError` if an id in these rows of the file is out of its table's range."""
+        self._read([slice(start, stop)])
+
     def _read(self, pieces: list[slice]) -> Batch:
         """Copy row ranges of the mapped files, one after the other, into a batch."""
         size = sum(piece.stop - piece.start for piece in pieces)
@@ -120,7 +123,9 @@ class CriteoDataset:
             dense[into], ids[into], labels[into] = self._dense[piece], self._sparse[piece], self._labels[piece]
             # Seen as unsigned, a negative id is too large.
             if (self._sparse[piece].view(np.uint32) >= self._rows).any():
-                raise DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+                error = DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+                error.rows = (piece.start, piece.stop)
+                raise error
             done = into.stop
         if self._caps is not None:
             cap_rows(ids, self._caps)

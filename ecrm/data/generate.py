@@ -31,6 +31,7 @@ from ecrm.data.progress import Progress
 from ecrm.data.staging import staged_file
 from ecrm.data.text import format_rows
 from ecrm.errors import UsageError
+from ecrm.metrics import Histogram, logit_losses
 
 BLOCK_ROWS = 8192  # part of the definition of the rows: each block has its own random stream
 LOG_ODDS_SPREAD = 1.4
@@ -44,22 +45,26 @@ _PAIR_WEIGHT = 0.3
 # Columns of many values say less, so that most of the signal can be learned from rows in the thousands.
 _CATEGORY_WEIGHT = 1 / (1 + np.log10(shape.CARDINALITIES))
 _INTEGER_WEIGHT = 0.2
-_AUC_BINS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows as drawn, and the probability that each is a click.
+    """Rows as drawn, and the log-odds that each is a click.
 
     `labels` uint8 [R], `integers` int64 [R, 13], `ids` int64 [R, 26] in 0 to the column's cardinality - 1,
-    `missing` bool [R, 39], integers first, where the integer or id is 0; `probability` float64 [R].
+    `missing` bool [R, 39], integers first, where the integer or id is 0; `log_odds` float64 [R].
     """
 
     labels: np.ndarray
     integers: np.ndarray
     ids: np.ndarray
     missing: np.ndarray
-    probability: np.ndarray
+    log_odds: np.ndarray
+
+    @property
+    def probability(self) -> np.ndarray:
+        """The probability that each row is a click: float64 [R]."""
+        return _sigmoid(self.log_odds)
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,8 @@ class Population:
     def draw(self, block: int) -> Drawn:
         """Return the rows of one block, counted from 0."""
         integers, ids, missing, uniform = self._features(_ROWS_STREAM, block)
-        signal = self._signal(_logarithms(integers), ids, missing)
-        probability = _sigmoid(self._intercept + self._scale * signal)
-        return Drawn((uniform < probability).astype(np.uint8), integers, ids, missing, probability)
+        log_odds = self._intercept + self._scale * self._signal(_logarithms(integers), ids, missing)
+        return Drawn((uniform < _sigmoid(log_odds)).astype(np.uint8), integers, ids, missing, log_odds)
 
     def _calibrate(self) -> None:
         """Standardise the integers and set scale and intercept from rows that are in no file."""
@@ -175,44 +179,23 @@ def generate_criteo(rows: int, seed: int, output: str, progress: Progress | None
         raise UsageError(f"rows is {rows}, at least 1 is needed")
     population = Population(seed)
     target = Path(os.path.realpath(output))
-    tally = _Tally()
+    scores, logloss = Histogram(), 0.0
     with staged_file(target) as file:
         # Without a name and a time in its header the gzip file depends on the rows only.
         stream = gzip.GzipFile("", "wb", 1, file, mtime=0) if target.name.endswith(".gz") else file
         for block in range(-(-rows // BLOCK_ROWS)):
             drawn, kept = population.draw(block), slice(rows - block * BLOCK_ROWS)
             stream.write(format_rows(drawn.labels[kept], drawn.integers[kept], hex_values(drawn.ids[kept]), drawn.missing[kept]))
-            tally.add(drawn.labels[kept], drawn.probability[kept])
+            scores.add(drawn.labels[kept], drawn.log_odds[kept])
+            logloss += float(logit_losses(drawn.labels[kept], drawn.log_odds[kept]).sum())
             if progress:
-                progress.update(tally.rows, file.tell(), tally.rows / rows)
+                done = min((block + 1) * BLOCK_ROWS, rows)
+                progress.update(done, file.tell(), done / rows)
         if stream is not file:
             stream.close()
         file_bytes = file.tell()
-    return Generated(rows, tally.clicks, file_bytes, tally.auc(), tally.logloss / rows)
-
-
-class _Tally:
-    """Clicks, log loss and AUC of the true probabilities in constant memory: the AUC from counts in bins of probability."""
-
-    def __init__(self) -> None:
-        self.rows = self.clicks = 0
-        self.logloss = 0.0
-        self._counts = np.zeros((2, _AUC_BINS), np.int64)
-
-    def add(self, labels: np.ndarray, probability: np.ndarray) -> None:
-        """Count uint8 [R] labels and their float64 [R] probabilities."""
-        self.rows += len(labels)
-        self.clicks += int(labels.sum(dtype=np.int64))
-        self.logloss -= float(np.log(np.where(labels, probability, 1 - probability)).sum())
-        bins = np.minimum((probability * _AUC_BINS).astype(np.int64), _AUC_BINS - 1)
-        self._counts += np.bincount(bins + labels.astype(np.int64) * _AUC_BINS, minlength=2 * _AUC_BINS).reshape(2, _AUC_BINS)
-
-    def auc(self) -> float:
-        """Return the area under the ROC curve, equal bins counted half."""
-        negatives, positives = self._counts.astype(np.float64)
-        pairs = negatives.sum() * positives.sum()
-        below = np.cumsum(negatives) - negatives
-        return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else math.nan
+    area, _ = scores.auc()
+    return Generated(rows, scores.positives, file_bytes, math.nan if area is None else area, logloss / rows)
 
 
 def _law() -> tuple[np.ndarray, ...]:

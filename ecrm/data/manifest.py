@@ -18,6 +18,9 @@ FILES: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 """Each binary file's dtype and the shape of one row; rows follow one another without gaps."""
 
+MALFORMED = "malformed.txt"
+"""Names the lines that were not read, where there were any; nothing reads it."""
+
 TABLE_NAMES = tuple(f"t_cat_{i}" for i in range(CATEGORIES))
 
 
@@ -70,6 +73,12 @@ def check_files(directory: Path, manifest: dict) -> None:
             raise UsageError(f"{path}: {error.strerror}") from error
         if found != record["bytes"]:
             raise DataError(f"{path}: expected {record['bytes']} bytes, found {found}")
+
+
+def split_rows(rows: int, eval_fraction: float) -> tuple[int, int]:
+    """Return how many rows are for training and how many, the last ones, are held out."""
+    held_out = int(rows * eval_fraction)
+    return rows - held_out, held_out
 
 
 def row_bytes(name: str) -> int:

@@ -1,7 +1,8 @@
 """Criteo text to the memory-mapped binary dataset that training reads.
 
 A dataset is a directory of `labels.bin` uint8 [N], `dense.bin` float32 [N, 13], `sparse.bin` int32
-[N, 26] (all little-endian, row-major, in the order of the input) and `manifest.json`. Every row is
+[N, 26] (all little-endian, row-major, in the order of the input), `manifest.json` and, where lines
+were malformed, `malformed.txt` that names them. Every row is
 transformed by itself, so it comes out the same whatever file it stands in and whatever stands around it.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,6 +29,8 @@ from ecrm.data.staging import staged_directory
 from ecrm.errors import DataError, UsageError
 
 SHOWN_MALFORMED = 20
+MALFORMED_BYTES = 16 << 20  # of malformed.txt; its last line says how many more there were
+_DAY = re.compile(r"day_(\d+)")
 
 DEFAULT_HASH_SIZES = tuple(
     min(2_000_000, max(1_000, 8 * max(pair))) for pair in zip(CARDINALITIES, TERABYTE_CARDINALITIES, strict=True)
@@ -51,8 +56,8 @@ def prepare(
     """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
 
     `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each in 2 to
-    2^31 - 1. Malformed lines are skipped and counted, the first 20 shown, or with `strict` the first is
-    fatal. The directory appears only when it is complete and on disk; until then, and after a failure,
+    2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first 20 shown, or with
+    `strict` the first is fatal. The directory appears only when it is complete and on disk; until then, and after a failure,
     `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that is
     not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an output
     that must not be replaced, `DataError` for damaged or empty inputs, `EcrmError` where writing fails.
@@ -62,10 +67,13 @@ def prepare(
         raise UsageError("prepare needs at least one input file")
     input_bytes = [check_input(path) for path in inputs]
     target = Path(os.path.realpath(output_dir))
+    if progress and (warning := order_warning(inputs)):
+        progress.note(f"ecrm: warning: {warning}")
     with staged_directory(target, lambda: _check_replaceable(target, force)) as staged:
         with ExitStack() as stack:
-            writer = _Writer(stack, staged, sizes)
-            sources = _copy(inputs, input_bytes, writer, strict, progress, block_bytes)
+            writer, skipped = _Writer(stack, staged, sizes), _Skipped(stack, staged / manifests.MALFORMED, progress)
+            sources = _copy(inputs, input_bytes, writer, skipped, strict, progress, block_bytes)
+            skipped.finish()
             if not writer.rows:
                 raise DataError(f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)")
             manifest = writer.finish() | {"sources": sources}
@@ -86,6 +94,18 @@ def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
     return sizes
 
 
+def order_warning(inputs: Sequence[str]) -> str | None:
+    """One line if files named `day_N` are not in the order of their numbers, as a shell's `day_*` sorts them; else None."""
+    days = [(int(match[1]), path) for path in inputs if (match := _DAY.match(os.path.basename(path)))]
+    for (day, path), (next_day, next_path) in zip(days, days[1:], strict=False):
+        if next_day < day:
+            return (
+                f"{path} comes before {next_path}: rows are kept in the order of the files, and the last ones are held out for "
+                "evaluation; the order of time is day_{0..23}, not day_*"
+            )
+    return None
+
+
 def transform_integers(integers: np.ndarray) -> np.ndarray:
     """Return `ln(max(x, -2) + 3)` of int64 [R, 13] as float32 [R, 13]; a missing integer must come in as 0."""
     # In float64, so that rounding to float32 hides which of numpy's logarithms the machine has.
@@ -101,7 +121,7 @@ def _check_replaceable(target: Path, force: bool) -> None:
     entries = {entry.name for entry in target.iterdir()}
     if not entries:
         return
-    foreign = sorted(entries - {manifests.NAME, *manifests.FILES})
+    foreign = sorted(entries - {manifests.NAME, manifests.MALFORMED, *manifests.FILES})
     if foreign or not manifests.holds_dataset(target):
         raise UsageError(f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone")
     if not force:
@@ -112,29 +132,62 @@ def _copy(
     inputs: Sequence[str],
     input_bytes: list[int | None],
     writer: _Writer,
+    skipped: _Skipped,
     strict: bool,
     progress: Progress | None,
     block_bytes: int,
 ) -> list[dict]:
     """Write all rows of all inputs and return the manifest's record of each input."""
     total = None if None in input_bytes else sum(input_bytes)
-    sources, done, shown = [], 0, 0
+    sources, done = [], 0
     for path in inputs:
         first_row, malformed, read = writer.rows, 0, 0
         for rows in read_criteo(path, strict=strict, block_bytes=block_bytes):
             writer.write(rows)
             malformed += rows.malformed
             read = rows.bytes_read
+            skipped.add(rows)
             if progress:
-                for example in rows.examples[: SHOWN_MALFORMED - shown]:
-                    progress.note(f"skipped {example}")
-                    shown += 1
                 progress.update(writer.rows, done + read, (done + read) / total if total else None)
         done += read
         if progress and malformed:
             progress.note(f"{path}: {malformed:,} malformed lines skipped, {writer.rows - first_row:,} rows read")
         sources.append({"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed})
     return sources
+
+
+class _Skipped:
+    """Names malformed lines, all in a file that is made when there is one, up to `MALFORMED_BYTES`, the first few also to the user."""
+
+    def __init__(self, stack: ExitStack, path: Path, progress: Progress | None) -> None:
+        self._stack, self._path, self._progress = stack, path, progress
+        self._file: BinaryIO | None = None
+        self._count = self._written = self._size = 0
+
+    def add(self, rows: Rows) -> None:
+        """Name the malformed lines of a block."""
+        self._count += rows.malformed
+        while self._size < MALFORMED_BYTES and (example := next(rows.examples, None)) is not None:
+            if self._progress and self._written < SHOWN_MALFORMED:
+                self._progress.note(f"skipped {example}")
+            self._write(f"{example}\n")
+            self._written += 1
+
+    def finish(self) -> None:
+        """Say what was left out, and bring the file to disk."""
+        if self._file is None:
+            return
+        if self._count > self._written:
+            self._write(f"and {self._count - self._written:,} more\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _write(self, line: str) -> None:
+        if self._file is None:
+            self._file = self._stack.enter_context(open(self._path, "wb"))
+        data = line.encode("utf-8", "backslashreplace")
+        self._file.write(data)
+        self._size += len(data)
 
 
 class _Writer:

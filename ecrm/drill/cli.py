@@ -19,6 +19,14 @@ def add_parser(commands, add_run_options: Callable[[argparse.ArgumentParser], No
         metavar="SECONDS",
         help="instead of --kill: SIGKILL random live ranks from outside, the gaps exponential with this mean",
     )
+    parser.add_argument(
+        "--kill-host",
+        action="append",
+        default=[],
+        metavar="HOST@STEP",
+        help="instead of --kill: SIGKILL all ranks of a host from outside, soon after that step; HOST is a name in ranks.json "
+        "or a number, hosts counted from 0 in the order of their lowest ranks; may be repeated",
+    )
     parser.add_argument("--kills", metavar="N", help="with --mtbf: kill exactly N ranks; else as many as the run has time for")
     parser.add_argument("--seed", metavar="S", help="with --mtbf: draws the gaps and the ranks (default 0)")
     parser.set_defaults(run=_run)
@@ -27,4 +35,4 @@ def add_parser(commands, add_run_options: Callable[[argparse.ArgumentParser], No
 def _run(args: argparse.Namespace) -> int:
     from ecrm.drill.run import drill
 
-    return drill(args.config, args.set, args.run_dir, args.kill, args.mtbf, args.kills, args.seed)
+    return drill(args.config, args.set, args.run_dir, args.kill, args.mtbf, args.kills, args.seed, args.kill_host)

@@ -29,24 +29,55 @@ class RandomKills:
 
 
 @dataclass(frozen=True)
+class HostKill:
+    """All ranks of `host`, a name or a number, are killed from outside once `step` steps are known to be finished."""
+
+    host: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.host}@{self.step}"
+
+    def name_among(self, names: Sequence[str]) -> str:
+        """The host meant, of those in the order of their lowest ranks; raises UsageError if there is none."""
+        if self.host in names:
+            return self.host
+        if self.host.isdecimal() and int(self.host) < len(names):
+            return names[int(self.host)]
+        raise UsageError(f"--kill-host {self}: there is no host {self.host}; hosts are {', '.join(names)}, or 0 to {len(names) - 1}")
+
+
+@dataclass(frozen=True)
 class Disturbance:
-    """How the disturbed run is disturbed: by `scheduled` kills, or by `random` ones."""
+    """How the disturbed run is disturbed: by `scheduled` kills, by `random` ones, or by whole `hosts`."""
 
     scheduled: tuple[Kill, ...] = ()
     random: RandomKills | None = None
+    hosts: tuple[HostKill, ...] = ()
 
     def __str__(self) -> str:
-        return str(self.random) if self.random else " ".join(f"--kill {kill}" for kill in self.scheduled)
+        if self.random:
+            return str(self.random)
+        return " ".join([*(f"--kill {kill}" for kill in self.scheduled), *(f"--kill-host {kill}" for kill in self.hosts)])
 
 
-def parse_disturbance(kills: Sequence[str], mtbf: str | None, count: str | None, seed: str | None) -> Disturbance:
-    """The disturbance that the options --kill, --mtbf, --kills and --seed describe; raises UsageError."""
+def parse_disturbance(
+    kills: Sequence[str], mtbf: str | None, count: str | None, seed: str | None, hosts: Sequence[str] = ()
+) -> Disturbance:
+    """The disturbance that the options --kill, --mtbf, --kills, --seed and --kill-host describe; raises UsageError."""
+    if hosts and (kills or mtbf is not None):
+        other = f"--kill {kills[0]}" if kills else f"--mtbf {mtbf}"
+        raise UsageError(f"--kill-host {hosts[0]} and {other}: type one or the other")
     if mtbf is None:
         for name, value in (("--kills", count), ("--seed", seed)):
             if value is not None:
                 raise UsageError(f"{name} {value}: goes with --mtbf, which is not given")
+        if hosts:
+            return Disturbance(hosts=tuple(_host_kill(text) for text in hosts))
         if not kills:
-            raise UsageError("a drill needs something to survive: type --kill RANK@STEP[:PHASE], or --mtbf SECONDS")
+            raise UsageError(
+                "a drill needs something to survive: type --kill RANK@STEP[:PHASE], --mtbf SECONDS, or --kill-host HOST@STEP"
+            )
         scheduled = tuple(parse_kill(kill) for kill in kills)
         rank, times = Counter(kill.rank for kill in scheduled).most_common(1)[0]
         if times > 1:
@@ -64,7 +95,12 @@ def parse_disturbance(kills: Sequence[str], mtbf: str | None, count: str | None,
 
 
 def check_survivable(config: Config, disturbance: Disturbance) -> None:
-    """Raise UsageError when no random kill could ever be survived, or not so many."""
+    """Raise UsageError when no random kill could ever be survived, or not so many, or hosts are not told apart."""
+    if disturbance.hosts and config.cluster.failure_domain != "host":
+        raise UsageError(
+            "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host; "
+            "type --set cluster.failure_domain=host"
+        )
     wanted = disturbance.random
     if wanted is None:
         return
@@ -81,6 +117,13 @@ def with_step_times(config: Config, overrides: Sequence[str]) -> tuple[list[str]
         return list(overrides), None
     note = f"train.log_every_steps is {LOG_EVERY_STEPS} in both runs ({every} in the config), so that step times survive"
     return [*overrides, f"train.log_every_steps={LOG_EVERY_STEPS}"], note
+
+
+def _host_kill(text: str) -> HostKill:
+    host, at, step = text.rpartition("@")
+    if not at or not host or not step.isdecimal():
+        raise UsageError(f"--kill-host {text}: type HOST@STEP, such as node3@40")
+    return HostKill(host, int(step))
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Random SIGKILLs from outside, by pid, while a run goes on, and only where the run can survive them."""
+"""SIGKILLs from outside, by pid, while a run goes on: of random ranks, where the run can survive it, or of whole hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ecrm.launch.supervise import read_json
 from ecrm.train.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05
-OVER = ("summary.json", "failure.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
+OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
 
 
 @dataclass
@@ -115,9 +115,7 @@ class Killer(threading.Thread):
         due = time.monotonic()
         while True:
             self._state.take(self._tail.new_events())
-            ranks = read_json(self._folder / "ranks.json").get("ranks", [])
-            here = [entry for entry in ranks if entry["host"] == socket.gethostname()]
-            victims = self._state.victims(here, [kill.rank for kill in self.done])
+            victims = self._state.victims(_here(self._folder), [kill.rank for kill in self.done])
             if victims and self._kill(victims[int(position * len(victims))], time.monotonic() - due):
                 return True
             if self._wait(POLL_SECONDS):
@@ -125,15 +123,68 @@ class Killer(threading.Thread):
                 return False
 
     def _kill(self, entry: dict[str, Any], waited_seconds: float) -> bool:
-        """SIGKILL one rank unless its process is gone; a pid that is another program's by now is let be."""
-        rank, pid = entry["rank"], entry["pid"]
-        try:
-            if os.fsencode(self._folder) not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                return False
-            now = time.time()
-            os.kill(pid, signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
+        """SIGKILL one rank unless its process is gone."""
+        kill = kill_rank(self._folder, entry, waited_seconds)
+        if kill is None:
             return False
-        self.done.append(KillDone(now, rank, pid=pid, waited_seconds=waited_seconds))
-        self._say(f"! drill: SIGKILL to rank {rank} (pid {pid})")
+        self.done.append(kill)
+        self._say(f"! drill: SIGKILL to rank {kill.rank} (pid {kill.pid})")
         return True
+
+
+class HostKiller(threading.Thread):
+    """Kills whole hosts of the run in `folder`, each once its step is known to be finished; `done` are the kills so far.
+
+    `wanted` are (name of the host, step). `say` gets a line per host.
+    """
+
+    def __init__(self, folder: Path, wanted: Sequence[tuple[str, int]], say: Callable[[str], None]) -> None:
+        super().__init__(name="drill-host-killer", daemon=True)
+        self.done: list[KillDone] = []
+        self.held_back_seconds = 0.0
+        self._folder, self._wanted, self._say = folder, sorted(wanted, key=lambda one: one[1]), say
+        self._ending = threading.Event()
+
+    def finish(self) -> None:
+        """Kill no more."""
+        self._ending.set()
+        self.join()
+
+    def run(self) -> None:
+        """The thread: follow the progress events."""
+        tail, step = EventTail(self._folder / "events.jsonl"), 0
+        left = list(self._wanted)
+        while left and not self._ending.wait(POLL_SECONDS):
+            step = max([step, *(event["step"] for event in tail.new_events() if event["event"] == "progress")])
+            while left and step >= left[0][1]:
+                self._kill_host(left.pop(0)[0])
+
+    def _kill_host(self, name: str) -> None:
+        entries = [entry for entry in _here(self._folder) if entry["live"] and entry["failure_domain"] == name]
+        kills = [kill for kill in (kill_rank(self._folder, entry) for entry in entries) if kill is not None]
+        self.done += kills
+        self._say(f"! drill: SIGKILL to host {name}: ranks {', '.join(str(kill.rank) for kill in kills)}")
+
+
+def hosts_of(folder: Path) -> list[str]:
+    """Names of the failure domains of a run, in the order of their lowest ranks."""
+    ranks = read_json(folder / "ranks.json").get("ranks", [])
+    return list(dict.fromkeys(entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])))
+
+
+def kill_rank(folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0) -> KillDone | None:
+    """SIGKILL a rank of the run in `folder`; None if its process is gone, or its pid is another program's by now."""
+    try:
+        if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(b"\0"):
+            return None
+        now = time.time()
+        os.kill(entry["pid"], signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return KillDone(now, entry["rank"], pid=entry["pid"], waited_seconds=waited_seconds)
+
+
+def _here(folder: Path) -> list[dict[str, Any]]:
+    """Entries of ranks.json whose pids are this machine's."""
+    ranks = read_json(folder / "ranks.json").get("ranks", [])
+    return [entry for entry in ranks if entry["host"] == socket.gethostname()]

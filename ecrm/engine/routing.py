@@ -16,6 +16,10 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import in_groups
 
 
+# The first word of a group's head in the exchange of a step's results: what the group is.
+ROWS, GRADIENTS, DENSE, STOP = range(4)
+
+
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
@@ -39,16 +43,16 @@ class SlotRequests:
         return [(shard, place, local[place]) for shard, place in enumerate(places) if counts[shard]]
 
     def requests(self) -> dict[int, list[Tensor]]:
-        """Message per shard host: (slot, shard, space), local rows."""
+        """Message per shard host: (ROWS, slot, shard, space), local rows."""
         outgoing: dict[int, list[Tensor]] = {}
         for (slot, space), parts in self._parts.items():
             for shard, _, local in parts:
-                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([slot, shard, space]), local))
+                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([ROWS, slot, shard, space]), local))
         return outgoing
 
     def collect(self, replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
         """Rows of each slot and space in the order asked, float32 [U, dim]."""
-        found = {tuple(head.tolist()): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
+        found = {tuple(head.tolist()[1:]): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
         for (slot, space), parts in self._parts.items():
             count = self._rows[slot][space].numel()
@@ -60,12 +64,12 @@ class SlotRequests:
         return result
 
     def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
-        """Message per shard host: (slot, shard, space), gradients in the order of the rows requested."""
+        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in the order of the rows requested."""
         outgoing: dict[int, list[Tensor]] = {}
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
                 part = gradients[slot][space].index_select(0, place)
-                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([slot, shard, space]), part))
+                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([GRADIENTS, slot, shard, space]), part))
         return outgoing
 
 
@@ -86,7 +90,7 @@ class ShardRequests:
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
-                slot, shard, space = head.tolist()
+                _, slot, shard, space = head.tolist()
                 self._ranks[slot] = rank
                 asked.setdefault((shard, space), []).append((slot, local))
         self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
@@ -103,13 +107,13 @@ class ShardRequests:
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
     def replies(self) -> dict[int, list[Tensor]]:
-        """Message per slot's rank: (slot, shard, space), rows in the order asked."""
+        """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked."""
         outgoing: dict[int, list[Tensor]] = {}
         for (shard, space), asked in self._asked.items():
             rows = self._hosted[shard, space].store.lookup(asked.rows)
             for slot, place in asked.places:
                 values = rows.index_select(0, place)
-                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([slot, shard, space]), values))
+                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), values))
         return outgoing
 
     def update(self, gradients: Mapping[tuple[int, int, int], Tensor], keep_deltas: bool) -> None:

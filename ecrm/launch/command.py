@@ -37,15 +37,16 @@ def mpirun_line(
     cores: int,
     root: bool,
     extra: Sequence[str] = (),
+    subnet: str | None = None,
 ) -> list[str]:
     """The words that start `command` (a program and its arguments) on config.world_size ranks.
 
     `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun, last so
-    that they win.
+    that they win. With a `subnet`, `command` takes its rank to another host, and ranks talk over that.
     """
     line = [mpirun, "--with-ft", "ulfm"]
     placed = any(word.split("=")[0] in PLACES_RANKS for word in extra)
-    if config.world_size > cores and not placed:
+    if subnet is not None or (config.world_size > cores and not placed):
         line.append("--oversubscribe")
     if root:
         line.append("--allow-run-as-root")
@@ -54,6 +55,22 @@ def mpirun_line(
     # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what --with-ft
     # excludes by itself, which an option of the same name replaces.
     line += ["--mca", "coll", "^han,cuda,hcoll,portals4"]
+    if subnet is not None:
+        line += over_network(subnet)
     for name, value in thread_environment(config).items():
         line += ["-x", f"{name}={value}"]
     return [*line, *extra, "-n", str(config.world_size), *command]
+
+
+def over_network(subnet: str) -> list[str]:
+    """Options of an mpirun that stays on this machine while its ranks are on others.
+
+    No daemon elsewhere, for the daemons of Open MPI 5.0 cannot lose one another; ranks reach this one, and
+    each other, by TCP. mpirun takes all ranks for its neighbours, so whatever shares memory is left out.
+    """
+    return [
+        *("--prtemca", "ras", "^slurm,pbs", "--prtemca", "plm", "^slurm"),
+        *("--pmixmca", "ptl_tcp_remote_connections", "1", "--pmixmca", "ptl_tcp_if_include", subnet),
+        *("--pmixmca", "gds", "hash"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet),
+    ]

@@ -41,11 +41,14 @@ def preflight_ulfm(config: Config, arguments: str = "CONFIG", environ: Mapping[s
         raise UsageError(f"{needs}, mpirun started {environ[SIZE]}: type {typed}")
 
 
-def say_once(message: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Print `message` to stderr; of the ranks of one mpirun on this host only the first to say the same prints it."""
+def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str = "") -> None:
+    """Print `message` to stderr; of the ranks of one mpirun on this host only the first to say the same prints it.
+
+    With `about` given, all messages about that count as the same.
+    """
     folder = environ.get(JOB_FOLDER)
     if folder is not None and SIZE in environ:
-        digest = hashlib.sha256(message.encode()).hexdigest()[:16]
+        digest = hashlib.sha256((about or message).encode()).hexdigest()[:16]
         try:
             os.close(os.open(Path(folder) / f"ecrm-said-{digest}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:

@@ -10,24 +10,26 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ecrm.config import Config, load_config
-from ecrm.data.manifest import read_manifest
-from ecrm.errors import EcrmError, UsageError
+from ecrm.config import load_config
+from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.launch.command import mpirun_line, train_command
+from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import Ending, read_json, supervise
-from ecrm.train.kill import check_kills, parse_kill
-
-UNKNOWN_STEPS = sys.maxsize  # with train.epochs the number of steps is known only to the run
+from ecrm.train.kill import parse_kill
+from ecrm.train.plan import plan
 
 
 class RunFailed(EcrmError):
-    """A run that was started did not complete; ends the program with the code given here."""
+    """A run that was started did not complete; ends the program with the code given here.
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    `told` is whether a rank has printed why, on this program's stderr.
+    """
+
+    def __init__(self, message: str, exit_code: int, told: bool = False) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.told = exit_code, told
 
 
 def launch(
@@ -37,43 +39,51 @@ def launch(
     kills: Sequence[str] = (),
     mpirun_args: Sequence[str] = (),
     dry_run: bool = False,
+    elsewhere: Elsewhere | None = None,
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
-    Nothing is written or started before all checks have passed; with `dry_run` nothing is at all.
+    With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
+    all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides)
-    check_dataset(config)
-    check_kills([parse_kill(kill) for kill in kills], config.world_size, config.train.steps or UNKNOWN_STEPS)
+    plan(config, [parse_kill(kill) for kill in kills])
     if run_dir is not None:
         check_run_dir(run_dir)
+    hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     folder = run_dir if run_dir is not None else fresh_run_dir(config_name)
     folder = folder.absolute()
+    command = [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)]
     line = mpirun_line(
         config,
-        [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)],
+        hosts.command(command, folder) if hosts is not None else command,
         mpirun=str(mpirun),
         cores=physical_cores(),
         root=os.geteuid() == 0,
         extra=mpirun_args,
+        subnet=str(hosts.network.subnet) if hosts is not None else None,
     )
+    for placed in hosts.in_words() if hosts is not None else ():
+        print(f"# {placed}")
     print(shlex.join(line), flush=True)
     if dry_run:
         return 0
+    if hosts is not None:
+        hosts.try_hosts()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
     ending = supervise(line, folder)
-    judge(folder, ending)
+    try:
+        judge(folder, ending)
+    except RunFailed as error:
+        if error.told and folder.exists():
+            print(f"what there is of the run is in {folder}", flush=True)
+        raise
     return 0
-
-
-def check_dataset(config: Config) -> None:
-    """Raise UsageError or DataError unless data.path holds a prepared dataset; looks at its manifest only."""
-    read_manifest(Path(config.data.path))
 
 
 def check_run_dir(folder: Path) -> None:
@@ -109,19 +119,20 @@ def judge(folder: Path, ending: Ending) -> None:
         folder.rmdir()
     where = f"; see {folder}" if left else ""
     if failure:
-        # A rank has printed the message itself, on the same stderr: once is enough.
         code = int(failure.get("exit_code") or 1)
-        raise RunFailed(f"the run did not complete; the reason above is also in {folder / 'failure.json'}", code)
+        raise RunFailed(f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True)
     stopped = read_json(folder / "stopped.json")
     if stopped:
-        raise RunFailed("", 128 + (ending.stopped_by or signal.Signals[stopped["signal"]]))
+        code = 128 + (ending.stopped_by or signal.Signals[stopped["signal"]])
+        raise RunFailed(f"the run has stopped when asked to; see {folder / 'stopped.json'}", code, told=True)
     if ending.stopped_by is not None:
         raise RunFailed(
             f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by
         )
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
-    raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1)
+    told = code in (UsageError.exit_code, DataError.exit_code)  # every rank ended so, and the first of them has said why
+    raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)
 
 
 def _signal_name(number: int) -> str:

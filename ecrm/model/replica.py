@@ -87,10 +87,7 @@ class FlatDenseReplica:
         self._gradient[-1] = loss_share
         return self._gradient.clone()
 
-    def apply(self, contributions: Sequence[Tensor]) -> None:
-        total = contributions[0].clone()
-        for contribution in contributions[1:]:
-            total += contribution
+    def apply(self, total: Tensor) -> None:
         self._update(self._flat, total[:-1], self._state, self._learning_rate)
         self.loss_sum += total[-1].double()
 

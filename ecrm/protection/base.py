@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.transport.base import Transport
+
+if TYPE_CHECKING:
+    from ecrm.protection.scrub import Scrub, ScrubReport
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""
@@ -109,3 +113,8 @@ class Protection(ABC):
     @abstractmethod
     def verify(self, view: View) -> VerifyReport:
         """Collective, at a commit, nothing rebuilding: check all redundancy held here against the rows."""
+
+    def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
+        """After `start`: what checks redundancy against rows while training goes on, adding to `report`; None for 0 rows, or
+        without redundancy."""
+        return None

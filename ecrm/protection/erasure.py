@@ -22,6 +22,7 @@ from ecrm.protection.base import (
 )
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
+from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import in_groups
 
 VERIFY_BYTES = 1 << 26
@@ -39,6 +40,7 @@ class ErasureProtection(Protection):
         self.code = ReedSolomon(k, m)
         self._coefficients = torch.tensor(self.code.coefficients)
         self.parity: dict[ShardSpace, ParityRows] = {}
+        self._scrub: Scrub | None = None
 
     @property
     def parity_bytes(self) -> int:
@@ -57,6 +59,8 @@ class ErasureProtection(Protection):
         self.adopt(view, missing=False)
 
     def adopt(self, view: View, missing: bool = True) -> None:
+        if self._scrub is not None and view.rebuilding:
+            self._scrub.rebuilding()
         mine = view.shards_of(self._context.transport.rank)
         for key in [key for key in self.parity if key[0] not in mine]:
             del self.parity[key]
@@ -71,6 +75,8 @@ class ErasureProtection(Protection):
         outgoing: dict[int, list[Tensor]] = {}
         for (shard, space), (rows, delta) in sorted(deltas.items()):
             self._route(shard, space, rows, delta, view, outgoing)
+            if self._scrub is not None:
+                self._scrub.used(shard, space, rows)
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, coefficients, delta in in_groups(tensors, 4):
                 parity = self.parity[int(head[0]), int(head[1])]
@@ -106,6 +112,11 @@ class ErasureProtection(Protection):
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         return Rebuild(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
+
+    def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
+        if rows_per_step:
+            self._scrub = Scrub(self.shape, self.code, self._context, self.parity, rows_per_step, report)
+        return self._scrub
 
     def verify(self, view: View) -> VerifyReport:
         """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""

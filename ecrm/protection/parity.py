@@ -32,6 +32,11 @@ class ParityRows:
         if rows.numel():
             self.missing.remove(rows)
 
+    def restore_zeros(self, rows: Tensor) -> None:
+        """The records of these missing parity rows are zeros, as what is kept of a missing one always is."""
+        if rows.numel():
+            self.missing.remove(rows)
+
     def apply(self, rows: Tensor, coefficients: Tensor, deltas: Tensor) -> None:
         """`records[rows] ^= coefficients * deltas` over GF(2^8), logged; rows may repeat.
 
@@ -50,7 +55,7 @@ class ParityRows:
             parity_apply(self.records, rows, coefficients, deltas)
         self._log.clear()
         if self.missing is not None:
-            self.missing.undo()
+            self.records[self.missing.undo()] = 0
 
     def committed(self) -> None:
         """Forget the log."""

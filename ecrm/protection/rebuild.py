@@ -1,5 +1,8 @@
 """One round of repair: rows wanted now and a budget of others, decoded from any k units of their stripes.
 
+Further rows are probed: where the k units are zeros, because no row of the stripe was ever updated, the missing one is
+zeros as well, and nothing need be sent. So rows that were updated come back without waiting for the others.
+
 A missing row's sources depend only on its stripe's residue and its unit number, so rows are handled
 in at most k + m groups per shard, each with one decoding matrix.
 """
@@ -20,15 +23,20 @@ from ecrm.protection.parity import ParityRows
 from ecrm.transport.message import in_groups
 
 
+PROBES_PER_ROW = 4
+"""Rows probed per row of the budget: a probe costs each source a flag, a row its record."""
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Missing local rows of one unit of one hosted shard, and the units they are decoded from."""
+    """Missing local rows of one unit of one hosted shard, and the units they are decoded from, or with `probe` only probed."""
 
     shard: int
     space: int
     unit: int
     local: Tensor
     sources: tuple[int, ...]
+    probe: bool
 
 
 class Rebuild:
@@ -53,7 +61,7 @@ class Rebuild:
             stripes = self._stripes(group)
             for source in group.sources:
                 holder = self._shape.shard_of_unit(self._residue(group), source)
-                head = torch.tensor([number, holder, group.space, source])
+                head = torch.tensor([number, holder, group.space, source, group.probe])
                 local = self._context.layouts[group.space].local_of_unit(stripes, source)
                 outgoing.setdefault(self._view.shards[holder], []).extend((head, local))
         requests = self._context.transport.exchange(outgoing)
@@ -61,8 +69,8 @@ class Rebuild:
         replies: dict[int, list[Tensor]] = {}
         for rank, tensors in requests.items():
             for head, local in in_groups(tensors, 2):
-                number, holder, space, source = head.tolist()
-                records = self._read(holder, space, source, local)
+                number, holder, space, source, probe = head.tolist()
+                records = (self._probe if probe else self._read)(holder, space, source, local)
                 replies.setdefault(rank, []).extend((torch.tensor([number, source]), records))
         self._decode(groups, self._context.transport.exchange(replies))
         return report
@@ -87,7 +95,7 @@ class Rebuild:
         return RepairReport(left, on_demand)
 
     def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[_Group]:
-        """Groups to recover this round: all wanted rows, then missing data rows, then parity rows, in row order."""
+        """Groups to recover this round: all wanted rows, then missing data rows, then parity rows, in row order; and to probe."""
         groups: list[_Group] = []
         left = dict.fromkeys(self._view.rebuilding, budget)
         k, m = self._shape.k, self._shape.m
@@ -101,16 +109,21 @@ class Rebuild:
                 background = background[~torch.isin(background, asked)][: left[shard]]
                 left[shard] -= background.numel()
                 chosen = torch.cat([asked, background])
-                for unit in range(k):
-                    self._add_group(groups, shard, space, unit, chosen[chosen % k == unit])
+                self._add_groups(groups, key, range(k), chosen, hosted.missing.unprobed(PROBES_PER_ROW * budget))
             if parity.missing is not None:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
-                for t in range(m):
-                    self._add_group(groups, shard, space, k + t, background[background % m == t])
+                self._add_groups(groups, key, range(k, k + m), background, parity.missing.unprobed(PROBES_PER_ROW * budget))
         return groups
 
-    def _add_group(self, groups: list[_Group], shard: int, space: int, unit: int, local: Tensor) -> None:
+    def _add_groups(self, groups: list[_Group], key: ShardSpace, units: range, chosen: Tensor, probed: Tensor) -> None:
+        """One group per unit to recover, and one to probe, of local rows that take the units in turn."""
+        probed = probed[~torch.isin(probed, chosen)]
+        for place, unit in enumerate(units):
+            self._add_group(groups, *key, unit, chosen[chosen % len(units) == place], probe=False)
+            self._add_group(groups, *key, unit, probed[probed % len(units) == place], probe=True)
+
+    def _add_group(self, groups: list[_Group], shard: int, space: int, unit: int, local: Tensor, probe: bool) -> None:
         if local.numel():
             residue = self._shape.residue_of_unit(shard, unit)
             whole = [
@@ -118,7 +131,7 @@ class Rebuild:
                 for source in range(self._shape.width)
                 if self._shape.shard_of_unit(residue, source) not in self._view.rebuilding
             ]
-            groups.append(_Group(shard, space, unit, local, tuple(whole[: self._shape.k])))
+            groups.append(_Group(shard, space, unit, local, tuple(whole[: self._shape.k]), probe))
 
     def _residue(self, group: _Group) -> int:
         return self._shape.residue_of_unit(group.shard, group.unit)
@@ -135,6 +148,12 @@ class Rebuild:
             return self._context.hosted[shard, space].store.read(local)
         return self._parity[shard, space].records.index_select(0, local)
 
+    def _probe(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+        """Whether the records of one unit hosted here are other than zeros, bool [R]."""
+        if unit < self._shape.k:
+            return self._context.hosted[shard, space].store.updated(local)
+        return (self._read(shard, space, unit, local) != 0).any(dim=1)
+
     def _decode(self, groups: list[_Group], replies: dict[int, list[Tensor]]) -> None:
         """Decode every group from its sources' records and fill its rows in."""
         units: dict[tuple[int, int], Tensor] = {}
@@ -142,9 +161,12 @@ class Rebuild:
             for head, records in in_groups(tensors, 2):
                 units[tuple(head.tolist())] = records
         for number, group in enumerate(groups):
+            key = (group.shard, group.space)
+            target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
+            if group.probe:
+                target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
+                continue
             present = [units[number, source].view(group.local.numel(), -1) for source in group.sources]
             matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
             records = decode(torch.stack(present), matrix)[0]
-            key = (group.shard, group.space)
-            target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
             target.restore(group.local, records)

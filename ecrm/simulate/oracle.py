@@ -47,7 +47,7 @@ def truth_of(workload: Workload) -> Truth:
     """Run a job on one rank without protection; what it computes does not depend on the cluster."""
     alone = replace(
         workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
-        skip_undo=False,
+        scrub_rows_per_step=0, skip_undo=False,
     )  # fmt: skip
     truth = Truth([], [], {})
 

@@ -52,6 +52,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     reshapes: set[tuple[int, int]] = set()  # by the servers and k they end with: each has fewer than the one before
     checkers = Checkers(engines, doomed, truth)
     reported: list[dict[str, str]] = []
+    alarms: list[dict[str, object]] = []
     fatal_left = [1 if schedule.suite == "fatal" else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
@@ -95,6 +96,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     def note(fields: dict[str, object]) -> None:
         if fields["event"] == "reshaped":
             reshapes.add((fields["servers"], fields["k"]))
+        elif fields["event"] == "corruption":
+            alarms.append(fields)
 
     def program(transport: Transport) -> Outcome | Unrecoverable:
         rank = transport.rank
@@ -123,6 +126,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         outcome = cluster.run(program)
     except SimulationError as error:
         raise Failed(f"{type(error).__name__}: {error}") from error
+    if alarms:  # nothing is corrupted in these schedules, whatever dies
+        raise Failed(f"scrubbing found what is not there: {alarms[0]}")
     refused = _judge(schedule, outcome.results, reported, truth)
     finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
     return Verdict(

@@ -38,6 +38,7 @@ class Schedule:
         return (
             f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, k={w.k} m={w.m}, {w.slots} slots, "
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
+            f"scrub {w.scrub_rows_per_step} rows a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
         )
 
@@ -75,12 +76,12 @@ def draw(seed: int, suite: str) -> Schedule:
         commit_interval=rng.choice((1, 1, 2, 3, 8)),
         rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
     )
-    workload = replace(workload, reshape=rng.random() < 0.8)
+    workload = replace(workload, reshape=rng.random() < 0.8, look_ahead=rng.random() < 0.7)
     shortage = m + 1 - workload.world_size
     if shortage > 0:
         workload = replace(workload, spares=workload.spares + shortage)
     workload = replace(workload, domains=_hosts(rng, workload))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         suite=suite,
         workload=workload,
@@ -90,6 +91,8 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
+    # Drawn last, so that everything else of a seed is as it was before there was scrubbing.
+    return replace(schedule, workload=replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000))))
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

@@ -36,10 +36,7 @@ class TinyDense:
 
     memory_bytes = 2 * DENSE_WIDTH * 4
 
-    def apply(self, contributions: Sequence[Tensor]) -> None:
-        total = contributions[0].clone()
-        for contribution in contributions[1:]:
-            total += contribution
+    def apply(self, total: Tensor) -> None:
         self.value = (self.value * 0.9 + total).clamp(-8, 8)
 
     def commit(self) -> None:
@@ -75,8 +72,10 @@ class Workload:
     m: int = 1
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
+    scrub_rows_per_step: int = 0
     domains: tuple[int, ...] | None = None
     reshape: bool = True
+    look_ahead: bool = True
     skip_undo: bool = False
     backend: str = "native"
 
@@ -121,7 +120,12 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
         make_dense=TinyDense,
         seed=workload.seed,
         policy=EnginePolicy(
-            workload.commit_interval, workload.rebuild_rows_per_step, replicas, workload.reshape, workload.skip_undo
+            workload.commit_interval,
+            workload.rebuild_rows_per_step,
+            replicas,
+            workload.scrub_rows_per_step,
+            workload.reshape,
+            workload.skip_undo,
         ),
         hooks=hooks,
         clock=clock,
@@ -152,7 +156,9 @@ def train_step(workload: Workload, engine: Engine) -> None:
         gradients[slot] = [torch.sin(value * 3 + pull) for value in spaces]
         total = torch.stack([value.sum() for value in spaces]).sum()
         contributions[slot] = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
-    engine.apply(gradients, contributions, commit=step + 1 == workload.steps)
+    last = step + 1 == workload.steps
+    ahead = None if last or not workload.look_ahead else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
+    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead)
 
 
 def run_workload(
@@ -177,6 +183,7 @@ def run_workload(
                 after_step(engine)
             engine.enter("finish")
             engine.rebuild_all()
+            engine.scrub_all()
             verified = engine.verify_parity()
             with engine.recovering():
                 tables = table_digests(engine, engine.view.reporter)

@@ -79,6 +79,10 @@ class Store(ABC):
         """Records, uint8 [R, B]."""
         return gather_records(self.weights, self._tail, rows)
 
+    def updated(self, rows: Tensor) -> Tensor:
+        """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
+        return self._touched.index_select(0, rows) != 0
+
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
         scatter_records(self.weights, self._tail, rows, records)
@@ -86,10 +90,6 @@ class Store(ABC):
     def xor(self, rows: Tensor, delta: Tensor) -> None:
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
         xor_records(self.weights, self._tail, rows, delta)
-
-    def updated(self, rows: Tensor) -> Tensor:
-        """Those of `rows` that were ever updated: all others have records of zeros."""
-        return rows[self._touched.index_select(0, rows) != 0]
 
     def update(self, rows: Tensor, gradients: Tensor) -> None:
         """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place."""

@@ -38,6 +38,11 @@ class HostedShard:
         if rows.numel():
             self.missing.remove(rows)
 
+    def restore_zeros(self, rows: Tensor) -> None:
+        """The records of these missing rows are zeros, as what is kept of a missing row always is."""
+        if rows.numel():
+            self.missing.remove(rows)
+
     def update(self, rows: Tensor, gradients: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
         if not keep_delta:
@@ -62,7 +67,8 @@ class HostedShard:
             self.store.xor(rows, delta)
         self._log.clear()
         if self.missing is not None:
-            self.missing.undo()
+            lost = self.missing.undo()
+            self.store.write(lost, torch.zeros(lost.numel(), self.store.record_bytes, dtype=torch.uint8))
 
     def committed(self) -> None:
         """Forget the log: the updates since the last commit can no longer be taken back."""

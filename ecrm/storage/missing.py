@@ -20,7 +20,7 @@ class MissingRows:
 
     def __init__(self, rows: int) -> None:
         self._present = lazy_zeros(rows, dtype=np.bool_)
-        self._first = 0
+        self._first = self._probed = 0
         self._found: list[Tensor] = []
         self.count = rows
 
@@ -30,15 +30,25 @@ class MissingRows:
 
     def first(self, count: int) -> Tensor:
         """The lowest `count` missing rows (fewer when fewer are missing), int64."""
-        found, start = [], self._first
+        found = self._scan(self._first, count)
+        if found.numel():
+            self._first = int(found[0])
+        return found
+
+    def unprobed(self, count: int) -> Tensor:
+        """The next `count` missing rows that this has not returned since the last `undo` (fewer at the end), int64."""
+        found = self._scan(self._probed, count)
+        self._probed = int(found[-1]) + 1 if found.numel() else self._present.numel()
+        return found
+
+    def _scan(self, start: int, count: int) -> Tensor:
+        """The first `count` missing rows from row `start` on."""
+        found = []
         while count > 0 and start < self._present.numel():
             window = (~self._present[start : start + _WINDOW]).nonzero().squeeze(1)[:count] + start
             start += _WINDOW
-            if window.numel():
-                found.append(window)
-                count -= window.numel()
-            elif not found:
-                self._first = start
+            found.append(window)
+            count -= window.numel()
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def remove(self, rows: Tensor) -> None:
@@ -47,13 +57,14 @@ class MissingRows:
         self._found.append(rows)
         self.count -= rows.numel()
 
-    def undo(self) -> None:
-        """Rows removed since the commit are missing again."""
-        for rows in self._found:
-            self._present[rows] = False
-            self.count += rows.numel()
-            self._first = min(self._first, int(rows.min()))
+    def undo(self) -> Tensor:
+        """Rows removed since the commit, int64, are missing again."""
+        rows = torch.cat(self._found) if self._found else torch.empty(0, dtype=torch.int64)
+        self._present[rows] = False
+        self.count += rows.numel()
+        self._first = self._probed = 0
         self._found.clear()
+        return rows
 
     def committed(self) -> None:
         """Rows removed so far stay removed."""

@@ -17,6 +17,10 @@ import sys
 import time
 from typing import NoReturn
 
+from ecrm.errors import Unrecoverable
+from ecrm.launch.preflight import say_once
+from ecrm.train.startup import THE_START, Startup, died
+
 PR_SET_PDEATHSIG = 1
 _PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
@@ -31,10 +35,14 @@ _POLL_SECONDS = 0.5
 
 
 class Guarded:
-    """The guarded rank's side: `done()` just before it leaves on purpose."""
+    """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+
+    def up(self) -> None:
+        """From now on the other ranks learn of this one's death from MPI."""
+        os.write(self._descriptor, b"u")
 
     def done(self) -> None:
         """From now on this process may exit, with any code, without being taken for dead."""
@@ -47,10 +55,12 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
-def guard(hang_seconds: float) -> Guarded:
+def guard(hang_seconds: float, start_seconds: float) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed. Call before threads exist and before MPI starts.
+    A child stopped (SIGSTOP) for `hang_seconds` is killed. When it or another rank of this host dies
+    before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with 3. Call
+    before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun = os.getppid()
@@ -66,15 +76,20 @@ def guard(hang_seconds: float) -> Guarded:
         return Guarded(writing)
     os.close(writing)
     os.set_blocking(reading, False)
-    _watch(child, reading, mpirun, hang_seconds)
+    _watch(child, reading, mpirun, hang_seconds, Startup(start_seconds, hang_seconds))
 
 
-def _watch(child: int, reading: int, mpirun: int, hang_seconds: float) -> NoReturn:
+def _watch(child: int, reading: int, mpirun: int, hang_seconds: float, startup: Startup | None) -> NoReturn:
     stopped_since: float | None = None
+    said = b""
     while True:
         caught = signal.sigtimedwait(_WATCHED, min(_POLL_SECONDS, hang_seconds / 4))
         if caught is not None and caught.si_signo != signal.SIGCHLD:
             os.kill(child, _PASSED_ON[signal.Signals(caught.si_signo)])
+            startup = None  # ranks end because they were asked to
+        said += _read(reading)
+        if b"u" in said:
+            startup = None
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
@@ -84,16 +99,32 @@ def _watch(child: int, reading: int, mpirun: int, hang_seconds: float) -> NoRetu
             elif os.WIFCONTINUED(status):
                 stopped_since = None
             else:
-                _leave(status, _said_done(reading))
+                said += _read(reading)
+                if startup is not None and not said:
+                    _end_start(died(startup.rank), startup)
+                _leave(status, b"d" in said)
+        trouble = None if startup is None else startup.trouble()
+        if trouble is not None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            _end_start(trouble, startup)
         if os.getppid() != mpirun or (stopped_since is not None and time.monotonic() - stopped_since > hang_seconds):
+            startup = startup if os.getppid() == mpirun else None
             os.kill(child, signal.SIGKILL)
 
 
-def _said_done(reading: int) -> bool:
+def _end_start(trouble: str, startup: Startup) -> NoReturn:
+    """End a run that has not begun: the rank is dead; one guard of this host says why, all end alike."""
+    startup.kill_strays()
+    say_once(f"ecrm: error: {trouble}", about=THE_START)
+    os._exit(Unrecoverable.exit_code)
+
+
+def _read(descriptor: int) -> bytes:
     try:
-        return os.read(reading, 1) == b"d"
-    except BlockingIOError:  # a process that the rank has forked lives on
-        return False
+        return os.read(descriptor, 2)
+    except BlockingIOError:
+        return b""
 
 
 def _leave(status: int, done: bool) -> NoReturn:

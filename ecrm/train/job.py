@@ -19,11 +19,13 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
+from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
-from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
+from ecrm.launch.preflight import say_once
 from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
@@ -33,11 +35,14 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
+from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
-from ecrm.train.kill import Kill, KillSwitch, check_kills
+from ecrm.train.kill import Kill, KillSwitch
+from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.reporter import Reporter
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
@@ -63,11 +68,16 @@ def run(
     transport = None
     try:
         transport = MpiTransport()
+        guarded.up()
         code = _run(transport, config, run_dir, kills, stop)
     except EcrmError as error:
-        if transport is None or not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
+        if transport is None:
+            say_once(f"ecrm: error: {error}", about=THE_START)
+            code = error.exit_code
+        elif not (isinstance(error, Unrecoverable) or hasattr(error, "speaker")):
             _die_of(error)  # nobody else has it: the others must see this rank die
-        code = _end_with(error, transport, run_dir)
+        else:
+            code = _end_with(error, transport, run_dir)
     except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -90,20 +100,24 @@ def _run(
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.shape.m)
-    switch = phase = KillSwitch(kills, transport.rank, reporter.killing)
+    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
     if config.train.profile:
         profile = Profile(transport.rank)
         transport = ProfiledTransport(transport, profile)
 
-        def phase(step: int, name: str) -> None:
+    def phase(step: int, name: str) -> None:
+        if profile is not None:
             profile.phase(step, name)
-            switch(step, name)
+        flipping(step, name)
+        switch(step, name)
 
     began = time.monotonic()
     hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
     engine = build_engine(config, transport, protection, view, dataset, hooks)
     reporter.watch(engine)
+    flipping.watch(engine)
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -175,6 +189,7 @@ def build_engine(
             commit_interval=config.protection.commit_interval,
             rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
             dense_replicas=replicas,
+            scrub_rows_per_step=config.protection.scrub_rows_per_step,
             reshape=config.protection.reshape,
             skip_undo=config.testing.skip_undo,
         ),
@@ -201,15 +216,8 @@ def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoD
             f"{cluster.spares} spares, {cluster.layout}), but {started} were started: "
             f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
         )
-    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
-    steps = config.train.steps or int(config.train.epochs * dataset.train_rows) // config.train.global_batch
-    if steps < 1:
-        raise UsageError(
-            f"{config.data.path} has {dataset.train_rows} training rows, too few for one step: "
-            f"train.global_batch is {config.train.global_batch}"
-        )
-    check_kills(kills, config.world_size, steps)
-    return dataset, steps
+    steps = plan(config, kills)
+    return CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction), steps
 
 
 def _share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
@@ -245,11 +253,11 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
 
 def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]]:
     """Process id, host and failure domain of every rank: {"pid", "host", "failure_domain"}."""
-    host = socket.gethostname()
+    host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
     domain = f"rank {transport.rank}"
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
-        domain = f"{host}#{transport.rank % hosts}" if hosts else os.environ.get(HOST_VARIABLE) or host
+        domain = f"{host}#{transport.rank % hosts}" if hosts else host
     mine = json.dumps({"pid": os.getpid(), "host": host, "failure_domain": domain}).encode()
     shared = _share_at_start(transport, [torch.tensor(list(mine), dtype=torch.uint8)])
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
@@ -259,7 +267,7 @@ def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> i
     """An error that all ranks have: say why, once, and leave together with its code."""
     if transport.rank == getattr(error, "speaker", transport.live[0]):
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
-        if run_dir is not None and isinstance(error, Unrecoverable):
+        if run_dir is not None and isinstance(error, (Unrecoverable, DataError)):
             RunFolder(run_dir).failure(str(error), error.exit_code)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True
@@ -275,6 +283,17 @@ def _die_of(error: EcrmError) -> NoReturn:
     raise AssertionError("unreachable")
 
 
+def _scrubbed(scrub: dict[str, int]) -> str:
+    """The result of scrubbing in one line."""
+    text = f"scrub: {scrub['rows_checked']:,} rows checked, {scrub['passes']:,} times round; "
+    if not scrub["corruptions"]:
+        return text + "no corruption"
+    text += f"{scrub['corruptions']} corruptions, {scrub['repaired']} repaired"
+    if scrub["exact"] < scrub["corruptions"]:
+        text += f", only {scrub['exact']} of them before anything used it: the model may not be that of an undisturbed run"
+    return text
+
+
 def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:
     area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
     print(
@@ -283,6 +302,8 @@ def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill
     )
     if summary["parity"] is not None:
         print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
+    if summary["scrub"] is not None:
+        print(_scrubbed(summary["scrub"]))
     print(f"model_sha256 {summary['model_sha256']}")
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")

@@ -19,6 +19,7 @@ PHASES = (
     "update",
     "parity",
     "dense",
+    "scrub",
     "commit",
     "recover",
     "reshape",
@@ -31,8 +32,8 @@ PHASES = (
 class Kill:
     """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
 
-    With a commit interval not every step has `parity` and `commit`; `repair`, `recover` and `reshape` begin
-    only while there is something to do.
+    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover` and `reshape` begin
+    only while there is something to do, `scrub` only with protection.scrub_rows_per_step and nothing rebuilding.
     """
 
     rank: int
@@ -59,7 +60,7 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
     for kill in kills:
         if kill.rank >= world_size:
             raise UsageError(f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}")
-        last = steps if kill.phase in ("evaluate", "finish", "repair", "recover", "reshape") else steps - 1
+        last = steps if kill.phase in ("scrub", "evaluate", "finish", "repair", "recover", "reshape") else steps - 1
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +12,20 @@ import numpy as np
 import torch
 
 from ecrm.engine.engine import Engine
-from ecrm.train.metrics import auc
+from ecrm.metrics import auc
 
 MOST_SCORED = 256
 """Batches that the AUC of a progress line looks back on at most."""
 
+MOST_FINISHED = 1000
+"""Steps between progress events at most, however rarely a line is printed: bounds what a rank keeps and what its death loses."""
+
 
 class Progress:
-    """Every rank keeps the times and calls `tell(fields, in_words)` every `every` steps (0: only at the end)."""
+    """Every rank keeps the times and calls `tell(fields, in_words)` every `every` steps (0: only at the end).
+
+    With no words it does so every `MOST_FINISHED` steps. The first loss that is not finite is told once.
+    """
 
     def __init__(
         self, steps: int, global_batch: int, every: int, tell: Callable[[dict[str, Any], str], None]
@@ -30,6 +38,7 @@ class Progress:
         self._loss_before: tuple[int, float] = (0, 0.0)
         self._labels: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
+        self._diverged = False
 
     def restart_clock(self) -> None:
         """The time since the last step belongs to no step (start, evaluation)."""
@@ -55,16 +64,29 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        due = engine.step == self._steps or (self._every and engine.step % self._every == 0)
-        if due and engine.step > self._reported:
+        self._watch_loss(engine)
+        line = engine.step == self._steps or (self._every and engine.step % self._every == 0)
+        if (line or len(self._finished_at) >= MOST_FINISHED) and engine.step > self._reported:
             self._reported = engine.step
-            self._report(engine, now)
+            self._report(engine, now, line)
             self._window_start = now
             self._finished_at, self._labels, self._scores = [], [], []
             if engine.dense is not None:
                 self._loss_before = (engine.step, float(engine.dense.loss_sum))
 
-    def _report(self, engine: Engine, now: float) -> None:
+    def _watch_loss(self, engine: Engine) -> None:
+        if self._diverged or engine.dense is None or math.isfinite(engine.dense.loss_sum):
+            return
+        self._diverged = True
+        if engine.rank == engine.view.reporter:
+            print(
+                f"ecrm: warning: the loss of step {engine.step} is not finite, and so is none from here on: "
+                "lower train.sparse_lr or train.dense_lr",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _report(self, engine: Engine, now: float, line: bool) -> None:
         rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)
         loss = area = None
         if engine.dense is not None:
@@ -83,7 +105,9 @@ class Progress:
                 "rebuilt": engine.rebuild_fraction,
                 "finished": self._finished_at,
             },
-            f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  "
+            ""
+            if not line
+            else f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  "
             f"loss {'-' if loss is None else f'{loss:.4f}'}  auc {'-' if area is None else f'{area:.4f}'}  "
             f"committed {engine.committed}  failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
         )

@@ -119,6 +119,22 @@ class Reporter:
             f"can survive {fields['failures_left']} more at once"
         )
 
+    def _corruption(self, fields: dict[str, Any]) -> str:
+        first, last = fields["rows"]
+        where = f"in the stripe of rows {first} to {last} of row space {fields['space']}"
+        if fields["kind"] == "parity":
+            where = f"in parity of shard {fields['shard']} {where}"
+        elif fields["kind"] != "unknown":
+            what = "optimizer state of row" if fields["kind"] == "state" else "row"
+            place = "that fills its stripe up" if fields["table"] is None else f"{fields['row']} of table {fields['table']}"
+            where = f"in {what} {place} (shard {fields['shard']})"
+        outcome = "repaired, nothing had used it"
+        if not fields["repaired"]:
+            outcome = "not repaired: which unit is wrong cannot be told"
+        elif not fields["exact"]:
+            outcome = "repaired, but a step may have used it: the model may not be that of an undisturbed run"
+        return f"! corruption {where}, found in step {fields['step']}; {outcome}"
+
     def _reshaped(self, fields: dict[str, Any]) -> str:
         return (
             f"! laid out anew over {fields['servers']} servers (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,21 @@ from typing import Any
 from ecrm.placement.view import View
 
 PROBE_BYTES = 4096
+SUMMARY_DRAFT = ".summary.json"
+STOPPED_DRAFT = ".stopped.json"
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text of plain values, with null for a float that JSON has no word for (NaN, infinities)."""
+    return json.dumps(_sayable(value), indent=indent, allow_nan=False)
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _sayable(entry) for key, entry in value.items()}
+    return [_sayable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 class RunFolder:
@@ -32,7 +48,7 @@ class RunFolder:
         """Append one line to events.jsonl, with the time in seconds since the epoch, in one write; all of it or nothing."""
         if self.path is None or self.trouble is not None:
             return
-        line = json.dumps({"time": time.time(), **fields}).encode() + b"\n"
+        line = to_json({"time": time.time(), **fields}).encode() + b"\n"
         try:
             descriptor = os.open(self._events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -98,26 +114,26 @@ class RunFolder:
         """Replace trace.json."""
         self._replace("trace.json", events)
 
-    def draft_summary(self, fields: dict[str, Any]) -> None:
-        """Write what is to become summary.json, the marker that the run is complete."""
-        self._replace(".summary.json", {**fields, "completed": True})
+    def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
+        """Write what `publish_summary` is to give its name."""
+        self._replace(SUMMARY_DRAFT, {**fields, "completed": completed})
 
-    def publish_summary(self) -> None:
-        """Turn the draft into summary.json, unless another rank has done so."""
-        self._publish("summary.json")
+    def publish_summary(self, completed: bool) -> None:
+        """Turn the draft, unless another rank has done so, into summary.json, the marker of a complete run, or into rejected.json."""
+        self._publish(SUMMARY_DRAFT, "summary.json" if completed else "rejected.json")
 
     def draft_stopped(self, fields: dict[str, Any]) -> None:
         """Write what is to become stopped.json: how far a run came that was asked to stop."""
-        self._replace(".stopped.json", fields)
+        self._replace(STOPPED_DRAFT, fields)
 
     def publish_stopped(self) -> None:
         """Turn the draft into stopped.json, unless another rank has done so."""
-        self._publish("stopped.json")
+        self._publish(STOPPED_DRAFT, "stopped.json")
 
-    def _publish(self, name: str) -> None:
+    def _publish(self, draft: str, name: str) -> None:
         if self.path is not None:
             with contextlib.suppress(OSError):
-                os.replace(self.path / f".{name}", self.path / name)
+                os.replace(self.path / draft, self.path / name)
 
     @property
     def is_complete(self) -> bool:
@@ -133,7 +149,7 @@ class RunFolder:
             return
         temporary = self.path / f".{name}.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
+            temporary.write_text(to_json(content, indent=1) + "\n")
             os.replace(temporary, self.path / name)
         except OSError as error:
             with contextlib.suppress(OSError):

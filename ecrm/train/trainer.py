@@ -6,6 +6,7 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, Memory, StepAborted, StopAgreed
+from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
+from ecrm.train.readings import Readings
 from ecrm.train.reporter import say
 from ecrm.train.run_folder import RunFolder
 
@@ -49,6 +52,8 @@ class Trainer:
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
+        self._kept: dict[tuple[int, int], SlotBatch] = {}
+        self._readings = Readings(engine, dataset)
         self._evaluated_at = 0
         self._started = time.monotonic()
         self._training_seconds: float | None = None
@@ -57,43 +62,49 @@ class Trainer:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
         None on every rank, and `stopped`, when one was asked to stop. Raises Unrecoverable on every rank when too
-        much is lost, EcrmError when no rank can write the run folder.
+        much is lost, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
         """
         self._progress.restart_clock()
+        recovered = False
         while True:
             try:
+                if recovered:
+                    self._readings.compare()
+                    recovered = False
                 try:
                     return self._train()
                 except StopAgreed:
                     if (number := meet(self._engine, self._asked(), self._folder)) is not None:
                         return self._stop(number)
             except StepAborted:
-                self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
-                self._progress.went_back(self._engine)
+                pass
+            except DataError as error:
+                if recovered:
+                    raise
+                self._readings.failed(error)
+            recovered = True
+            self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
+            self._progress.went_back(self._engine)
 
     def _train(self) -> dict[str, Any] | None:
         self._engine.heed_stop()
         while self._engine.step < self._steps:
-            if self._evaluation_is_due():
+            if self._evaluation_is_due(self._engine.step):
                 self._evaluate()
             self._train_step()
             if self._engine.stopping:
                 raise StopAgreed
         return self._finish()
 
-    def _evaluation_is_due(self) -> bool:
+    def _evaluation_is_due(self, step: int) -> bool:
         every = self._config.train.eval_every_steps
-        step = self._engine.step
         return bool(every) and step > 0 and step % every == 0 and step != self._evaluated_at
 
     def _train_step(self) -> None:
         engine = self._engine
         step = engine.step
         engine.enter("input")
-        batches: dict[int, SlotBatch] = {}
-        for slot in engine.slots:
-            dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
-            batches[slot] = SlotBatch.of(dense, ids, labels, self._offsets)
+        batches = self._batches(step)
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         engine.enter("forward")
         ahead = {
@@ -104,12 +115,26 @@ class Trainer:
         for slot, between in ahead.items():
             gradients, contributions[slot] = backward(engine.dense, between)
             row_gradients[slot] = [gradients]
-        engine.apply(row_gradients, contributions, commit=step + 1 == self._steps)
+        last = step + 1 == self._steps
+        rows_ahead = None
+        if not last and not self._evaluation_is_due(step + 1):
+            rows_ahead = {slot: [batch.rows] for slot, batch in self._batches(step + 1).items()}
+        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead)
         for slot in sorted(ahead):
             self._progress.scored(ahead[slot].batch.labels, ahead[slot].probabilities)
         if self._profile is not None:
             self._profile.step_finished()
         self._progress.step_finished(engine)
+
+    def _batches(self, step: int) -> dict[int, SlotBatch]:
+        """The batch of a step of every slot that this rank runs; the last two steps' are kept."""
+        engine = self._engine
+        for slot in engine.slots:
+            if (step, slot) not in self._kept:
+                dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
+                self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
+        self._kept = {key: batch for key, batch in self._kept.items() if key[0] in (step - 1, step)}
+        return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
@@ -121,19 +146,21 @@ class Trainer:
                     "step": self._engine.step,
                     "samples": result.samples,
                     "auc": result.auc,
+                    "auc_error": result.auc_error,
                     "log_loss": result.log_loss,
                 }
             )
             if result.samples:
-                area = "-" if result.auc is None else f"{result.auc:.4f}"
-                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {result.log_loss:.4f}")
+                area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
+                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {loss}")
         self._progress.restart_clock()
         return result
 
     def _finish(self) -> dict[str, Any] | None:
-        """Rebuild what is left, evaluate, verify, take the digests, write the summary, and agree that it is so.
+        """Rebuild what is left, scrub, evaluate, verify, take the digests, write the summary, and agree that it is so.
 
-        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name.
+        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name. With wrong
+        parity that is rejected.json, and every rank raises ParityMismatch.
         """
         engine = self._engine
         if self._training_seconds is None:
@@ -142,22 +169,30 @@ class Trainer:
             with engine.recovering():
                 profiles = gather(self._profile, engine.transport, engine.view.reporter)
             if profiles is not None:
-                print(table(profiles, engine.step), flush=True)
+                say(table(profiles, engine.step))
                 self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
+        engine.scrub_all()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
+        right = verified is None or not verified.mismatches
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
-                self._folder.draft_summary(summary)
+                self._folder.draft_summary(summary, completed=right)
             if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
                 raise StopAgreed
-        self._folder.publish_summary()
+        self._folder.publish_summary(completed=right)
+        if not right:
+            where = "" if self._folder.path is None else f"; what it came to is in {self._folder.path / 'rejected.json'}"
+            raise ParityMismatch(
+                f"{verified.mismatches:,} of {verified.stripes:,} parity rows do not match the rows they protect after the last "
+                f"step: the model cannot be trusted{where}"
+            )
         return summary
 
     def _stop(self, number: signal.Signals) -> None:
@@ -215,6 +250,7 @@ class Trainer:
             "train_logloss": float(engine.dense.loss_sum) / engine.step,
             "eval_logloss": evaluation.log_loss,
             "eval_auc": evaluation.auc,
+            "eval_auc_error": evaluation.auc_error,
             "eval_samples": evaluation.samples,
             "tables": tables,
             "dense_sha256": dense_digest.hexdigest(),
@@ -224,6 +260,7 @@ class Trainer:
             "memory_bytes_per_rank": memory.per_rank,
             "protection": {"name": protection.name, "k": protection.shape.k, "m": protection.shape.m},
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
+            "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "failures_left": engine.failures_left,
             **self._about,

@@ -128,6 +128,8 @@ def _padded(size: int) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.numel() == 0:  # may have a stride that view refuses
+        return np.empty(0, np.uint8)
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 

@@ -1,4 +1,4 @@
-"""The `ecrm` command, with one rank that does, in step 30, what MPI does not report, or what looks like a failure.
+"""The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it.
 
 Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
@@ -12,6 +12,12 @@ import time
 
 (how, _, rank), arguments = sys.argv[1].partition(":"), sys.argv[2:]
 rank = rank or "1"
+
+
+def flip_a_bit(engine: "Engine") -> None:
+    shard = next(iter(engine.hosted.values())).store
+    row = int(shard._touched.nonzero()[0])
+    shard.weights[row, 0] = -shard.weights[row, 0]
 
 
 def end() -> None:
@@ -45,6 +51,21 @@ if arguments[0] == "launch":
         return mpirun_line(config, [words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
 
     run.mpirun_line = line
+elif how == "bad disk":
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "4":  # a trainer
+        from ecrm.data.dataset import CriteoDataset
+        from ecrm.errors import DataError
+
+        read = CriteoDataset._read
+
+        def read_or_fail(self: CriteoDataset, pieces: list[slice]) -> object:
+            if pieces[0].start >= 3000:
+                error = DataError("garbage")
+                error.rows = (pieces[0].start, pieces[0].stop)
+                raise error
+            return read(self, pieces)
+
+        CriteoDataset._read = read_or_fail
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
@@ -72,7 +93,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
     def enter_and_end(self: Engine, phase: str) -> None:
         if self.step == 30 and phase == "backward":
-            end()
+            flip_a_bit(self) if how == "flip a bit" else end()
         enter(self, phase)
 
     Engine.enter = enter_and_end

@@ -1,0 +1,157 @@
+"""What scrubbing costs: seconds a step with so many rows per step, as ratios to steps of the same run without.
+
+Real training under mpirun on generated Criteo rows, in which the rows per step change from step to step, so that a slow
+spell of the machine hits all of them alike. Step times come from events.jsonl. Writes benchmarks/results/scrub.csv and
+prints the table. `--smoke` makes one short run to a temporary file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from bench_recovery import GLOBAL_BATCH, prepare
+
+RESULTS = Path(__file__).with_name("results") / "scrub.csv"
+ROWS_PER_STEP = (0, 400, 4_000, 40_000)
+WARM_UP = 8
+RECORD_BYTES = 4 * (16 + 2)  # quickstart: a row of 16 floats, row-wise Adagrad's one, and the one that says updated
+AS_ECRM = "ecrm"
+FIELDS = (
+    "rows_per_step", "repeat", "steps", "step_ms", "ratio_to_0", "rows_checked_per_step", "bytes_per_server_and_step",
+    "steps_a_pass", "model_sha256", "ranks", "k", "m", "device", "cores", "torch", "ecrm_commit",
+)  # fmt: skip
+
+
+def act_as_ecrm(arguments: list[str]) -> int:
+    """The `ecrm` command whose runs take the next of ROWS_PER_STEP in every step; it starts its ranks as this program."""
+    if arguments[0] == "launch":
+        import ecrm.launch.run as run
+
+        mpirun_line = run.mpirun_line
+        run.mpirun_line = lambda config, words, **options: mpirun_line(
+            config, [words[0], __file__, AS_ECRM, *words[3:]], **options
+        )
+    else:
+        from ecrm.engine.engine import Engine
+
+        apply, scrubs = Engine.apply, {}
+
+        def apply_and_scrub_so_much(self: Engine, *values: object, **options: object) -> None:
+            scrub = scrubs.setdefault(id(self), self.scrub)
+            rows = ROWS_PER_STEP[self.step % len(ROWS_PER_STEP)]
+            scrub._rows_per_step = rows
+            self.scrub = self.protection._scrub = scrub if rows else None
+            try:
+                apply(self, *values, **options)
+            finally:
+                self.scrub = self.protection._scrub = scrub
+
+        Engine.apply = apply_and_scrub_so_much
+    from ecrm.cli import main
+
+    return main(arguments)
+
+
+def bytes_sent(rows_per_step: int, k: int, m: int) -> int:
+    """Bytes of records that a server sends per step: every unit of a stripe but the one at its judge travels once."""
+    return _stripes(rows_per_step, k, m) * (k + m - 1) * RECORD_BYTES
+
+
+def _stripes(rows_per_step: int, k: int, m: int) -> int:
+    return max(1, rows_per_step // (k + m)) if rows_per_step else 0
+
+
+def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str, object]]:
+    """One run as rows of the CSV, one for each number of rows per step."""
+    from ecrm.drill.run import read_run
+
+    words = [sys.executable, __file__, AS_ECRM, "launch", "quickstart", "--run-dir", str(folder), "--scrub-rows-per-step", "1"]
+    for one in (f"data.path={data}", f"train.steps={steps}", f"train.global_batch={GLOBAL_BATCH}", "train.log_every_steps=10",
+                "model.dense_arch=native", "cluster.spares=0", "protection.verify_parity_at_end=true"):  # fmt: skip
+        words += ["--set", one]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    record = read_run(folder)
+    if record.summary["scrub"]["corruptions"] or record.summary["parity"]["mismatches"]:
+        sys.exit(f"{record.summary['scrub']}, parity {record.summary['parity']}: not what was to be measured")
+    taken: dict[int, list[float]] = {rows: [] for rows in ROWS_PER_STEP}
+    for (_, before), (step, after) in zip(record.finished, record.finished[1:], strict=False):
+        if step > WARM_UP:
+            taken[ROWS_PER_STEP[(step - 1) % len(ROWS_PER_STEP)]].append(after - before)
+    step_ms = {rows: 1000 * statistics.median(seconds) for rows, seconds in taken.items()}
+    k, m = record.summary["protection"]["k"], record.summary["protection"]["m"]
+    servers = record.start["config"]["cluster"]["servers"]
+    held = (record.summary["memory_bytes"]["data"] + record.summary["memory_bytes"]["parity"]) // RECORD_BYTES
+    rows = []
+    for count in ROWS_PER_STEP:
+        checked = _stripes(count, k, m) * (k + m) * servers
+        rows.append(
+            {
+                "rows_per_step": count,
+                "repeat": repeat,
+                "steps": len(taken[count]),
+                "step_ms": round(step_ms[count], 2),
+                "ratio_to_0": round(step_ms[count] / step_ms[0], 3),
+                "rows_checked_per_step": checked,
+                "bytes_per_server_and_step": bytes_sent(count, k, m),
+                "steps_a_pass": -(-held // checked) if checked else "",
+                "model_sha256": record.summary["model_sha256"],
+                "ranks": record.summary["world_size"],
+                "k": k,
+                "m": m,
+                "device": platform.processor() or platform.machine(),
+                "cores": os.cpu_count(),
+                "torch": version("torch"),
+                "ecrm_commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """Medians over the runs, as Markdown."""
+    lines = ["| rows per shard and step | a step, ratio to none | sent per server and step | steps for all rows |", "|---|---|---|---|"]
+    for count in ROWS_PER_STEP:
+        mine = [row for row in rows if row["rows_per_step"] == count]
+        ratio = statistics.median(row["ratio_to_0"] for row in mine)
+        sent = f"{mine[0]['bytes_per_server_and_step'] / 1e6:.2f} MB" if count else "-"
+        passed = f"{mine[0]['steps_a_pass']:,}" if count else "-"
+        lines.append(f"| {count:,} | {ratio:.2f} | {sent} | {passed} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    repeats, steps, size = (1, 40, 50_000) if options.smoke else (options.repeats, 168, 200_000)
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        data = prepare(Path(scratch), size)
+        for repeat in range(repeats):
+            rows += measure(repeat, data, Path(scratch) / str(repeat), steps)
+    target = Path(tempfile.mkdtemp()) / "scrub.csv" if options.smoke else RESULTS
+    target.parent.mkdir(exist_ok=True)
+    with target.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    print(table(rows))
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [AS_ECRM]:
+        sys.exit(act_as_ecrm(sys.argv[2:]))
+    main()

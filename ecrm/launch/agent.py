@@ -1,0 +1,210 @@
+"""The remote side of a rank's keep-alive connection: starts the rank, and kills it when the head is not heard.
+
+Run on the rank's host by its path alone (`python -I -S .../agent.py`), so it imports nothing but the
+standard library and needs neither a current folder nor variables. What to do comes as one line of JSON on
+its standard input, out of the sight of other users: where the head listens, the token to show there, and
+the rank's command, folder and variables.
+
+A rank whose head is not heard is killed before the head gives the rank up (see PATIENCE), so a host that
+was only cut off comes back without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+START_SECONDS = 30.0  # for the starter, the order and the connection
+BEAT = 0.1  # of the keep-alive time, between two signs of life
+PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LONGEST_LINE = 1 << 16
+
+
+class Lost(Exception):
+    """The other side of a connection is gone or silent; the message says which."""
+
+
+class Link:
+    """One end of a keep-alive connection: JSON objects, one a line; an empty line is a mere sign of life."""
+
+    def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._beat, self._patience = BEAT * keep_alive, PATIENCE[side] * keep_alive
+        self._heard = time.monotonic()
+        self._next_beat = 0.0
+        self._unread = b""
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._socket.fileno()
+
+    def send(self, **message: Any) -> None:
+        """Send one object; raises Lost if that cannot be."""
+        self._write(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The objects that have come; raises Lost when the other side has closed, or has said nothing for too long."""
+        messages = []
+        try:
+            while received := self._socket.recv(4096):
+                self._heard = time.monotonic()
+                *lines, self._unread = (self._unread + received).split(b"\n")
+                messages += [json.loads(line) for line in lines if line]
+            if not messages:
+                raise Lost("the connection was closed")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Lost(f"the connection broke: {error.strerror}") from None
+        silence = time.monotonic() - self._heard
+        if silence > self._patience:
+            raise Lost(f"nothing was heard for {silence:.1f} s")
+        return messages
+
+    def beat(self) -> float:
+        """Send a sign of life if one is due; returns the seconds until there is something to do."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._write(b"\n")
+            self._next_beat = now + self._beat
+        return max(min(self._next_beat, self._heard + self._patience + 0.001) - now, 0.001)
+
+    def finish(self) -> None:
+        """Close; what was sent has arrived, or the other side is lost."""
+        with contextlib.suppress(OSError, Lost):
+            self._socket.shutdown(socket.SHUT_WR)
+            while True:  # closing with something unread would throw away what is still on its way
+                select.select([self], [], [], self._beat)
+                self.receive()
+        self._socket.close()
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._socket.send(line)
+        except BlockingIOError:
+            pass  # full of what was never taken: the silence will tell
+        except OSError as error:
+            raise Lost(f"the connection broke: {error.strerror}") from None
+
+
+def main() -> int:
+    """Take the order, run the rank, tell the head how it ended; nothing of it is left on return."""
+    order = _take_order()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the head says when to end, or falls silent
+    try:
+        with socket.create_connection(tuple(order["head"]), timeout=START_SECONDS) as connection:
+            link = Link(connection, order["keep_alive"], "agent")
+            link.send(token=order["token"])
+            try:
+                end = _run(order, link, lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+            finally:
+                _kill_descendants()
+            link.send(**end)
+            link.finish()
+    except Lost as error:
+        _say(f"ecrm: host {order['host']}: the head machine is lost, {error}: rank killed")
+        return 1
+    except OSError as error:
+        _say(f"ecrm: host {order['host']}: cannot reach the head machine at {order['head'][0]}: {error}")
+        return 1
+    return 0
+
+
+def _take_order() -> dict[str, Any]:
+    signal.alarm(int(START_SECONDS))
+    order = json.loads(sys.stdin.buffer.readline())
+    signal.alarm(0)
+    return order
+
+
+def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
+    """Start the rank and see it to its end; returns what to tell the head. Raises Lost when the head is."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def in_child() -> None:
+        before_start()
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+    try:
+        os.chdir(order["folder"])
+        rank = subprocess.Popen(
+            order["command"],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **order["variables"]},
+            preexec_fn=in_child,
+        )
+    except OSError as error:
+        return {"error": f"{error.filename}: {error.strerror}"}
+    ended = os.pidfd_open(rank.pid)
+    try:
+        while True:
+            ready, _, _ = select.select([link, ended], [], [], link.beat())
+            if ended in ready:
+                code = rank.wait()
+                return {"signal": -code} if code < 0 else {"exit": code}
+            for message in link.receive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, message["signal"])
+    finally:
+        os.close(ended)
+
+
+def _kill_descendants() -> None:
+    """SIGKILL every process under this one and collect them, until there are none."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.005)
+
+
+def _descendants(ancestor: int) -> set[int]:
+    """The pids of all processes under `ancestor`."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{entry}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    found: set[int] = set()
+    left = [ancestor]
+    while left:
+        new = children.get(left.pop(), [])
+        found.update(new)
+        left += new
+    return found
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,99 @@
+"""The hosts file: which hosts a run may use, and which rank goes on which. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrm.errors import UsageError
+
+FORM = "a line is NAME [slots=N] [address=ADDRESS], such as node1 slots=2"
+# Names become words of a command: none may look like an option or like something for a shell.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One line of a hosts file: a name, how many ranks it takes, and where it is reached."""
+
+    name: str
+    slots: int
+    address: str
+
+
+def read_hosts(path: Path) -> list[Host]:
+    """The hosts of a file, in its order; UsageError, with file and line, for anything wrong in it."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"--hosts {path}: {error.strerror}; {FORM}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--hosts {path}: not a text file; {FORM}") from None
+    hosts: list[Host] = []
+    where: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            host = _host(words)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number}: {error}; {FORM}") from None
+        if host.name in where:
+            raise UsageError(
+                f"{path}:{number}: {host.name} is on line {where[host.name]} already; "
+                f"for more ranks on it type one line, {host.name} slots=N"
+            )
+        where[host.name] = number
+        hosts.append(host)
+    if not hosts:
+        raise UsageError(f"{path}: names no host; {FORM}")
+    return hosts
+
+
+def _host(words: Sequence[str]) -> Host:
+    name, *options = words
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a host's name")
+    values = {"slots": "1", "address": name}
+    given: set[str] = set()
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key not in values:
+            raise ValueError(f"cannot read {option!r}")
+        if key in given:
+            raise ValueError(f"{key}= is given twice")
+        given.add(key)
+        values[key] = value
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", values["slots"]):
+        raise ValueError(f"slots={values['slots']} is not a number from 1 to 999999")
+    if not ADDRESS.fullmatch(values["address"]):
+        raise ValueError(f"address={values['address']} is not an address")
+    return Host(name, int(values["slots"]), values["address"])
+
+
+def place(hosts: Sequence[Host], ranks: int, path: Path) -> list[Host]:
+    """The host of each rank: one to each host in turn, in the file's order, passing over those that are full."""
+    slots = sum(host.slots for host in hosts)
+    if slots < ranks:
+        raise UsageError(
+            f"{path}: room for {slots} of the {ranks} ranks of this run; "
+            "add hosts, or slots=N behind a name"
+        )
+    placed: list[Host] = []
+    turn = 0
+    while len(placed) < ranks:
+        turn += 1
+        placed += [host for host in hosts if host.slots >= turn]
+    return placed[:ranks]
+
+
+def placement_in_words(placed: Sequence[Host]) -> list[str]:
+    """One line per host that has ranks, such as "node1: ranks 0, 3"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(placed):
+        ranks.setdefault(host.name, []).append(rank)
+    return [f"{name}: rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" for name, of in ranks.items()]

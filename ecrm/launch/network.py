@@ -1,0 +1,72 @@
+"""The network that ranks on several hosts talk over: the head machine's address in it, and its extent. IPv4 only."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ecrm.errors import UsageError
+from ecrm.launch.hosts import Host
+
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+@dataclass(frozen=True)
+class Network:
+    """An interface of this machine: its name, its address, and the subnet that it is in."""
+
+    interface: str
+    address: str
+    subnet: ipaddress.IPv4Network
+
+
+def local_networks() -> list[Network]:
+    """This machine's interfaces that have an IPv4 address, the first address of each."""
+    networks = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for _, name in socket.if_nameindex():
+            try:
+                address, mask = (_ask(control, request, name) for request in (_SIOCGIFADDR, _SIOCGIFNETMASK))
+            except OSError:  # it has none
+                continue
+            networks.append(Network(name, address, ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
+    return networks
+
+
+def _ask(control: socket.socket, request: int, interface: str) -> str:
+    answer = fcntl.ioctl(control.fileno(), request, struct.pack("256s", interface.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def choose_network(wanted: str | None, hosts: Iterable[Host], networks: Sequence[Network]) -> Network:
+    """The one of `networks` that all hosts are in, or that `wanted`, an interface or a subnet, names."""
+    have = ", ".join(f"{network.interface} {network.subnet}" for network in networks) or "none"
+    if wanted is not None:
+        for network in networks:
+            if wanted in (network.interface, str(network.subnet)):
+                return network
+        raise UsageError(f"--interface {wanted}: no such interface or subnet of this machine; it has {have}")
+    common: list[Network] = list(networks)
+    for host in hosts:
+        address = _address_of(host)
+        common = [network for network in common if address in network.subnet]
+        if not common:
+            raise UsageError(
+                f"host {host.name} ({address}) is not in one subnet with this machine and the hosts before it; this "
+                f"machine has {have}: type --interface NAME, or the address in the right one behind the host's name"
+            )
+    return common[0]
+
+
+def _address_of(host: Host) -> ipaddress.IPv4Address:
+    try:
+        return ipaddress.IPv4Address(socket.getaddrinfo(host.address, None, socket.AF_INET)[0][4][0])
+    except OSError:
+        raise UsageError(
+            f"host {host.name}: no address is known for {host.address!r}; type address=A.B.C.D behind its name, or "
+            "--interface NAME for the head machine's interface to the hosts"
+        ) from None

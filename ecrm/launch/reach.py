@@ -1,0 +1,246 @@
+"""The head side of a rank on another host: the process that mpirun takes for the rank.
+
+It starts an agent on the rank's host through a starter (ssh, or whatever gets a command there), and the
+two keep a connection alive. When the rank dies, or its host is not heard any more, this process SIGKILLs
+itself: that is the one ending of which mpirun tells everybody within milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import hmac
+import json
+import os
+import secrets
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ecrm.errors import EcrmError, UsageError
+from ecrm.launch import agent
+from ecrm.launch.agent import START_SECONDS, Link, Lost
+from ecrm.launch.hosts import Host, place, read_hosts
+
+DEFAULT_KEEP_ALIVE = 2.0
+DEFAULT_STARTER = (
+    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
+)
+FIELDS = ("{host}", "{address}", "{command}")
+# What a rank elsewhere must have of this process's variables.
+HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENBLAS_")
+OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
+LEAVE_SECONDS = 5.0  # the same for one that ended by itself
+_POLL_SECONDS = 0.5
+_MOST_WAITING = 16  # connections that have not shown a token
+_PR_SET_PDEATHSIG = 1
+_TOKEN_BYTES = 200  # more than the first line from an agent has
+
+
+def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str]:
+    """The words that run `command` on `host`.
+
+    {host} and {address} stand for the host's; {command} for the command quoted for a shell, which ssh
+    needs. A template without {command} has the words of the command behind it, for what needs no shell.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise UsageError(f"--starter {template!r}: {error}") from None
+    if not words:
+        raise UsageError("--starter is empty: type a command such as 'ip netns exec {host}'")
+    if not any(field in template for field in FIELDS[:2]):
+        raise UsageError(f"--starter {template!r}: names neither {{host}} nor {{address}}, so all ranks would be on one")
+    values = (host.name, host.address, shlex.join(command))
+    filled = []
+    for word in words:
+        for field, value in zip(FIELDS, values):
+            word = word.replace(field, value)
+        filled.append(word)
+    return filled if FIELDS[2] in template else [*filled, *command]
+
+
+def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
+    """The variables that a rank on `host` gets on top of those that it finds there."""
+    return {
+        **{name: value for name, value in environ.items() if name.startswith(HANDED_ON)},
+        "ECRM_HOST": host.name,
+    }
+
+
+class Reach:
+    """One rank on another host: `run` until it has ended, which gives its end or raises Lost."""
+
+    def __init__(self, host: Host, head: str, keep_alive: float, starter: str, command: Sequence[str]) -> None:
+        self._host, self._keep_alive = host, keep_alive
+        self._token = secrets.token_hex(32)
+        self._listener = socket.create_server((head, 0), backlog=16)
+        self._listener.setblocking(False)
+        self._order = {
+            "host": host.name,
+            "head": self._listener.getsockname(),
+            "token": self._token,
+            "keep_alive": keep_alive,
+            "folder": os.getcwd(),
+            "command": list(command),
+            "variables": handed_on(os.environ, host),
+        }
+        self._words = starter_words(starter, host, [sys.executable, "-I", "-S", str(Path(agent.__file__).resolve())])
+        self._process: subprocess.Popen | None = None
+        self._parent = os.getppid()
+        self._signals, writing = os.pipe()
+        os.set_blocking(self._signals, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+
+    def run(self) -> dict[str, Any]:
+        """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up."""
+        self._start()
+        link = self._connect()
+        while True:
+            self._wait([link], link.beat())
+            for number in self._signalled():
+                link.send(signal=number)
+            for message in link.receive():
+                if "error" in message:
+                    raise Lost(f"cannot start the rank there: {message['error']}")
+                link.finish()
+                return message
+
+    def end_all(self) -> None:
+        """Tell mpirun to end: the other ranks would wait in MPI_Init for this one, for ever."""
+        if os.getppid() == self._parent:
+            os.kill(self._parent, signal.SIGTERM)
+
+    def leave(self, seconds: float) -> None:
+        """Give the starter so long to pass on the rank's last output, then end it."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start(self) -> None:
+        prctl = ctypes.CDLL(None).prctl  # looked up before the fork
+        # A file and not a pipe: nothing waits for a starter that does not read.
+        with open(os.memfd_create("order"), "w+b") as order:
+            order.write(json.dumps(self._order).encode() + b"\n")
+            order.seek(0)
+            try:
+                # A process group of its own: mpirun's signals are for this process, which passes them on.
+                self._process = subprocess.Popen(
+                    self._words,
+                    stdin=order,
+                    process_group=0,
+                    preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                )
+            except OSError as error:
+                raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None
+
+    def _connect(self) -> Link:
+        """The connection of the agent, known by its token; whoever else connects is sent away."""
+        deadline = time.monotonic() + START_SECONDS
+        waiting: list[socket.socket] = []
+        while time.monotonic() < deadline:
+            for ready in self._wait([self._listener, *waiting], _POLL_SECONDS):
+                if ready is self._listener:
+                    waiting.append(self._listener.accept()[0])
+                    if len(waiting) > _MOST_WAITING:
+                        waiting.pop(0).close()
+                elif self._shows_token(ready):
+                    for stranger in {*waiting, self._listener} - {ready}:
+                        stranger.close()
+                    return Link(ready, self._keep_alive, "head")
+                else:
+                    waiting.remove(ready)
+                    ready.close()
+            if self._signalled():
+                raise Lost("ended before the rank was started")
+            if self._process.poll() is not None:
+                raise Lost(f"the starter ended with {self._process.returncode}: {shlex.join(self._words)}")
+        raise Lost(f"no answer within {START_SECONDS:.0f} s from: {shlex.join(self._words)}")
+
+    def _shows_token(self, connection: socket.socket) -> bool:
+        """Whether the first line on a connection is the agent's; it is one packet, or it is not."""
+        try:
+            line, newline, _ = connection.recv(_TOKEN_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK).partition(b"\n")
+            token = json.loads(line)["token"]
+            connection.recv(len(line + newline))  # what comes behind it is the link's
+            return hmac.compare_digest(token.encode(), self._token.encode())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return False
+
+    def _wait(self, files: list, seconds: float) -> list:
+        """Those of `files` with something to read, after at most so long; raises Lost when mpirun is gone."""
+        ready, _, _ = select.select([*files, self._signals], [], [], min(seconds, _POLL_SECONDS))
+        if os.getppid() != self._parent:
+            raise Lost("mpirun is gone")
+        return [file for file in ready if file != self._signals]
+
+    def _signalled(self) -> list[int]:
+        """The signals that came since the last call."""
+        try:
+            return [number for number in os.read(self._signals, 64) if number != signal.SIGCHLD]
+        except BlockingIOError:
+            return []
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Be the rank that mpirun started, on the host that the hosts file gives it; ends as the rank does."""
+    args = _parser().parse_args(argv)
+    rank, ranks = (int(os.environ[name]) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
+    try:
+        host = place(read_hosts(args.hosts), ranks, args.hosts)[rank]
+        reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
+    except (EcrmError, OSError) as error:
+        _say(f"ecrm: error: {error}")
+        _die()
+    try:
+        end = reach.run()
+    except Lost as error:
+        begun = args.begun is None or args.begun.exists()
+        _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
+        reach.leave(0)
+        if not begun:
+            reach.end_all()
+        _die()
+    if "signal" in end:
+        reach.leave(OUTPUT_SECONDS)
+        _die()
+    reach.leave(LEAVE_SECONDS)
+    os._exit(end["exit"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ecrm.launch.reach", description="Run one rank on another host.")
+    parser.add_argument("--hosts", type=Path, required=True)
+    parser.add_argument("--head", required=True, help="this machine's address, as the hosts see it")
+    parser.add_argument("--keep-alive", type=float, default=DEFAULT_KEEP_ALIVE)
+    parser.add_argument("--starter", default=DEFAULT_STARTER)
+    parser.add_argument("--begun", type=Path, help="a file that is there once all ranks have met")
+    parser.add_argument("command", nargs="+")
+    return parser
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode() + b"\n")
+
+
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Scrubbing: at each commit the next window of stripes is encoded again and compared with its parity.
+
+Every unit of a stripe travels once, to the rank that holds its first parity. Between bringing parity up to
+date and the commit, rows and parity are of one step, and XOR deltas keep what parity misses whatever is
+updated. What is found counts from the commit on, as everything learned from an exchange does: the agreement
+says whether anybody found something; only then is it told to all, who agree once more, and each rank puts
+right what it holds. Until then nothing is changed, so a step taken back takes back nothing here but the
+window, which is checked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.coding.code import ReedSolomon
+from ecrm.coding.syndrome import find_wrong_unit
+from ecrm.kernels.decode import decode
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import ProtectionContext, ShardSpace
+from ecrm.protection.parity import ParityRows
+from ecrm.storage.base import lazy_zeros
+from ecrm.transport.message import in_groups
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A stripe whose parity is not that of its data; `unit` is the wrong one, None where that cannot be told.
+
+    `error`, uint8 [record bytes] or empty, is what that unit was off by. `exact`: nothing has used the wrong bits,
+    so that with them put right the model is what it would have been.
+    """
+
+    space: int
+    stripe: int
+    unit: int | None
+    error: Tensor
+    exact: bool
+
+    @property
+    def repaired(self) -> bool:
+        return self.unit is not None
+
+
+@dataclass
+class ScrubReport:
+    """Totals over all ranks, up to the commit: records compared (data and parity), times round all of them, findings."""
+
+    rows_checked: int = 0
+    passes: int = 0
+    corruptions: int = 0
+    repaired: int = 0
+    exact: int = 0
+
+
+@dataclass
+class _Window:
+    """Stripes checked since the commit: of one row space, int64 periods; what was found in them, here and by all."""
+
+    space: int
+    periods: Tensor
+    found: list[Finding] = field(default_factory=list)
+    told: list[Finding] = field(default_factory=list)
+
+
+class Scrub:
+    """One rank's part in going round all stripes; every live rank makes the same calls.
+
+    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each residue; `rows_per_pass`
+    those of all shards. `report` and the place in the round are the same on all ranks at a commit.
+    """
+
+    def __init__(
+        self,
+        shape: StripeShape,
+        code: ReedSolomon,
+        context: ProtectionContext,
+        parity: dict[ShardSpace, ParityRows],
+        rows_per_step: int,
+        report: ScrubReport | None = None,
+    ) -> None:
+        self._shape, self._context, self._parity = shape, context, parity
+        self._coefficients = code.coefficients
+        self._syndrome_matrix = torch.from_numpy(np.hstack([code.coefficients, np.eye(shape.m, dtype=np.uint8)]))
+        self._rows_per_step = rows_per_step
+        self._rows_per_period = shape.shards * shape.width
+        self.rows_per_pass = sum(layout.periods for layout in context.layouts) * self._rows_per_period
+        self._space = self._first = 0  # where the next window begins
+        self._window: _Window | None = None
+        self._used: dict[ShardSpace, Tensor] = {}  # data rows that steps have used since they were last checked
+        self._exact_from = 0  # rows checked until which a finding may be from before a rebuild that has read it
+        self._known: set[tuple[int, int]] = set()  # (space, stripe) told before and not put right
+        self.report = report or ScrubReport()
+
+    @property
+    def clean(self) -> bool:
+        """Whether this rank has found nothing since the commit."""
+        return self._window is None or not self._window.found
+
+    def used(self, shard: int, space: int, rows: Tensor) -> None:
+        """A step has read and changed these local rows of a hosted shard."""
+        self._mask(shard, space)[rows] = True
+
+    def rebuilding(self) -> None:
+        """Lost rows will be decoded: what is wrong now may get into them."""
+        self._exact_from = self.report.rows_checked + self.rows_per_pass
+
+    def check(self, view: View, at_least: int = 0) -> None:
+        """Collective, parity up to date, nothing rebuilding: compare the next window, of `at_least` so many rows per shard."""
+        count = max(1, max(self._rows_per_step, at_least) // self._shape.width)
+        periods = torch.arange(self._first, min(self._first + count, self._context.layouts[self._space].periods))
+        window = _Window(self._space, periods)
+        units: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for tensors in self._context.transport.exchange(self._units(window, view)).values():
+            for head, records, used in in_groups(tensors, 3):
+                units[tuple(head.tolist())] = records.view(periods.numel(), -1), used
+        for shard in view.shards_of(self._context.transport.rank):
+            residue = self._shape.residue_of_unit(shard, self._shape.k)
+            window.found += self._judge(window, residue, [units[residue, unit] for unit in range(self._shape.width)])
+        self._window = window
+
+    def tell(self) -> None:
+        """Collective, after some rank was not `clean`: share what was found."""
+        message: list[Tensor] = []
+        for finding in self._window.found:
+            unit = -1 if finding.unit is None else finding.unit
+            message += (torch.tensor([finding.space, finding.stripe, unit, finding.exact]), finding.error)
+        for tensors in self._context.transport.share(message).values():
+            for head, error in in_groups(tensors, 2):
+                space, stripe, unit, exact = head.tolist()
+                self._window.told.append(Finding(space, stripe, None if unit < 0 else unit, error, bool(exact)))
+
+    def committed(self) -> list[Finding]:
+        """What was checked and told counts: put right what is held here; all ranks' findings, the same on every rank."""
+        window, self._window = self._window, None
+        if window is None:
+            return []
+        for finding in window.told:
+            if finding.repaired:
+                self._put_right(finding)
+            else:
+                self._known.add((finding.space, finding.stripe))
+        first, stop = int(window.periods[0]), int(window.periods[-1]) + 1
+        for (_, space), mask in self._used.items():
+            if space == window.space:
+                mask[first * self._shape.k : stop * self._shape.k] = False
+        self.report.rows_checked += window.periods.numel() * self._rows_per_period
+        self.report.corruptions += len(window.told)
+        self.report.repaired += sum(finding.repaired for finding in window.told)
+        self.report.exact += sum(finding.repaired and finding.exact for finding in window.told)
+        self._go_on_from(stop)
+        return window.told
+
+    def undo(self) -> None:
+        """Forget what was checked since the commit; calling it again changes nothing."""
+        self._window = None
+
+    def _go_on_from(self, period: int) -> None:
+        self._first = period
+        if period >= self._context.layouts[self._space].periods:
+            self._first, self._space = 0, self._space + 1
+        if self._space == len(self._context.layouts):
+            self._space = 0
+            self.report.passes += 1
+
+    def _mask(self, shard: int, space: int) -> Tensor:
+        key = (shard, space)
+        if key not in self._used:
+            self._used[key] = lazy_zeros(self._context.layouts[space].data_rows_per_shard, dtype=np.bool_)
+        return self._used[key]
+
+    def _units(self, window: _Window, view: View) -> dict[int, list[Tensor]]:
+        """Message per judging rank: (residue, unit), records of the window's periods, which of them were used."""
+        k, m = self._shape.k, self._shape.m
+        outgoing: dict[int, list[Tensor]] = {}
+        for shard, space in sorted(self._parity):
+            for unit in range(self._shape.width) if space == window.space else ():
+                residue = self._shape.residue_of_unit(shard, unit)
+                judge = view.shards[self._shape.shard_of_unit(residue, k)]
+                if unit < k:
+                    local = window.periods * k + unit
+                    records, used = self._context.hosted[shard, space].store.read(local), self._mask(shard, space)[local]
+                else:
+                    records, used = self._parity[shard, space].records[window.periods * m + unit - k], torch.empty(0)
+                outgoing.setdefault(judge, []).extend((torch.tensor([residue, unit]), records, used))
+        return outgoing
+
+    def _judge(self, window: _Window, residue: int, units: list[tuple[Tensor, Tensor]]) -> list[Finding]:
+        """Findings among the stripes of one residue, (records uint8 [P, B], used bool [P]) of each unit given."""
+        k = self._shape.k
+        syndromes = decode([records for records, _ in units], self._syndrome_matrix)
+        wrong = syndromes.any(dim=2).any(dim=0)
+        if not self._known and not wrong.any():
+            return []
+        found = []
+        for place, period in enumerate(window.periods.tolist()):
+            stripe = period * self._shape.shards + residue
+            if not wrong[place]:
+                self._known.discard((window.space, stripe))
+            elif (window.space, stripe) not in self._known:
+                unit, error = find_wrong_unit(self._coefficients, syndromes[:, place].numpy()) or (None, np.empty(0, np.uint8))
+                used = unit is None or (unit < k and bool(units[unit][1][place]))
+                exact = not used and self.report.rows_checked >= self._exact_from
+                found.append(Finding(window.space, stripe, unit, torch.from_numpy(error).clone(), exact))
+        return found
+
+    def _put_right(self, finding: Finding) -> None:
+        """XOR the error away, if the unit is held here; at a commit, when no log holds anything to take back."""
+        shard = self._shape.shard_of_unit(finding.stripe % self._shape.shards, finding.unit)
+        key = (shard, finding.space)
+        if key not in self._parity:
+            return
+        local = self._context.layouts[finding.space].local_of_unit(torch.tensor([finding.stripe]), finding.unit)
+        if finding.unit < self._shape.k:
+            self._context.hosted[key].store.xor(local, finding.error.unsqueeze(0))
+        else:
+            self._parity[key].records[local] ^= finding.error

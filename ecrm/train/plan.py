@@ -1,0 +1,43 @@
+"""What a run will do, from its config and the data's manifest alone: all that can be refused before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrm.config import Config
+from ecrm.data.manifest import check_files, read_manifest, split_rows
+from ecrm.errors import UsageError
+from ecrm.train.kill import Kill, check_kills
+
+
+def plan(config: Config, kills: Sequence[Kill] = ()) -> int:
+    """Return the number of steps; looks at the manifest and at the sizes of the dataset's files, not into them.
+
+    Raises UsageError where there is no dataset, it is too small for the config, or a kill names a rank or step outside
+    the run; DataError where the dataset is damaged.
+    """
+    path = Path(config.data.path)
+    manifest = read_manifest(path)
+    check_files(path, manifest)
+    train_rows, _ = split_rows(manifest["rows"], config.data.eval_fraction)
+    steps = _steps(config, train_rows)
+    check_kills(kills, config.world_size, steps)
+    return steps
+
+
+def _steps(config: Config, train_rows: int) -> int:
+    train = config.train
+    has = f"{config.data.path} has {train_rows} training rows"
+    if train.global_batch > train_rows:
+        below = train_rows // config.slots * config.slots
+        remedy = f"set train.global_batch={below} or less, or " if below else ""
+        raise UsageError(f"{has}, fewer than train.global_batch, {train.global_batch}: {remedy}prepare more data")
+    steps = train.steps or int(train.epochs * train_rows) // train.global_batch
+    if steps < 1:
+        least = -(-train.global_batch * 1000 // train_rows) / 1000
+        raise UsageError(
+            f"{has}: train.epochs={train.epochs} of them is less than one step of train.global_batch={train.global_batch}: "
+            f"set train.epochs={least} or more"
+        )
+    return steps

@@ -1,0 +1,63 @@
+"""What becomes of a run when a rank cannot make sense of its training data: all ranks look at the same rows."""
+
+from __future__ import annotations
+
+import torch
+
+from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.engine import Engine
+from ecrm.errors import DataError
+
+
+class Readings:
+    """One rank's part in finding out whether the data is bad or only this rank's view of it.
+
+    The rank that meets a DataError interrupts the step, which brings every rank into a recovery with nobody
+    dead; after each recovery all `compare`. So nothing is added to a step in which all is well.
+    """
+
+    def __init__(self, engine: Engine, dataset: CriteoDataset) -> None:
+        self._engine, self._dataset = engine, dataset
+        self._mine: DataError | None = None
+
+    def failed(self, error: DataError) -> None:
+        """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
+        self._mine = error
+        self._engine.recover()
+
+    def compare(self) -> None:
+        """Collective, after a recovery: do nothing if no rank has met an error, else read its rows on all ranks.
+
+        If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all ranks; if
+        not, raises DataError on those ranks alone that cannot read what others can. Raises StepAborted
+        after a failure.
+        """
+        rows = self._rows_in_doubt()
+        if rows is None:
+            return
+        error = self._read(rows)
+        bad = self._share(torch.tensor([int(error is not None)]))
+        if error is None:
+            return
+        if all(int(answer) for answer in bad.values()):
+            error.speaker = min(bad)
+        raise error
+
+    def _rows_in_doubt(self) -> tuple[int, int] | None:
+        """The rows, from and to, that the lowest rank in trouble could not read."""
+        mine = () if self._mine is None else self._mine.rows
+        asked = [answer for _, answer in sorted(self._share(torch.tensor(mine, dtype=torch.int64)).items()) if answer.numel()]
+        return tuple(asked[0].tolist()) if asked else None
+
+    def _read(self, rows: tuple[int, int]) -> DataError | None:
+        try:
+            self._dataset.check_rows(*rows)
+        except DataError as error:
+            return error
+        return self._mine
+
+    def _share(self, mine: torch.Tensor) -> dict[int, torch.Tensor]:
+        with self._engine.recovering():
+            shared = self._engine.transport.share([mine])
+            self._engine.transport.agree(True)
+            return {rank: tensors[0] for rank, tensors in shared.items()}

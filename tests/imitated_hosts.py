@@ -1,0 +1,121 @@
+"""Hosts imitated on this machine: network namespaces whose virtual cables go into a bridge on the head machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+
+from ecrm.launch.network import local_networks
+
+SECONDS = 20
+
+
+class ImitatedHosts:
+    """Hosts by name, h1 to hN; their namespaces and devices have names that no other process uses."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"h{number}" for number in range(1, count + 1)]
+        self.bridge = f"eb{os.getpid()}"
+        self.subnet = _free_subnet()
+
+    def __enter__(self) -> ImitatedHosts:
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names:
+            with contextlib.suppress(subprocess.SubprocessError):
+                self.kill(name)
+            _ip("netns", "delete", self.namespace(name), check=False)
+            _ip("link", "delete", self._cable(name), check=False)
+        _ip("link", "delete", self.bridge, check=False)
+
+    def namespace(self, name: str) -> str:
+        """The network namespace of a host."""
+        return f"ecrm-{os.getpid()}-{name}"
+
+    def pids(self, name: str) -> set[int]:
+        """The processes that run on a host."""
+        return {int(word) for word in _ip("netns", "pids", self.namespace(name), check=False).split()}
+
+    def kill(self, name: str) -> None:
+        """SIGKILL all that runs on a host, until nothing does."""
+        deadline = time.monotonic() + SECONDS
+        while (pids := self.pids(name)) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def cut(self, name: str) -> None:
+        """Pull a host's cable out."""
+        _ip("link", "set", self._cable(name), "down")
+
+    def mend(self, name: str) -> None:
+        """Put it in again."""
+        _ip("link", "set", self._cable(name), "up")
+
+    def _cable(self, name: str) -> str:
+        return f"ec{os.getpid()}{name}"
+
+    def _make(self) -> None:
+        head, *addresses = list(self.subnet.hosts())[: len(self.names) + 1]
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("address", "add", f"{head}/{self.subnet.prefixlen}", "dev", self.bridge)
+        _ip("link", "set", self.bridge, "up")
+        for name, address in zip(self.names, addresses):
+            inside = ("-n", self.namespace(name))
+            _ip("netns", "add", self.namespace(name))
+            _ip("link", "add", self._cable(name), "type", "veth", "peer", "name", "eth0", "netns", self.namespace(name))
+            _ip("link", "set", self._cable(name), "master", self.bridge, "up")
+            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*inside, "address", "add", f"{address}/{self.subnet.prefixlen}", "dev", "eth0")
+            _ip(*inside, "link", "set", "eth0", "up")
+
+
+def why_not() -> str | None:
+    """Why hosts cannot be imitated here; None if they can."""
+    for program in ("ip", "unshare", "mount", "hostname"):
+        if shutil.which(program) is None:
+            return f"no program {program}"
+    try:
+        with ImitatedHosts(1) as hosts:
+            subprocess.run(
+                ["ip", "netns", "exec", hosts.namespace("h1"), "unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"],
+                check=True, capture_output=True, text=True, timeout=SECONDS,
+            )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces: {' '.join(error.cmd)}: {error.stderr.strip()}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no network namespaces: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def imitated(count: int) -> Iterator[ImitatedHosts]:
+    """Hosts that are gone afterwards, whatever happened."""
+    with ImitatedHosts(count) as hosts:
+        yield hosts
+
+
+def _free_subnet() -> ipaddress.IPv4Network:
+    """A /24 of 198.18.0.0/15, which is kept for tests, that this machine does not use."""
+    used = {network.subnet for network in local_networks()}
+    subnets = list(ipaddress.IPv4Network("198.18.0.0/15").subnets(new_prefix=24))
+    start = os.getpid() % len(subnets)
+    return next(subnet for subnet in [*subnets[start:], *subnets[:start]] if not any(map(subnet.overlaps, used)))
+
+
+def _ip(*words: str, check: bool = True) -> str:
+    command: Sequence[str] = ["ip", *words]
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=SECONDS).stdout

@@ -1,0 +1,38 @@
+"""`imitated_ssh.py NAMESPACE FOLDER 'COMMAND'`: runs a shell command on an imitated host as ssh would on a real one.
+
+What runs there is no child of this process and outlives it, has an empty environment, a host name and a
+table of processes of its own, and sees nothing of FOLDER; only standard input, output and error are passed on.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+
+namespace, folder, command = sys.argv[1:]
+inside = f"hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm && cd / && exec sh -c \"$0\""
+remote = subprocess.Popen(
+    ["ip", "netns", "exec", namespace, "unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", inside, command],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    start_new_session=True,
+    env={"PATH": os.environ["PATH"], "HOME": "/"},
+)  # fmt: skip
+
+
+def pass_on(reading: int, writing: int) -> None:
+    while data := os.read(reading, 65536):
+        os.write(writing, data)
+
+
+remote.stdin.write(sys.stdin.buffer.read())
+remote.stdin.close()
+threads = [
+    threading.Thread(target=pass_on, args=(stream.fileno(), number)) for stream, number in ((remote.stdout, 1), (remote.stderr, 2))
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+os._exit(remote.wait() & 0xFF)

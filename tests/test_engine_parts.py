@@ -1,0 +1,40 @@
+"""Parts of the engine by themselves: sums cut over holders, and messages that ride along with an exchange."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ecrm.engine.dense import SlicedSum
+from ecrm.engine.riders import RidingTransport
+from ecrm.transport.simulated import SimulatedCluster
+
+
+@pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])
+@pytest.mark.parametrize("size", [1, 3, 1001])
+def test_a_sum_in_slices_has_the_bits_of_the_sum_in_slot_order(holders, size):
+    contributions = {slot: torch.randn(size, generator=torch.Generator().manual_seed(slot)) for slot in (2, 0, 1, 7)}
+    expected = contributions[0].clone()
+    for slot in (1, 2, 7):
+        expected += contributions[slot]
+    sums = SlicedSum(holders)
+    cut = {slot: sums.slices(contribution) for slot, contribution in contributions.items()}
+    by_holder = {holder: sums.reduce({slot: parts[holder] for slot, parts in cut.items()}) for holder in holders}
+    assert torch.equal(sums.assemble(by_holder), expected)
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_riders_travel_with_the_next_exchange_or_by_themselves(other):
+    def program(inner):
+        transport, rank = RidingTransport(inner), inner.rank
+        transport.board({} if rank == 2 else {2: [torch.tensor([rank]), torch.tensor([7.0])]})
+        if other:
+            received = transport.exchange({(rank + 1) % 3: [torch.tensor([10 + rank])]})
+            assert {sender: [t.tolist() for t in ts] for sender, ts in received.items()} == {(rank - 1) % 3: [[10 + (rank - 1) % 3]]}
+        arrived = {sender: [t.tolist() for t in ts] for sender, ts in transport.alight().items()}
+        assert arrived == ({0: [[0], [7.0]], 1: [[1], [7.0]]} if rank == 2 else {})
+        assert transport.exchange({}) == {}
+        return True
+
+    outcome = SimulatedCluster(3, "riders", []).run(program)
+    assert outcome.results == {0: True, 1: True, 2: True}

@@ -1,0 +1,306 @@
+"""Whole hosts lost while a model is trained on them: the link cut and every process killed, or only the link cut.
+
+Hosts are imitated by network namespaces (tests/imitated_hosts.py), each with a host name, processes and
+temporary files of its own, reached by tests/programs/imitated_ssh.py: what runs there outlives its client.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from drilling import RUN_SECONDS, Run, launch
+from imitated_hosts import ImitatedHosts, why_not
+
+from ecrm.drill.events import EventTail
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+KEEP_ALIVE = 2.0
+SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
+# Two ranks a host.
+ONE_LOST = {"cluster.failure_domain": "host", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
+TWO_LOST = {"cluster.failure_domain": "host", "cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
+STARTER = f"{sys.executable} {Path(__file__).with_name('programs') / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
+
+
+@dataclass
+class Training:
+    """A run on imitated hosts, with its events as they come."""
+
+    hosts: ImitatedHosts
+    process: subprocess.Popen
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._tail = EventTail(self.folder / "events.jsonl")
+        self.events: list[dict] = []
+
+    def wait_for(self, wanted: Callable[[dict], bool]) -> dict:
+        """The first event that is wanted, whether it has come already or not."""
+        deadline = time.monotonic() + RUN_SECONDS
+        seen = 0
+        while time.monotonic() < deadline:
+            self.events += self._tail.new_events()
+            for event in self.events[seen:]:
+                if wanted(event):
+                    return event
+            seen = len(self.events)
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"it never happened\n{self.finish().output}")
+
+    def wait_for_step(self, step: int) -> None:
+        """Until a progress line has that step."""
+        self.wait_for(lambda event: event["event"] == "progress" and event["step"] >= step)
+
+    def ranks_of(self, name: str) -> list[int]:
+        """The ranks on a host, as ranks.json says."""
+        content = Run(0, "", self.folder).ranks
+        return [entry["rank"] for entry in content if entry["host"] == self.hosts.namespace(name)]
+
+    def wait_until_empty(self, name: str, seconds: float) -> float:
+        """Until no process runs on a host; returns the time at which that was seen."""
+        deadline = time.monotonic() + seconds
+        while self.hosts.pids(name):
+            assert time.monotonic() < deadline, f"after {seconds} s there still runs {self.hosts.pids(name)} on {name}"
+            time.sleep(0.01)
+        return time.time()
+
+    def finish(self) -> Run:
+        """The finished run; nothing is left on any host."""
+        try:
+            output, _ = self.process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output, _ = self.process.communicate()
+            raise AssertionError(f"not finished after {RUN_SECONDS} s\n{output}") from None
+        for name in self.hosts.names:
+            self.wait_until_empty(name, KEEP_ALIVE)
+        return Run(self.process.returncode, output, self.folder)
+
+    def end(self) -> None:
+        """Whatever became of the test: the run is over."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.communicate(timeout=RUN_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+@pytest.fixture
+def train(tmp_path, criteo_rows):
+    """Starts training on so many imitated hosts."""
+    trainings, all_hosts = [], []
+
+    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2) -> Training:
+        hosts = ImitatedHosts(count)
+        all_hosts.append(hosts)
+        hosts.__enter__()
+        private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
+        private.mkdir()
+        file.write_text("# imitated\n" + "".join(f"{hosts.namespace(name)} slots={slots}\n" for name in hosts.names))
+        line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
+        line += ["--hosts", str(file), "--interface", hosts.bridge, "--keep-alive", str(KEEP_ALIVE), *words]
+        line += ["--starter", starter.replace("{private}", str(private))]
+        for key, value in {"data.path": criteo_rows, **SETS, **sets}.items():
+            line += ["--set", f"{key}={value}"]
+        # The folder of mpirun's session files is one that the hosts do not have.
+        environment = {**os.environ, "TMPDIR": str(private)}
+        process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        )
+        trainings.append(Training(hosts, process, folder))
+        return trainings[-1]
+
+    yield start
+    for training in trainings:
+        training.end()
+    for hosts in all_hosts:
+        hosts.__exit__()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, criteo_rows):
+    """The model of a run on this machine alone in which nothing fails."""
+    return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
+
+
+def lose(training: Training, name: str) -> float:
+    """Power and network of a host gone at once; returns when."""
+    training.hosts.cut(name)
+    when = time.time()
+    training.hosts.kill(name)
+    return when
+
+
+def check(run: Run, model: str, lost: list[list[int]]) -> None:
+    """The run is complete, lost exactly these ranks, host by host, and has the model of an undisturbed one."""
+    assert run.code == 0, run.output
+    assert run.model == model, run.output
+    dead = [sorted(failure["ranks"]) for failure in run.summary["failures"]]
+    assert sorted(rank for ranks in dead for rank in ranks) == sorted(rank for ranks in lost for rank in ranks), run.output
+    assert run.summary["parity"]["mismatches"] == 0
+
+
+def gaps(run: Run, losses: list[float]) -> list[float]:
+    """Seconds between the steps before and after each loss; asserts that they are short enough."""
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    steps = [after - before for before, after in zip(finished, finished[1:])]
+    usual = sorted(steps)[: -3 * len(losses)]  # all but the gaps, and what rebuilding begins with
+    found = []
+    for loss in losses:
+        before, after = max(at for at in finished if at <= loss), min(at for at in finished if at > loss)
+        # A step may finish after the loss: then the gap begins there.
+        while after - loss < KEEP_ALIVE / 2:
+            before, after = after, min(at for at in finished if at > after)
+        found.append(after - before)
+        said = f"gap {after - before:.3f} s, step {statistics.median(usual) * 1000:.0f} ms (longest {usual[-1] * 1000:.0f})"
+        print(said)
+        assert after - loss <= KEEP_ALIVE + 2 * usual[-1], f"{said}\n{run.output}"
+    return found
+
+
+def test_a_host_is_lost(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    assert training.ranks_of("h2") == [1, 4]
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
+    """Two servers and one more rank at once with m = 1: no stripe has two units on one host."""
+    training = train(3, {**ONE_LOST, "cluster.servers": 6}, slots=3)
+    training.wait_for_step(30)
+    lost = training.ranks_of("h2")
+    assert lost == [1, 4, 7]
+    assert sum(len(entry["shards"]) for entry in Run(0, "", training.folder).ranks if entry["rank"] in lost) == 2
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [lost])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
+    training = train(4, TWO_LOST)
+    training.wait_for_step(30)
+    losses = [lose(training, "h2")]
+    training.wait_for(lambda event: event["event"] == "resumed")
+    losses.append(lose(training, "h3"))
+    run = training.finish()
+    check(run, undisturbed, [[1, 5], [2, 6]])
+    gaps(run, losses)
+
+
+@pytest.mark.drill
+def test_the_host_of_rank_0_is_lost(train, undisturbed):
+    """Rank 0 is the one that writes and prints; another goes on with that."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    assert training.ranks_of("h1") == [0, 3]
+    when = lose(training, "h1")
+    run = training.finish()
+    check(run, undisturbed, [[0, 3]])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed):
+    """Its ranks are dead before the others go on without them, and the cable, put in again, brings nothing back."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    assert training.hosts.pids("h2")
+    training.hosts.cut("h2")
+    when = time.time()
+    fenced = training.wait_until_empty("h2", KEEP_ALIVE)
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    assert fenced < failure["time"]
+    training.hosts.mend("h2")
+    training.wait_for(lambda event: event["event"] == "resumed")
+    while training.process.poll() is None:
+        assert not training.hosts.pids("h2")
+        time.sleep(0.05)
+    run = training.finish()
+    print(f"fenced after {fenced - when:.2f} s, given up after {failure['time'] - when:.2f} s")
+    check(run, undisturbed, [[1, 4]])
+    assert [entry["rank"] for entry in run.ranks if not entry["live"]] == [1, 4]
+
+
+@pytest.mark.drill
+def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    training.hosts.cut("h2")
+    time.sleep(KEEP_ALIVE / 8)
+    training.hosts.mend("h2")
+    run = training.finish()
+    check(run, undisturbed, [])
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    if number == signal.SIGKILL:
+        head = training.process.pid
+        os.killpg(head, number)  # the launch; mpirun, in a session of its own, is told by the kernel
+    else:
+        training.process.send_signal(number)
+    for name in training.hosts.names:
+        training.wait_until_empty(name, 15)
+    assert training.process.wait(15) in (128 + number, -number)
+
+
+@pytest.mark.drill
+def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
+    """`ip netns exec` by itself: the agent is then a child of the head's process. A rank is killed, too."""
+    training = train(3, ONE_LOST, "--kill", "1@20:parity", starter="ip netns exec {host}")
+    run = training.finish()
+    check(run, undisturbed, [[1]])
+
+
+@pytest.mark.drill
+def test_without_protection_the_loss_of_a_host_ends_the_run(train):
+    """The twin that must fail: nothing but the parity brings the lost rows back."""
+    training = train(3, {**ONE_LOST, "protection.name": "none", "protection.verify_parity_at_end": "false"})
+    training.wait_for_step(30)
+    lose(training, "h2")
+    run = training.finish()
+    assert run.code == 3, run.output
+    assert not (run.folder / "summary.json").exists()
+
+
+@pytest.mark.drill
+def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
+    """Nothing is trained yet, and ranks that wait for one in MPI_Init would wait for ever."""
+    starter = f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; exec ip netns exec $0 {{command}}' {{host}}"
+    training = train(3, {**ONE_LOST, "cluster.spares": 0, "cluster.trainers": 1}, starter=starter)
+    run = training.finish()
+    assert (run.code, run.folder.exists()) == (1, False), run.output
+    assert "h2: rank 1 is given up: the starter ended with 1: " in run.output
+    assert "the run had not begun, and ends" in run.output
+
+
+def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):
+    training = train(2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="ip netns exec {host}x")
+    run = training.finish()
+    assert run.code == 2
+    assert f"error: host {training.hosts.namespace('h1')} cannot be used: " in run.output
+    assert not run.folder.exists()

@@ -1,0 +1,94 @@
+"""Evaluation: the same numbers whatever ranks run the slots, next to the exact ones, in memory that does not grow."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.metrics import auc, logit_losses
+from ecrm.train.evaluate import Evaluation, evaluate
+
+BATCH = 96
+SLOTS = 3
+
+
+class Rows:
+    """A held-out split with a made-up signal: `logits` is what the model will say of each sample."""
+
+    def __init__(self, size: int) -> None:
+        random = np.random.default_rng(2)
+        self.eval_rows = size
+        self.logits = random.normal(-1, 1, size).astype(np.float32)
+        self.labels = (random.random(size) < 1 / (1 + np.exp(-self.logits))).astype(np.float32)
+
+    def eval_batch(self, start: int, size: int):
+        part = slice(start, start + size)
+        dense = torch.from_numpy(self.logits[part].copy()).unsqueeze(1)
+        return dense, torch.zeros(size, 1, dtype=torch.int64), torch.from_numpy(self.labels[part].copy())
+
+
+def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
+    """Evaluate with slot i on rank `hosts[i]`, one rank after the other; rank 0, the reporter, is the last."""
+    sent: dict[int, list[torch.Tensor]] = {}
+
+    def on(rank: int) -> Evaluation | None:
+        def exchange(outgoing):
+            sent.update({rank: tensors for tensors in outgoing.values()})
+            return dict(sorted(sent.items()))
+
+        engine = SimpleNamespace(
+            rank=rank,
+            view=SimpleNamespace(slots=hosts, reporter=0),
+            slots=[slot for slot, host in enumerate(hosts) if host == rank],
+            enter=lambda phase: None,
+            lookup=lambda wanted: {slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()},
+            dense=SimpleNamespace(module=lambda dense, embeddings: dense[:, 0]),
+            recovering=nullcontext,
+            heed_stop=lambda: None,
+            transport=SimpleNamespace(exchange=exchange, agree=lambda flag: True),
+        )
+        return evaluate(engine, rows, torch.zeros(1, dtype=torch.int64), BATCH)
+
+    others = [on(rank) for rank in (2, 1)]
+    assert others == [None, None]
+    return on(0)
+
+
+def test_the_numbers_are_near_the_exact_ones_and_do_not_depend_on_who_runs_the_slots():
+    rows = Rows(2000)
+    found = score(rows, (0, 1, 2))
+    for hosts in ((0, 0, 0), (1, 1, 2), (2, 0, 1)):
+        assert score(rows, hosts) == found
+    assert found.samples == 2000
+    assert abs(found.auc - auc(rows.labels, rows.logits)) <= found.auc_error < 1e-3
+    assert found.log_loss == pytest.approx(logit_losses(rows.labels, rows.logits).mean(), rel=1e-12)
+
+
+def test_a_split_of_fewer_samples_than_slots_and_one_of_none():
+    rows = Rows(1)
+    assert score(rows, (0, 1, 2)).log_loss == pytest.approx(logit_losses(rows.labels, rows.logits)[0])
+    assert score(Rows(0), (0, 1, 2)) == Evaluation(0, None, None, None)
+
+
+def test_one_logit_that_is_not_finite_leaves_no_number():
+    rows = Rows(500)
+    rows.logits[123] = np.nan
+    assert score(rows, (0, 1, 2)) == Evaluation(500, None, None, None)
+
+
+def test_what_is_sent_is_bounded_however_many_samples_there_are():
+    """Ten times the samples: the reporter gets as many bins as scores differ in, not one entry per sample."""
+    import ecrm.train.evaluate as module
+
+    rows = Rows(20_000)
+    rows.logits = np.round(rows.logits * 8) / 8
+    sizes = []
+    for part in (2000, 20_000):
+        scores = module._Scores()
+        scores.add(0, torch.from_numpy(rows.labels[:part]), torch.from_numpy(rows.logits[:part]))
+        sizes.append(sum(tensor.nbytes for tensor in scores.message()))
+    assert sizes[1] < 2 * sizes[0] < 20_000
