@@ -266,6 +266,7 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     for name in training.hosts.names:
         training.wait_until_empty(name, 15)
     assert training.process.wait(15) in (128 + number, -number)
+    assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
 
 
 @pytest.mark.drill

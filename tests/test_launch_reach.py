@@ -84,11 +84,12 @@ def test_a_rank_that_is_killed_is_a_client_that_is(reach):
     assert (output, errors, client.returncode) == ("last words\n", "", -signal.SIGKILL)
 
 
-def test_a_signal_is_passed_on_and_to_the_rank_alone(reach, tmp_path):
-    program = "trap 'echo caught; exit 5' TERM; touch $0; while :; do sleep 0.05; done"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_passed_on_and_to_the_rank_alone(reach, tmp_path, number):
+    program = f"trap 'echo caught; exit 5' {number.name[3:]}; touch $0; while :; do sleep 0.05; done"
     client = reach("sh", "-c", program, str(tmp_path / "up"))
     until((tmp_path / "up").exists)
-    client.send_signal(signal.SIGTERM)
+    client.send_signal(number)
     output, _ = client.communicate(timeout=30)
     assert (output, client.returncode) == ("caught\n", 5)
 

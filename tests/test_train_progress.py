@@ -18,7 +18,13 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
     engine = SimpleNamespace(
         rank=0, view=SimpleNamespace(reporter=0), dense=dense, step=0, committed=0, failures_left=1, rebuild_fraction=1.0
     )
-    progress = Progress(steps, 64, every, RunFolder(folder))
+
+    def tell(fields, in_words):
+        RunFolder(folder).event({"event": "progress", **fields})
+        if in_words:
+            print(in_words)
+
+    progress = Progress(steps, 64, every, tell)
     for step in range(1, steps + 1):
         engine.step = engine.committed = step
         dense.loss_sum += losses(step)

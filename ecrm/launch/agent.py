@@ -26,6 +26,7 @@ from typing import Any
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.1  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LONGEST_LINE = 1 << 16
 
@@ -104,7 +105,7 @@ def main() -> int:
     order = _take_order()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)  # the head says when to end, or falls silent
     try:
         with socket.create_connection(tuple(order["head"]), timeout=START_SECONDS) as connection:
@@ -134,11 +135,9 @@ def _take_order() -> dict[str, Any]:
 
 def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
     """Start the rank and see it to its end; returns what to tell the head. Raises Lost when the head is."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
     def in_child() -> None:
         before_start()
-        for number in numbers:
+        for number in PASSED_ON:
             signal.signal(number, signal.SIG_DFL)
 
     try:

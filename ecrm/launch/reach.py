@@ -100,7 +100,7 @@ class Reach:
         os.set_blocking(self._signals, False)
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in agent.PASSED_ON:
             signal.signal(number, lambda *_: None)
 
     def run(self) -> dict[str, Any]:
