@@ -1,0 +1,57 @@
+"""The run folder through the eyes of two ranks: what a reporter that died had not written, the next one writes, once."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from ecrm.train.reporter import KEPT_COMMITS, Reporter
+from ecrm.train.run_folder import RunFolder
+
+
+def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
+    reporter = Reporter(folder, {}, 1)
+    reporter.watch(SimpleNamespace(rank=number, view=cluster, commits=0))
+    return reporter
+
+
+def steps(folder: RunFolder) -> list[int]:
+    return [event["step"] for event in folder.events()]
+
+
+def test_the_next_reporter_writes_what_is_missing_once(tmp_path, capsys):
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    for step in (1, 2):
+        first.progress({"step": step}, f"line {step}")
+        second.progress({"step": step}, f"line {step}")
+    second.progress({"step": 3}, "line 3")  # the first has died before it came to it
+    cluster.reporter = 1
+    assert steps(folder) == [1, 2]
+    second.progress({"step": 4}, "line 4")
+    assert steps(folder) == [1, 2, 3, 4]
+    assert capsys.readouterr().out.split() == "line 1 line 2 line 3 line 4".split()
+
+
+def test_what_was_written_commits_ago_is_not_kept(tmp_path):
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    reporter = rank(1, folder, cluster)
+    for step in range(20):
+        reporter._engine.commits = step
+        reporter.progress({"step": step}, "")
+    cluster.reporter = 1
+    reporter.progress({"step": 20}, "")
+    assert steps(folder) == [*range(19 - KEPT_COMMITS, 20), 20]
+
+
+def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.event({"event": "start"})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+    folder.event({"event": "progress"})
+    assert folder.trouble == f"cannot write {tmp_path}/events.jsonl: No space left on device"
+    assert (tmp_path / "events.jsonl").read_text().count("\n") == 1 and len(folder.events()) == 1
+    monkeypatch.undo()
+    folder.event({"event": "progress"})
+    assert len(folder.events()) == 1  # in trouble once, it writes no more
