@@ -180,9 +180,9 @@ def test_session_members_are_found_and_zombies_are_not():
 def test_a_run_that_stopped_when_asked_to_has_said_so_itself(tmp_path):
     (tmp_path / "stopped.json").write_text('{"steps": 7, "signal": "SIGTERM"}')
     for ending, code in ((Ending(0, signal.SIGINT), 130), (Ending(1, None), 143)):
-        with pytest.raises(RunFailed, match="^$") as caught:
+        with pytest.raises(RunFailed, match="has stopped when asked to; see .*stopped.json") as caught:
             judge(tmp_path, ending)
-        assert caught.value.exit_code == code
+        assert caught.value.exit_code == code and caught.value.told
     (tmp_path / "summary.json").write_text('{"completed": true}')
     judge(tmp_path, Ending(0, signal.SIGINT))  # it was done already
 
