@@ -18,6 +18,7 @@ from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.progress import Progress
 from ecrm.train.readings import Readings
+from ecrm.train.resident import resident_bytes
 from ecrm.train.run_folder import RunFolder
 
 
@@ -127,11 +128,13 @@ class Trainer:
             self._training_seconds = time.monotonic() - self._started
         engine.enter("finish")
         engine.rebuild_all()
+        resident = resident_bytes()  # before the digests and the check of parity, which read everything
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
+            self._add_resident(memory, resident)
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
@@ -139,6 +142,12 @@ class Trainer:
             engine.transport.agree(True)
         self._folder.publish_summary()
         return summary
+
+    def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
+        """Collective: complete each rank's entry by what it really holds, and held at most."""
+        shared = self._engine.transport.share([torch.tensor(mine)])
+        for entry in memory.per_rank:
+            entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
 
     def _summary(
         self,
