@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill drill-long simulate bench clean venv
+.PHONY: train test drill drill-long simulate coverage bench clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -81,6 +81,13 @@ drill-long: dataset
 
 simulate: $(STAMP)
 	$(BIN)/ecrm simulate --seeds $(SEEDS)
+
+# make coverage                     lines and branches of engine, views, protection and coding that schedules reach
+coverage: $(STAMP)
+	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/pip install --quiet coverage==7.11.0
+	$(BIN)/python -m coverage run --data-file=$(VENV)/coverage --branch \
+	  --include='ecrm/engine/*,ecrm/placement/*,ecrm/protection/*,ecrm/coding/*' -m ecrm simulate --seeds 0:300 --jobs 1
+	$(BIN)/python -m coverage report --data-file=$(VENV)/coverage --show-missing
 
 bench: $(STAMP)
 	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done

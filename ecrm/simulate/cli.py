@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import time
@@ -77,13 +78,15 @@ def _replay(seed: int, suite: str) -> None:
 
 
 def run_range(seeds: range, suite: str, jobs: int) -> str:
-    """Run a range of schedules in several processes; a line of totals. Raises SimulationFailed at the first failure."""
+    """Run a range of schedules in `jobs` processes (1: in this one); a line of totals. Raises SimulationFailed at the first failure."""
     began = time.monotonic()
     totals = dict.fromkeys(("deaths", "recoveries", "reshapes", "commits", "calls", "refused", "rows_checked"), 0)
-    with ProcessPoolExecutor(jobs) as pool:
-        for counted in pool.map(_run_some, ((suite, chunk) for chunk in _chunks(seeds))):
+    work = ((suite, chunk) for chunk in _chunks(seeds))
+    with ProcessPoolExecutor(jobs) if jobs > 1 else contextlib.nullcontext() as pool:
+        for counted in map(_run_some, work) if pool is None else pool.map(_run_some, work):
             if "failed" in counted:
-                pool.shutdown(cancel_futures=True)
+                if pool is not None:
+                    pool.shutdown(cancel_futures=True)
                 raise SimulationFailed(counted["failed"])
             for name in totals:
                 totals[name] += counted[name]
@@ -92,7 +95,7 @@ def run_range(seeds: range, suite: str, jobs: int) -> str:
         f"{suite}: {len(seeds):,} schedules, {totals['deaths']:,} deaths, {totals['recoveries']:,} recoveries, "
         f"{totals['reshapes']:,} reshapes, "
         f"{totals['refused']:,} refusals, {totals['commits']:,} commits and {totals['rows_checked']:,} rows checked, "
-        f"{totals['calls']:,} calls; {len(seeds) / seconds:.1f} schedules/s on {jobs} processes"
+        f"{totals['calls']:,} calls; {len(seeds) / seconds:.1f} schedules/s on {jobs} process{'' if jobs == 1 else 'es'}"
     )
 
 
