@@ -1,0 +1,187 @@
+"""The checkpoints of a run on disk: `checkpoints/step-00000120/` each, which of them are whole, and how one becomes so.
+
+Light: no torch, so that `ecrm launch` can look before anything is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrm.checkpoint import manifest as manifests
+from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.rows import checksum_of
+from ecrm.errors import DataError, EcrmError, UsageError
+
+FOLDER = "checkpoints"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint: its folder and manifest, and those it adds to, the full one first and itself last."""
+
+    path: Path
+    manifest: Manifest
+    before: tuple[Checkpoint, ...] = ()
+
+    @property
+    def chain(self) -> tuple[Checkpoint, ...]:
+        return (*self.before, self)
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @staticmethod
+    def open(path: Path) -> Checkpoint:
+        """Read the manifests of a checkpoint and of those it adds to, and look at the sizes of all files.
+
+        Raises DataError where something is missing or damaged, UsageError for another format version.
+        """
+        manifest = _read(path)
+        for entry in manifest.files:
+            file = path / entry["name"]
+            try:
+                found = file.stat().st_size
+            except OSError as error:
+                raise DataError(f"{file}: {error.strerror}") from None
+            if found != entry["bytes"]:
+                raise DataError(f"{file}: expected {entry['bytes']} bytes, found {found}")
+        if manifest.base is None:
+            return Checkpoint(path, manifest)
+        if manifest.base["step"] >= manifest.step:
+            raise DataError(f"{path}: adds to a later checkpoint")
+        base = Checkpoint.open(path.with_name(name_of(manifest.base["step"])))
+        if base.manifest.checksum != manifest.base["checksum"]:
+            raise DataError(f"{path}: adds to another checkpoint than {base.path}")
+        return Checkpoint(path, manifest, base.chain)
+
+    def check(self, entry: dict) -> None:
+        """Raise DataError unless a file of this checkpoint has the content that the manifest says."""
+        file = self.path / entry["name"]
+        try:
+            found = checksum_of(file)
+        except OSError as error:
+            raise DataError(f"{file}: {error.strerror}") from None
+        if found != entry["crc32"]:
+            raise DataError(f"{file}: damaged: CRC-32 {found:08x}, the manifest says {entry['crc32']:08x}")
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint of a step."""
+    return f"step-{step:08}"
+
+
+def find(folder: Path, below: int | None = None) -> tuple[list[Checkpoint], list[str]]:
+    """The complete checkpoints in `folder`, newest first, and why each other one is not; `below` leaves out later steps."""
+    whole, refused = [], []
+    for step in sorted(_steps(folder), reverse=True):
+        if below is None or step < below:
+            try:
+                whole.append(Checkpoint.open(folder / name_of(step)))
+            except EcrmError as error:
+                refused.append(f"checkpoint {folder / name_of(step)} is not used: {error}")
+    return whole, refused
+
+
+def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
+    """`find` for what a user gives: a run folder, its folder of checkpoints, or one checkpoint, then alone.
+
+    Raises UsageError where there is no checkpoint at all, DataError where none is whole.
+    """
+    if _STEP.fullmatch(given.resolve().name) and given.is_dir():
+        return [Checkpoint.open(given.resolve())], []
+    if not given.is_dir():
+        raise UsageError(f"--resume {given}: there is no such folder")
+    folder = given / FOLDER if (given / FOLDER).is_dir() else given
+    whole, refused = find(folder.resolve())
+    if not whole and not refused:
+        raise UsageError(f"--resume {given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders")
+    if not whole:
+        raise DataError(f"--resume {given}: no checkpoint is whole: {refused[0]}")
+    return whole, refused
+
+
+class CheckpointFolder:
+    """Where a run writes its checkpoints; `path` need not exist yet. One rank at a time publishes and prunes."""
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self.path, self.disk = path, disk or Disk()
+
+    def draft(self, step: int) -> Path:
+        """The temporary folder of a checkpoint, made if it is not there."""
+        draft = self.path / f".{name_of(step)}"
+        self.disk.make_folder(draft)
+        return draft
+
+    def publish(self, manifest: Manifest) -> None:
+        """Give the draft, whose files are synced, its name, and then its manifest: from here on it counts."""
+        disk, draft, final = self.disk, self.draft(manifest.step), self.path / name_of(manifest.step)
+        listed = {entry["name"] for entry in manifest.files}
+        for file in sorted(draft.iterdir()):
+            if file.name not in listed:
+                disk.remove(file)  # of an attempt that came to nothing
+        disk.sync_folder(draft)
+        self._discard(final)
+        disk.rename(draft, final)
+        disk.sync_folder(self.path)
+        file = disk.create(final / f".{manifests.NAME}")
+        disk.write(file, manifest.to_bytes())
+        disk.close(file)
+        disk.rename(final / f".{manifests.NAME}", final / manifests.NAME)
+        disk.sync_folder(final)
+
+    def newest(self) -> int:
+        """The step of the newest complete checkpoint, 0 where there is none."""
+        whole, _ = find(self.path)
+        return whole[0].step if whole else 0
+
+    def prune(self, keep: int) -> None:
+        """Remove what the newest `keep` complete checkpoints do not need: later drafts and earlier checkpoints."""
+        whole, _ = find(self.path)
+        needed = {link.step for checkpoint in whole[:keep] for link in checkpoint.chain}
+        for step in sorted(_steps(self.path), reverse=True):
+            if whole and step not in needed and step < whole[0].step:
+                self._discard(self.path / name_of(step))
+        for draft in sorted(self.path.glob(".step-*")):
+            if whole and draft.name < f".{name_of(whole[0].step)}":
+                self.disk.remove_folder(draft)
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints later than `step`: they were refused, and the same steps will be done again."""
+        for later in sorted(_steps(self.path), reverse=True):
+            if later > step:
+                self._discard(self.path / name_of(later))
+
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint, its manifest first, so that it never looks whole while it goes."""
+        if path.is_dir():
+            self.disk.remove(path / manifests.NAME)
+            self.disk.sync_folder(path)
+            self.disk.remove_folder(path)
+
+
+def _steps(folder: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            if match := _STEP.fullmatch(entry.name):
+                yield int(match[1])
+
+
+def _read(path: Path) -> Manifest:
+    file = path / manifests.NAME
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: incomplete, it has no {manifests.NAME}") from None
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}") from None
+    manifest = manifests.parse(data, str(file))
+    if name_of(manifest.step) != path.name:
+        raise DataError(f"{path}: holds step {manifest.step}")
+    return manifest

@@ -1,0 +1,81 @@
+"""The manifest of a checkpoint, its last file: with it the checkpoint is complete. Light: no torch."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ecrm.errors import DataError, UsageError
+
+NAME = "manifest.json"
+FORMAT = "ecrm-checkpoint"
+VERSION = 1
+DENSE = "dense.bin"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    `step` steps are in it, which is the data position too. `identity`: everything that the bits of the model depend on, by
+    config key. `base`: None for a full one, else {"step", "checksum"} of the checkpoint it adds to, `chain` being how many
+    follow on the full one. `record_bytes` and `space_rows` by row space. `files`: {"name", "space", "rows", "frames",
+    "bytes", "crc32"} each, the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn.
+    """
+
+    step: int
+    identity: dict[str, Any]
+    base: dict[str, int] | None
+    chain: int
+    record_bytes: list[int]
+    space_rows: list[int]
+    files: list[dict[str, Any]]
+    dense: list[dict[str, Any]]
+
+    @property
+    def kind(self) -> str:
+        return "full" if self.base is None else "incremental"
+
+    @property
+    def row_files(self) -> list[dict[str, Any]]:
+        return [entry for entry in self.files if entry["space"] >= 0]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.files)
+
+    @property
+    def rows(self) -> int:
+        return sum(entry["rows"] for entry in self.row_files)
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all that the manifest says."""
+        return zlib.crc32(_canonical({"format": FORMAT, "format_version": VERSION, **asdict(self)}))
+
+    def to_bytes(self) -> bytes:
+        fields = {"format": FORMAT, "format_version": VERSION, **asdict(self), "manifest_crc32": self.checksum}
+        return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def parse(data: bytes, name: str) -> Manifest:
+    """A manifest from its file's bytes; `name` is said in errors. DataError when it is damaged, UsageError when of another version."""
+    try:
+        fields = json.loads(data)
+        if fields.pop("format") != FORMAT:
+            raise ValueError("not the manifest of a checkpoint")
+        if (version := fields.pop("format_version")) != VERSION:
+            raise UsageError(f"{name}: checkpoint format version {version}, this program reads {VERSION}")
+        said = fields.pop("manifest_crc32")
+        manifest = Manifest(**fields)
+        if manifest.checksum != said:
+            raise ValueError("its checksum does not match")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: damaged manifest: {error}") from None
+    return manifest
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode()

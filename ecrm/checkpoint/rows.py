@@ -1,0 +1,87 @@
+"""A file of records of rows: frames of row numbers and records, some rows at a time, so that nobody holds a whole file.
+
+A frame is b"ECRMROWS", the number R of rows and the size B of a record (both u32), R row numbers (i64) and R records of
+B bytes; everything little endian. Row numbers are those of the row space: where a row was placed is not in the file.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ecrm.checkpoint.disk import Disk
+from ecrm.errors import DataError
+
+HEADER = struct.Struct("<8sII")
+MAGIC = b"ECRMROWS"
+FRAME_ROWS = 1 << 16
+"""Rows in a frame at most: bounds the memory of writing, reading and sending."""
+CHECK_BYTES = 1 << 22
+
+
+class SummedFile:
+    """A file being written, with its size and CRC-32 so far."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk, self._file, self.name = disk, disk.create(path), path.name
+        self.bytes = self.checksum = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._disk.write(self._file, data)
+        self.bytes += len(data)
+        self.checksum = zlib.crc32(data, self.checksum)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self._disk.close(self._file)
+
+
+def write_rows(disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, object]:
+    """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS; the manifest's entry of the file."""
+    file, rows, frames = SummedFile(disk, path), 0, 0
+    try:
+        for numbers, records in windows:
+            if not len(numbers):
+                continue
+            file.write(HEADER.pack(MAGIC, len(numbers), records.shape[1]))
+            file.write(np.ascontiguousarray(numbers, "<i8").view(np.uint8).data)
+            file.write(np.ascontiguousarray(records).reshape(-1).data)
+            rows, frames = rows + len(numbers), frames + 1
+    finally:
+        file.close()
+    return {
+        "name": path.name, "space": space, "rows": rows, "frames": frames, "bytes": file.bytes, "crc32": file.checksum
+    }  # fmt: skip
+
+
+def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The frames of a file as (numbers int64 [R], records uint8 [R, B]), one at a time.
+
+    Raises DataError where a frame is not whole, or names a row that is not below `rows`.
+    """
+    with open(path, "rb") as file:
+        while header := file.read(HEADER.size):
+            if len(header) < HEADER.size:
+                raise DataError(f"{path}: cut off in the header of a frame")
+            magic, count, size = HEADER.unpack(header)
+            if magic != MAGIC or size != record_bytes or not 0 < count <= FRAME_ROWS:
+                raise DataError(f"{path}: a frame does not begin as it should")
+            numbers, records = np.empty(count, "<i8"), np.empty((count, size), np.uint8)
+            if file.readinto(numbers.view(np.uint8).data) < numbers.nbytes or file.readinto(records.reshape(-1).data) < records.nbytes:
+                raise DataError(f"{path}: cut off in a frame of {count} rows")
+            if (numbers < 0).any() or (numbers >= rows).any():
+                raise DataError(f"{path}: names a row that is not one of {rows}")
+            yield numbers, records
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while data := file.read(CHECK_BYTES):
+            checksum = zlib.crc32(data, checksum)
+    return checksum

@@ -1,0 +1,252 @@
+"""The format of checkpoints: a cut at any call or byte leaves the newest complete one, and damage is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.folder import CheckpointFolder, Checkpoint, find, locate, name_of
+from ecrm.checkpoint.manifest import DENSE, Manifest
+from ecrm.checkpoint.rows import SummedFile, read_rows, write_rows
+from ecrm.errors import DataError, UsageError
+
+BYTES, ROWS = 12, 500
+
+
+class Cut(BaseException):
+    """The process dies here."""
+
+
+class CuttingDisk(Disk):
+    """Dies at its `calls`-th call, or within the `at_byte`-th byte written; a power cut also loses what was not synced."""
+
+    def __init__(self, calls: int | None = None, at_byte: int | None = None) -> None:
+        self.calls, self.at_byte = calls, at_byte
+        self.made = self.written = 0
+        self.open: dict[object, Path] = {}
+        self.names: list[tuple[Path, Path | None, Path]] = []  # not synced: (folder, old name or None, name)
+
+    def _call(self) -> None:
+        if self.calls is not None and self.made == self.calls:
+            raise Cut
+        self.made += 1
+
+    def make_folder(self, path):
+        self._call()
+        super().make_folder(path)
+
+    def create(self, path):
+        self._call()
+        file = super().create(path)
+        self.open[file] = path
+        self.names.append((path.parent, None, path))
+        return file
+
+    def write(self, file, data):
+        self._call()
+        if self.at_byte is not None and self.written + len(data) > self.at_byte:
+            super().write(file, memoryview(data).cast("B")[: self.at_byte - self.written])
+            raise Cut
+        self.written += len(data)
+        super().write(file, data)
+
+    def close(self, file):
+        self._call()
+        file.close()  # the order of calls is what is tested, not the disk
+        del self.open[file]
+
+    def rename(self, old, new):
+        self._call()
+        super().rename(old, new)
+        self.names.append((new.parent, old, new))
+
+    def sync_folder(self, path):
+        self._call()
+        self.names = [entry for entry in self.names if entry[0] != path]
+
+    def remove(self, file):
+        self._call()
+        super().remove(file)
+
+    def remove_folder(self, path):
+        self._call()
+        super().remove_folder(path)
+
+    def lose_power(self, draw: random.Random) -> None:
+        """What was not synced may be lost: bytes of open files, and names given."""
+        for path in self.open.values():
+            if path.exists():
+                with open(path, "r+b") as file:
+                    file.truncate(draw.randint(0, path.stat().st_size))
+        for _, old, new in reversed(self.names):
+            if new.exists() and draw.random() < 0.5:
+                if old is not None:
+                    new.rename(old)
+                elif new.is_file():
+                    new.unlink()
+
+
+@functools.cache
+def state_of(step: int) -> dict[int, bytes]:
+    """Every row's record after a step: some rows change in each."""
+    records: dict[int, bytes] = {}
+    for s in range(10, step + 1, 10):
+        draw = np.random.default_rng(s)
+        for row in draw.choice(ROWS, 40, replace=False).tolist():
+            records[row] = draw.bytes(BYTES)
+    return records
+
+
+def write(folder: CheckpointFolder, step: int, base: Manifest | None) -> Manifest:
+    """Write and publish the checkpoint of a step, adding to `base`."""
+    before = state_of(base.step) if base else {}
+    changed = sorted(row for row, record in state_of(step).items() if before.get(row) != record)
+    draft, files = folder.draft(step), []
+    for part in range(2):
+        mine = changed[part::2]
+        windows = [
+            (np.array(mine[i : i + 16]), np.frombuffer(b"".join(state_of(step)[r] for r in mine[i : i + 16]), np.uint8).reshape(-1, BYTES))
+            for i in range(0, len(mine), 16)
+        ]
+        files.append(write_rows(folder.disk, draft / f"rows-{part}.bin", 0, windows))
+    dense = SummedFile(folder.disk, draft / DENSE)
+    dense.write(step.to_bytes(8, "little"))
+    dense.close()
+    files.append({"name": DENSE, "space": -1, "bytes": dense.bytes, "crc32": dense.checksum})
+    link = {"step": base.step, "checksum": base.checksum} if base else None
+    manifest = Manifest(step, {"train.seed": 7}, link, base.chain + 1 if base else 0, [BYTES], [ROWS], files, [])
+    folder.publish(manifest)
+    return manifest
+
+
+def read(checkpoint: Checkpoint) -> dict[int, bytes]:
+    """All rows of a checkpoint and of those it adds to, every file checked."""
+    records: dict[int, bytes] = {}
+    for link in checkpoint.chain:
+        for entry in link.manifest.files:
+            link.check(entry)
+        for entry in link.manifest.row_files:
+            for numbers, rows in read_rows(link.path / entry["name"], BYTES, ROWS):
+                records |= {number: row.tobytes() for number, row in zip(numbers.tolist(), rows, strict=True)}
+    return records
+
+
+STEPS = (10, 20, 30, 40, 50)
+
+
+def run(path: Path, disk: Disk, done: list[int]) -> None:
+    """Five checkpoints, full, incremental, incremental, full, incremental, keeping two; `done` gets those that count."""
+    folder, base = CheckpointFolder(path, disk), None
+    for step in STEPS:
+        base = write(folder, step, base if step not in (10, 40) else None)
+        done.append(step)
+        folder.prune(keep=2)
+
+
+def newest(path: Path) -> int:
+    """The newest complete checkpoint's step, 0 if none, after all complete ones were read and found right."""
+    whole, _ = find(path)
+    for checkpoint in whole:
+        assert read(checkpoint) == state_of(checkpoint.step)
+    return whole[0].step if whole else 0
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power):
+    counting = CuttingDisk()
+    run(tmp_path / "whole", counting, [])
+    assert newest(tmp_path / "whole") == 50 and counting.made > 150
+    for calls in range(counting.made):
+        disk, done, path = CuttingDisk(calls=calls), [], tmp_path / "cut"
+        with pytest.raises(Cut):
+            run(path, disk, done)
+        if power:
+            disk.lose_power(random.Random(calls))
+        left = newest(path)
+        assert left >= (done[-1] if done else 0), (calls, done)
+        redone: list[int] = []
+        run(path, Disk(), redone)  # and the same folder serves the run that starts again
+        assert newest(path) == 50
+        shutil.rmtree(path)
+
+
+def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path):
+    counting = CuttingDisk()
+    run(tmp_path / "whole", counting, [])
+    draw = random.Random(0)
+    for at in sorted(draw.sample(range(counting.written), 150)):
+        disk, done, path = CuttingDisk(at_byte=at), [], tmp_path / "cut"
+        with pytest.raises(Cut):
+            run(path, disk, done)
+        assert newest(path) == (done[-1] if done else 0), at
+        shutil.rmtree(path)
+
+
+def test_keep_leaves_what_the_newest_need_and_no_drafts(tmp_path):
+    run(tmp_path, Disk(), [])
+    assert [entry.name for entry in sorted(tmp_path.iterdir())] == [name_of(40), name_of(50)]
+
+
+def test_any_flipped_bit_is_refused_by_name(tmp_path):
+    done: list[int] = []
+    run(tmp_path, Disk(), done)
+    draw, refused = random.Random(1), 0
+    whole, _ = find(tmp_path)
+    names = [whole[0].path / name for name in ("manifest.json", *(entry["name"] for entry in whole[0].manifest.files))]
+    for trial in range(150):
+        file = names[trial % len(names)]
+        data = file.read_bytes()
+        bit = draw.randrange(len(data) * 8)
+        file.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        try:
+            assert read(Checkpoint.open(whole[0].path)) == state_of(50)  # white space in the manifest says nothing
+            assert file.name == "manifest.json"
+        except (DataError, UsageError) as error:
+            assert str(whole[0].path) in str(error) and "\n" not in str(error)
+            refused += 1
+        file.write_bytes(data)
+    assert refused > 100
+    assert newest(tmp_path) == 50
+
+
+@pytest.mark.parametrize("what", ["truncated", "missing", "no manifest", "another base"])
+def test_a_checkpoint_that_is_not_whole_is_refused_and_the_one_before_used(tmp_path, what):
+    run(tmp_path, Disk(), [])
+    last = tmp_path / name_of(50)
+    file = last / "rows-0.bin"
+    if what == "truncated":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif what == "missing":
+        file.unlink()
+    elif what == "no manifest":
+        (last / "manifest.json").unlink()
+    else:
+        write(CheckpointFolder(tmp_path), 40, Checkpoint.open(tmp_path / name_of(40)).manifest.__class__(20, {}, None, 0, [], [], [], []))
+    whole, refused = find(tmp_path)
+    if what == "another base":  # and that one adds to a checkpoint that is gone
+        assert whole == [] and len(refused) == 2
+        return
+    assert [checkpoint.step for checkpoint in whole] == [40]
+    assert len(refused) == 1 and str(last) in refused[0] and "\n" not in refused[0]
+
+
+def test_what_is_named_is_found_or_said_to_be_missing(tmp_path):
+    run(tmp_path / "run" / "checkpoints", Disk(), [])
+    for given in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        assert [checkpoint.step for checkpoint in locate(given)[0]] == [50, 40]
+    assert [checkpoint.step for checkpoint in locate(tmp_path / "run" / "checkpoints" / name_of(40))[0]] == [40]
+    with pytest.raises(UsageError, match="there is no such folder"):
+        locate(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        locate(tmp_path / "empty")
+    for step in (40, 50):
+        (tmp_path / "run" / "checkpoints" / name_of(step) / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no checkpoint is whole"):
+        locate(tmp_path / "run")
