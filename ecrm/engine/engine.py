@@ -28,6 +28,7 @@ from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
+from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.routing import DENSE, GRADIENTS, STOP, ShardRequests, SlotRequests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
@@ -119,7 +120,11 @@ class Engine:
         policy: EnginePolicy,
         hooks: Hooks | None = None,
         clock: Callable[[], float] = time.monotonic,
+        durable: Durable | None = None,
     ) -> None:
+        self._durable = durable
+        self.rollbacks = 0
+        self._state_lost = False  # from the moment a rollback begins until all agree that it is through
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
@@ -156,6 +161,11 @@ class Engine:
     def slots(self) -> tuple[int, ...]:
         """Slots that this rank runs."""
         return self.view.slots_of(self.rank)
+
+    @property
+    def record_bytes(self) -> tuple[int, ...]:
+        """Size of a record of each row space."""
+        return self._record_bytes
 
     @property
     def commits(self) -> int:
@@ -520,6 +530,7 @@ class Engine:
         Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
         began, phase, self._ahead = self._clock(), self._phase, None
+        begun, rollbacks = self.step + self._updating, self.rollbacks
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating
         before = self.view
@@ -527,30 +538,44 @@ class Engine:
             try:
                 self.transport.shrink()
                 self._hooks.phase(self.step, "recover")
-                self._return_to_commit()
-                if len(before.shards) != len(self.view.shards):
-                    before = self.view  # a reshape was committed: shards have new numbers
-                heir = self._take_over()
+                heir = None
+                try:
+                    self._return_to_commit()
+                    if len(before.shards) != len(self.view.shards):
+                        before = self.view  # a reshape was committed: shards have new numbers
+                    heir = self._take_over()
+                except Unrecoverable as error:
+                    self._roll_back(error, began)
+                    if len(before.shards) != len(self.view.shards):
+                        before = self.view
                 if self.transport.agree(True):
                     break
             except PeerFailure:
                 continue
+        self._state_lost = False
         if heir is not None:
             self.dense = heir
+        if self.rollbacks > rollbacks:
+            redone = max(begun - self.committed, 0)
         dead = tuple(rank for rank in before.live if rank not in self.transport.live)
         if dead:
             self._record_failure(dead, before, step, phase, redone, began)
+        if self.rollbacks > rollbacks:
+            self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
         begun = self.step + self._updating - self.committed
         asks = self.stopping or self._hooks.asks()
-        ledger = [torch.tensor([self._commits, self.view.epoch, begun, asks]), _to_bytes(self.view.to_json())]
+        facts = torch.tensor([self._commits, self.view.epoch, begun, asks, self._state_lost])
+        ledger = [facts, _to_bytes(self.view.to_json())]
         shared = self.transport.share(ledger)
         if not self.transport.agree(True):  # nobody died: what was shared is what was sent
             raise PeerFailure("a rank died in recovery")
         self.stopping = any(int(tensors[0][3]) for tensors in shared.values())
+        if any(int(tensors[0][4]) for tensors in shared.values()):
+            raise Unrecoverable("a rank died while all were rolling back")
         commits = max(int(tensors[0][0]) for tensors in shared.values())
         begun = max(int(tensors[0][2]) for tensors in shared.values() if int(tensors[0][0]) == commits)
         if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
@@ -637,6 +662,57 @@ class Engine:
         heir = self._make_dense()
         heir.load(received[holders[0]])
         return heir
+
+    def resume(self) -> None:
+        """Collective, before the first step: go on from the durable tier, whoever dies meanwhile.
+
+        Raises an EcrmError on every rank where there is nothing to go on from.
+        """
+        try:
+            if self.view.live != self.transport.live:
+                raise PeerFailure("a rank died before the first step")
+            self._roll_back(Unrecoverable("nothing to resume from"), self._clock(), told=False)
+            if not self.transport.agree(True):
+                raise PeerFailure("a rank died while all were resuming")
+            self._state_lost = False
+        except PeerFailure:
+            self._state_lost = True
+            self.recover()
+
+    def _roll_back(self, why: Unrecoverable, began: float, told: bool = True) -> None:
+        """Collective: load the newest checkpoint on the ranks that are left; raises `why` without a durable tier."""
+        if self._durable is None:
+            raise why
+        self._state_lost, begun, shape = True, self.step + self._updating, self.protection.shape
+        self._hooks.phase(self.step, "rollback")
+        self.hosted.clear()  # makes room; nothing of what is held is used any more
+        self.protection = self.protection.with_shape(shape)
+        loaded = Rollback(
+            self._durable, self.transport, (self._commits, self.view, shape), [space.rows for space in self.spaces],
+            self._record_bytes, self.protection, self._new_store, self._policy.dense_replicas,
+        )  # fmt: skip
+        self.view, self.layouts, self.hosted, self.protection = loaded.view, loaded.layouts, loaded.hosted, loaded.protection
+        self._context = self._context_of_hosted()
+        self._ahead = self._reshape = self._repaired = None
+        self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
+        self.step = self.committed = loaded.step
+        self._commits = loaded.commits
+        report = None if self.scrub is None else self.scrub.report
+        self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, report)
+        self.dense = self._make_dense() if self.rank in self.view.dense else None
+        if self.dense is not None and loaded.dense is not None:
+            self.dense.load(loaded.dense)
+        self.rollbacks += 1
+        if told:
+            self._hooks.event(
+                {
+                    "event": "rolled_back",
+                    "step": self.step,
+                    "from_step": begun,
+                    "why": str(why),
+                    "seconds": self._clock() - began,
+                }
+            )
 
     def _record_failure(
         self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ecrm.engine.placing import address, by_shard, place
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.message import in_groups
 
 WINDOW_ROWS = 1 << 16
 """Rows of each shard that travel at a time: bounds the memory of messages."""
@@ -54,7 +54,7 @@ class Reshape:
             for first in range(0, layout.data_rows_per_shard, WINDOW_ROWS):
                 window = torch.arange(first, min(first + WINDOW_ROWS, layout.data_rows_per_shard))
                 received = transport.exchange(self._outgoing(space, window))
-                self.protection.protect(self._place(received), self.view)
+                self.protection.protect(place(received, self.hosted), self.view)
                 self.protection.committed()
         moved = transport.share([torch.tensor([self.moved_bytes])])
         self.moved_bytes = sum(int(tensors[0][0]) for tensors in moved.values())
@@ -66,26 +66,8 @@ class Reshape:
             if this != space:
                 continue
             local = window[hosted.store.updated(window)]
-            shards, places = self.layouts[space].locate(self._old.layouts[space].rows_of(shard, local))
-            for target in shards.unique().tolist():
-                here = (shards == target).nonzero().squeeze(1)
+            for target, here, places in by_shard(self.layouts[space], self._old.layouts[space].rows_of(shard, local)):
                 records = hosted.store.read(local[here])
                 self.moved_bytes += records.nbytes
-                outgoing.setdefault(self.view.shards[target], []).extend(
-                    (torch.tensor([target, space]), places[here], records)
-                )
+                address(outgoing, self.view, target, space, places, records)
         return outgoing
-
-    def _place(self, received: dict[int, list[Tensor]]) -> dict[ShardSpace, tuple[Tensor, Tensor]]:
-        """Write records where they belong; as deltas from the zeros that were there, for parity."""
-        deltas: dict[ShardSpace, list[tuple[Tensor, Tensor]]] = {}
-        for tensors in received.values():
-            for head, local, flat in in_groups(tensors, 3):
-                shard, space = head.tolist()
-                records = flat.view(local.numel(), -1)
-                self.hosted[shard, space].store.write(local, records)
-                deltas.setdefault((shard, space), []).append((local, records))
-        return {
-            key: (torch.cat([rows for rows, _ in parts]), torch.cat([records for _, records in parts]))
-            for key, parts in deltas.items()
-        }

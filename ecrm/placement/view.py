@@ -107,10 +107,22 @@ def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
     if not any(rank in live for rank in view.dense):
         raise Unrecoverable(f"{named}: every replica of the dense model is lost (held by ranks {list(view.dense)})")
 
+    return _handed_on(replace(view, rebuilding=tuple(sorted({*view.rebuilding, *lost}))), gone, shape, dense_replicas)
+
+
+def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
+    """The next view after `dead` ranks are gone and everything is loaded anew: roles move as in `plan_recovery`, nothing is
+    rebuilding, and any ranks may be gone but the last."""
+    gone = sorted(set(dead) & set(view.live))
+    return _handed_on(replace(view, rebuilding=()), gone, shape, dense_replicas)
+
+
+def _handed_on(view: View, gone: list[int], shape: StripeShape, dense_replicas: int) -> View:
+    """The next view, with all that `gone` ranks had on others."""
+    live = tuple(rank for rank in view.live if rank not in gone)
+    lost = [shard for shard, host in enumerate(view.shards) if host in gone]
     spares = [rank for rank in view.spares if rank in live]
-    after = replace(
-        view, epoch=view.epoch + 1, live=live, rebuilding=tuple(sorted({*view.rebuilding, *lost}))
-    )
+    after = replace(view, epoch=view.epoch + 1, live=live)
     for rank in sorted(gone, key=lambda r: (not view.shards_of(r), r)):
         if spares and (view.shards_of(rank) or view.slots_of(rank)):
             heir = min(spares, key=lambda spare: (_conflicts_of_heir(after, rank, spare, shape), spare))

@@ -21,7 +21,7 @@ class NoProtection(Protection):
         self.keeps_deltas = False
 
     def with_shape(self, shape: StripeShape) -> NoProtection:
-        return NoProtection(shape.shards)
+        return type(self)(shape.shards)
 
     def start(self, context: ProtectionContext, view: View) -> None:
         pass

@@ -216,6 +216,6 @@ class Scrub:
             return
         local = self._context.layouts[finding.space].local_of_unit(torch.tensor([finding.stripe]), finding.unit)
         if finding.unit < self._shape.k:
-            self._context.hosted[key].store.xor(local, finding.error.unsqueeze(0))
+            self._context.hosted[key].correct(local, finding.error.unsqueeze(0))
         else:
             self._parity[key].records[local] ^= finding.error

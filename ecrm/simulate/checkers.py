@@ -27,9 +27,9 @@ class Checkers:
 
     def __init__(self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth) -> None:
         self._all, self._doomed, self._truth = engines, doomed, truth
-        self._committed: dict[int, int] = {}
+        self._committed: dict[int, tuple[int, int]] = {}
         self.commits = self.rows = self.parity_rows = 0
-        self._newest = 0
+        self._newest = (0, 0)
 
     @property
     def _engines(self) -> dict[int, Engine]:
@@ -38,9 +38,9 @@ class Checkers:
     def after_commit(self, engine: Engine) -> None:
         """Called by a rank that has just seen a commit; the first to see it checks the whole cluster."""
         self._never_backwards()
-        if engine.committed <= self._newest:
+        if (engine.rollbacks, engine.committed) <= self._newest:
             return
-        self._newest = engine.committed
+        self._newest = engine.rollbacks, engine.committed
         self.commits += 1
         for rank, other in self._engines.items():
             self._check_rank(rank, other, engine.committed)
@@ -48,9 +48,10 @@ class Checkers:
 
     def _never_backwards(self) -> None:
         for rank, engine in self._engines.items():
-            if engine.committed < self._committed.get(rank, 0):
-                raise Violation(f"rank {rank} took commit {self._committed[rank]} back to {engine.committed}")
-            self._committed[rank] = engine.committed
+            now = engine.rollbacks, engine.committed  # only a checkpoint takes a commit back
+            if now < self._committed.get(rank, (0, 0)):
+                raise Violation(f"rank {rank} took commit {self._committed[rank][1]} back to {engine.committed}")
+            self._committed[rank] = now
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
         for (shard, space), hosted in engine.hosted.items():

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks, StepAborted
+from ecrm.engine.rollback import Durable
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.start import initial_view
 from ecrm.placement.view import View
+from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
@@ -91,8 +94,8 @@ class Workload:
         )
 
     def make_protection(self) -> Protection:
-        if self.protection == "none":
-            return NoProtection(self.servers)
+        if self.protection != "erasure":
+            return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](self.servers)
         return ErasureProtection(self.servers, self.k, self.m)
 
 
@@ -107,7 +110,9 @@ class Outcome:
     failures_left: int
 
 
-def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: Callable[[], float]) -> Engine:
+def make_engine(
+    workload: Workload, transport: Transport, hooks: Hooks, clock: Callable[[], float], durable: Durable | None = None
+) -> Engine:
     """This rank's engine at the undisturbed start."""
     protection = workload.make_protection()
     replicas = protection.shape.m + 1
@@ -129,6 +134,7 @@ def make_engine(workload: Workload, transport: Transport, hooks: Hooks, clock: C
         ),
         hooks=hooks,
         clock=clock,
+        durable=durable,
     )
 
 
@@ -169,21 +175,32 @@ def run_workload(
     after_start: Callable[[Engine], None] = lambda engine: None,
     after_step: Callable[[Engine], None] = lambda engine: None,
     report: Callable[[dict[str, str]], None] = lambda tables: None,
+    durable: Durable | None = None,
+    make_checkpoints: Callable[[Engine], Checkpoints] | None = None,
+    resume: bool = False,
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
 
-    `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
+    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
     """
-    engine = make_engine(workload, transport, hooks or Hooks(), clock)
+    engine = make_engine(workload, transport, hooks or Hooks(), clock, durable)
     after_start(engine)
+    if resume:
+        engine.resume()
+    checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
     while True:
         try:
             while engine.step < workload.steps:
+                if checkpoints is not None:
+                    checkpoints.between_steps()
+                    after_step(engine)
                 train_step(workload, engine)
                 after_step(engine)
             engine.enter("finish")
             engine.rebuild_all()
             engine.scrub_all()
+            if checkpoints is not None:
+                checkpoints.finish()
             verified = engine.verify_parity()
             with engine.recovering():
                 tables = table_digests(engine, engine.view.reporter)
@@ -192,6 +209,7 @@ def run_workload(
                 transport.agree(True)
             break
         except StepAborted:
-            continue
+            if checkpoints is not None:
+                checkpoints.went_back()
     dense = None if engine.dense is None else hashlib.sha256(engine.dense.value.numpy()).hexdigest()
     return Outcome(tables, dense, verified, len(engine.failures.failures), engine.failures_left)

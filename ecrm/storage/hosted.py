@@ -12,12 +12,14 @@ from ecrm.storage.missing import MissingRows
 
 class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
-    `on_demand_rows`, how many were recovered because a step asked for them."""
+    `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
+    know which were changed, or None."""
 
     def __init__(self, store: Store, rows: int, missing: bool) -> None:
         self.store = store
         self.missing = MissingRows(rows) if missing and rows else None
         self.on_demand_rows = 0
+        self.touched: Tensor | None = None
         self._log: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -45,10 +47,18 @@ class HostedShard:
 
     def update(self, rows: Tensor, gradients: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
+        if self.touched is not None:
+            self.touched[rows] = True
         if not keep_delta:
             self.store.update(rows, gradients)
         elif rows.numel():
             self._log.append((rows, self.store.update_with_delta(rows, gradients)))
+
+    def correct(self, rows: Tensor, error: Tensor) -> None:
+        """Take an error, uint8 [R, record bytes], out of rows for good."""
+        if self.touched is not None:
+            self.touched[rows] = True
+        self.store.xor(rows, error)
 
     def deltas_since_commit(self) -> tuple[Tensor, Tensor]:
         """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]."""

@@ -23,6 +23,9 @@ PHASES = (
     "commit",
     "recover",
     "reshape",
+    "rollback",
+    "checkpoint",
+    "manifest",
     "evaluate",
     "finish",
 )
@@ -32,8 +35,9 @@ PHASES = (
 class Kill:
     """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
 
-    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover` and `reshape` begin
-    only while there is something to do, `scrub` only with protection.scrub_rows_per_step and nothing rebuilding.
+    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover`, `reshape` and `rollback` begin
+    only while there is something to do, `scrub` only with protection.scrub_rows_per_step and nothing rebuilding; `checkpoint`
+    as a checkpoint begins, `manifest` on all ranks as it is about to count.
     """
 
     rank: int

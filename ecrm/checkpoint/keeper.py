@@ -1,0 +1,222 @@
+"""When a run writes checkpoints, and how its ranks agree that one counts.
+
+Everything a rank decides by is the same on all ranks: it was shared, and then agreed on, or it is forgotten when a rank
+dies (`went_back`). A checkpoint that a death interrupts is given up; the next one is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.write import Part
+from ecrm.engine.engine import Engine
+from ecrm.transport.base import PeerFailure
+
+GIVE_UP_SECONDS = 600.0
+"""How long the end of a run waits for the disk before it goes without its last checkpoint."""
+POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """Every so many steps, or minutes, whichever comes first (0: not), and after the last step of `steps`; the rest as in
+    config section [checkpoint]."""
+
+    steps: int
+    every_steps: int = 0
+    every_minutes: float = 0.0
+    mode: str = "sync"
+    kind: str = "full"
+    full_every: int = 8
+    keep: int = 2
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="checkpoint", daemon=True).start()
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run; every live rank calls the same methods between the same steps.
+
+    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: CheckpointFolder,
+        identity: dict[str, Any],
+        policy: CheckpointPolicy,
+        tell: Callable[[dict[str, Any]], None] = lambda fields: None,
+        clock: Callable[[], float] = time.monotonic,
+        background: Callable[[Callable[[], None]], None] = _in_a_thread,
+    ) -> None:
+        self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
+        self._tell, self._clock, self._background = tell, clock, background
+        self._first = engine.step
+        self._attempt = 0
+        self._part: Part | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._part is not None:
+            self._part.cancelled = True
+        self._part: Part | None = None
+        self._last: int | None = None  # the step of the last checkpoint, None while that is not known to all
+        self._base: Manifest | None = None  # what the next one may add to
+        self._look_at = 0  # the step to look at the clock again
+
+    def went_back(self) -> None:
+        """After StepAborted: what this rank knew may not be what the others know."""
+        self._forget()
+
+    def between_steps(self) -> None:
+        """Collective: go on with a checkpoint being written, begin one if it is due. Raises StepAborted after a failure."""
+        engine = self._engine
+        if self._last is None:
+            self._settle()
+        if self._part is not None:
+            with engine.recovering():
+                if engine.transport.agree(self._part.done):
+                    self._count()
+        if self._part is None and not engine.view.rebuilding and self._is_due():
+            self._begin()
+
+    def finish(self) -> None:
+        """Collective, after the last step: see the last checkpoint through, if the disk lets it."""
+        self.between_steps()
+        deadline = self._clock() + GIVE_UP_SECONDS
+        while self._part is not None:
+            with self._engine.recovering():
+                if not self._engine.transport.agree(self._clock() < deadline):
+                    return self._failed(f"not written within {GIVE_UP_SECONDS:g} s")
+            if not self._part.done:
+                time.sleep(POLL_SECONDS)
+            self.between_steps()
+
+    def _settle(self) -> None:
+        """Agree on what the newest checkpoint is."""
+        engine = self._engine
+        with engine.recovering():
+            newest = self._folder.newest() if engine.rank == engine.view.reporter else 0
+            shared = engine.transport.share([torch.tensor([newest])])
+            if not engine.transport.agree(True):
+                raise PeerFailure("a rank died")
+        self._last = max(self._first, *(int(tensors[0]) for tensors in shared.values()))
+        self._last_at = self._clock()
+
+    def _is_due(self) -> bool:
+        policy, step = self._policy, self._engine.step
+        if step <= self._last:
+            return False
+        if step >= policy.steps or (policy.every_steps and step // policy.every_steps > self._last // policy.every_steps):
+            return True
+        return bool(policy.every_minutes) and self._time_is_up(step)
+
+    def _time_is_up(self, step: int) -> bool:
+        """Collective: by the lowest rank's clock, which is asked rarely at first and more often towards the end."""
+        if step < self._look_at:
+            return False
+        engine = self._engine
+        with engine.recovering():
+            shared = engine.transport.share([torch.tensor([self._clock() - self._last_at], dtype=torch.float64)])
+            if not engine.transport.agree(True):
+                raise PeerFailure("a rank died")
+        gone, wanted = float(shared[min(shared)][0]), 60 * self._policy.every_minutes
+        per_step = gone / (step - self._last)
+        self._look_at = step + max(1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1)
+        return gone >= wanted
+
+    def _begin(self) -> None:
+        """Collective: commit, and write this rank's part, or have it written."""
+        engine, policy = self._engine, self._policy
+        engine.commit()
+        with engine.recovering():
+            engine.enter("checkpoint")
+            self._began = self._clock()
+            adds = policy.kind == "incremental" and self._base is not None and self._base.chain + 1 < policy.full_every
+            self._adds_to = self._base if adds else None
+            self._attempt += 1
+            self._last = engine.step
+            try:
+                draft, trouble = self._folder.draft(engine.step), ""
+            except OSError as error:
+                draft, trouble = self._folder.path, f"cannot make {self._folder.path}: {error.strerror}"
+            self._part = Part(engine, draft, self._folder.disk, adds, policy.kind == "incremental", self._attempt)
+            if trouble:
+                self._part.trouble, self._part.done = trouble, True
+            elif policy.mode == "async":
+                self._part.copy()
+                self._background(self._part.run)
+            else:
+                self._part.run()
+            self._stalled = self._clock() - self._began
+            if policy.mode == "sync":
+                self._count()
+
+    def _count(self) -> None:
+        """Collective, once all have written their parts: publish it, and agree that it is so."""
+        engine, part = self._engine, self._part
+        shared = engine.transport.share([part.message()])
+        if not engine.transport.agree(True):
+            raise PeerFailure("a rank died")
+        said = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())}
+        troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble) in said.items() if trouble]
+        if troubles:
+            return self._failed(troubles[0])
+        engine.enter("manifest")
+        base, reports = self._adds_to, part.dense is not None
+        manifest = Manifest(
+            step=part.step,
+            identity=self._identity,
+            base=None if base is None else {"step": base.step, "checksum": base.checksum},
+            chain=0 if base is None else base.chain + 1,
+            record_bytes=list(engine.record_bytes),
+            space_rows=[space.rows for space in engine.spaces],
+            files=[entry for entries, _ in said.values() for entry in entries],
+            dense=part.dense_shapes if reports else [],
+        )
+        written = [json.dumps(manifest.dense), ""]
+        if reports:
+            try:
+                self._folder.publish(manifest)
+                with contextlib.suppress(OSError):
+                    self._folder.prune(self._policy.keep)
+            except OSError as error:
+                written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
+        shared = engine.transport.share([torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)])
+        if not engine.transport.agree(True):
+            raise PeerFailure("a rank died")
+        dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))
+        if trouble:
+            return self._failed(trouble)
+        self._part, self._last_at, self._look_at = None, self._clock(), 0
+        self._base = Manifest(**{**vars(manifest), "dense": json.loads(dense)})
+        self._tell(
+            {
+                "event": "checkpoint",
+                "step": manifest.step,
+                "kind": manifest.kind,
+                "rows": manifest.rows,
+                "bytes": manifest.bytes,
+                "seconds": self._clock() - self._began,
+                "stall_seconds": self._stalled,
+            }
+        )
+
+    def _failed(self, why: str) -> None:
+        """This one is not to be; what was noted of touched rows went with it, so the next one is full."""
+        step, self._part.cancelled = self._part.step, True
+        self._part = self._base = None
+        self._last_at, self._look_at = self._clock(), 0
+        self._tell({"event": "checkpoint_failed", "step": step, "why": why})

@@ -1,0 +1,153 @@
+"""Loading a checkpoint: each rank reads some of the files and sends records to their hosts, a frame per rank at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
+from ecrm.checkpoint.manifest import DENSE
+from ecrm.checkpoint.rows import read_rows
+from ecrm.engine.placing import Message, address, by_shard, place
+from ecrm.errors import DataError, EcrmError
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection, ShardSpace
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.base import PeerFailure, Transport
+
+
+class Restorer:
+    """`engine.rollback.Durable` over a run's own checkpoints and, until there is one, those it was resumed from.
+
+    Without either it is the undisturbed start, unless the run was resumed. `say` gets a line for each checkpoint that is
+    refused, on one rank. The same folders must be seen by all ranks.
+    """
+
+    def __init__(
+        self, own: CheckpointFolder, resumed: Sequence[Checkpoint] = (), say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._own, self._resumed, self._say = own, [checkpoint.path for checkpoint in resumed], say
+
+    def restore(
+        self,
+        transport: Transport,
+        layouts: Sequence[RowLayout],
+        hosted: dict[ShardSpace, HostedShard],
+        protection: Protection,
+        view: View,
+    ) -> tuple[int, list[Tensor] | None]:
+        """As `Durable.restore`; the newest checkpoint whose every file has the right content, found out by all together."""
+        first = transport.rank == transport.live[0]
+        whole, refused = find(self._own.path) if first else ([], [])
+        offered = [str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)]
+        for path in _from_first(transport, offered):
+            checkpoint, problem = _checked(transport, Path(path))
+            if checkpoint is not None:
+                if first:
+                    self._tidy(refused, checkpoint.step)
+                _load(checkpoint, transport, layouts, hosted, protection, view)
+                return checkpoint.step, read_dense(checkpoint)
+            refused.append(f"checkpoint {path} is not used: {problem}")
+        if self._resumed:
+            error = DataError(f"no checkpoint is left to go on from: {refused[-1]}" if refused else "no checkpoint is left")
+            error.speaker = transport.live[0]
+            raise error
+        if first:
+            self._tidy(refused, 0)
+        return 0, None
+
+    def _tidy(self, refused: list[str], step: int) -> None:
+        """Say which checkpoints were refused; this run's own go, since the same steps are done again."""
+        for line in refused:
+            self._say(line)
+        with contextlib.suppress(OSError):
+            self._own.discard_after(step)
+
+
+def _from_first(transport: Transport, paths: list[str]) -> list[str]:
+    """What the lowest live rank says, on all ranks."""
+    mine = torch.tensor(list(json.dumps(paths).encode()), dtype=torch.uint8)
+    shared = transport.share([mine])
+    if not transport.agree(True):
+        raise PeerFailure("a rank died while a checkpoint was looked for")
+    return json.loads(bytes(shared[transport.live[0]][0].tolist()))
+
+
+def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
+    """Collective: a checkpoint of which each rank has checked some files, or the lowest rank's reason to refuse it."""
+    checkpoint, problem = None, ""
+    try:
+        checkpoint = Checkpoint.open(path)
+        files = [(link, entry) for link in checkpoint.chain for entry in link.manifest.files]
+        for link, entry in _share_of(transport, files):
+            link.check(entry)
+    except EcrmError as error:
+        problem = str(error)
+    said = [problem, checkpoint.manifest.checksum if checkpoint else 0]
+    shared = transport.share([torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)])
+    if not transport.agree(True):
+        raise PeerFailure("a rank died while a checkpoint was checked")
+    verdicts = [json.loads(bytes(tensors[0].tolist())) for _, tensors in sorted(shared.items())]
+    problems = [f"{text}" for text, _ in verdicts if text]
+    if not problems and len({checksum for _, checksum in verdicts}) > 1:
+        problems = ["ranks see different files under this name: it must be on storage that all of them share"]
+    return (None, problems[0]) if problems else (checkpoint, "")
+
+
+def _share_of(transport: Transport, items: list[Any], rank: int | None = None) -> list[Any]:
+    """The items that fall to a live rank, by default this one."""
+    return items[transport.live.index(transport.rank if rank is None else rank) :: len(transport.live)]
+
+
+def _load(
+    checkpoint: Checkpoint,
+    transport: Transport,
+    layouts: Sequence[RowLayout],
+    hosted: dict[ShardSpace, HostedShard],
+    protection: Protection,
+    view: View,
+) -> None:
+    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first, each row's newest record last."""
+    for link in checkpoint.chain:
+        files = link.manifest.row_files
+        frames = _frames(link, _share_of(transport, files))
+        rounds = max(sum(entry["frames"] for entry in _share_of(transport, files, rank)) for rank in transport.live)
+        for _ in range(rounds):
+            outgoing: Message = {}
+            for space, numbers, records in islice(frames, 1):
+                for shard, here, local in by_shard(layouts[space], numbers):
+                    address(outgoing, view, shard, space, local, records[here])
+            deltas = place(transport.exchange(outgoing), hosted)
+            protection.protect(deltas, view)
+            protection.committed()
+
+
+def _frames(link: Checkpoint, files: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(space, row numbers, records) of every frame of some files."""
+    for entry in files:
+        space = entry["space"]
+        manifest = link.manifest
+        for numbers, records in read_rows(link.path / entry["name"], manifest.record_bytes[space], manifest.space_rows[space]):
+            yield space, torch.from_numpy(numbers), torch.from_numpy(records)
+
+
+def read_dense(checkpoint: Checkpoint) -> list[Tensor]:
+    """The dense state of a checkpoint, as it was exported."""
+    data = (checkpoint.path / DENSE).read_bytes()
+    tensors, at = [], 0
+    for entry in checkpoint.manifest.dense:
+        dtype = np.dtype(entry["dtype"])
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        part = np.frombuffer(data, dtype, count, at).reshape(entry["shape"]).copy()
+        tensors.append(torch.from_numpy(part))
+        at += part.nbytes
+    return tensors

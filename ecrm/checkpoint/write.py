@@ -1,0 +1,97 @@
+"""One rank's part of a checkpoint: the rows of its shards and, on one rank, the dense state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.manifest import DENSE
+from ecrm.checkpoint.rows import FRAME_ROWS, SummedFile, write_rows
+from ecrm.engine.engine import Engine
+from ecrm.placement.stripes import RowLayout
+from ecrm.storage.base import lazy_zeros
+from ecrm.storage.hosted import HostedShard
+
+Window = tuple[np.ndarray, np.ndarray]
+
+
+class Part:
+    """What this rank adds to the checkpoint of the step that the engine stands at, at a commit, nothing missing.
+
+    With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated. From now on the engine's
+    shards note what is touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on.
+    `entries` are then those of the manifest, `trouble` why there are none.
+    """
+
+    def __init__(self, engine: Engine, draft: Path, disk: Disk, changed_only: bool, noting: bool, attempt: int) -> None:
+        self.step, self._draft, self._disk = engine.step, draft, disk
+        self._name = f"rows-rank{engine.rank:04}-{attempt}"
+        self.done = self.cancelled = False
+        self.entries: list[dict[str, Any]] = []
+        self.trouble = ""
+        self.dense: list[Tensor] | None = None
+        if engine.rank == engine.view.reporter:
+            self.dense = engine.dense.export()
+        self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
+        for (shard, space), hosted in sorted(engine.hosted.items()):
+            touched = hosted.touched if changed_only else None
+            if noting:
+                hosted.touched = lazy_zeros(engine.layouts[space].data_rows_per_shard, dtype=np.bool_)
+            self._rows.setdefault(space, []).append(_windows(hosted, engine.layouts[space], shard, touched))
+
+    def copy(self) -> int:
+        """Take everything along that is to be written, so that training may change it; bytes taken."""
+        self._rows = {space: [list(part) for part in parts] for space, parts in self._rows.items()}
+        if self.dense is not None:
+            self.dense = [tensor.clone() for tensor in self.dense]
+        return sum(a.nbytes + b.nbytes for parts in self._rows.values() for part in parts for a, b in part)
+
+    def run(self) -> None:
+        """Write and sync the files; never raises."""
+        try:
+            for space, parts in sorted(self._rows.items()):
+                windows = (window for part in parts for window in part if not self.cancelled)
+                self.entries.append(write_rows(self._disk, self._draft / f"{self._name}-{space}.bin", space, windows))
+            if self.dense is not None:
+                self.entries.append(self._write_dense())
+        except OSError as error:
+            self.trouble = f"cannot write {self._draft}: {error.strerror or error}"
+        self._rows = {}
+        self.done = True
+
+    def _write_dense(self) -> dict[str, Any]:
+        file = SummedFile(self._disk, self._draft / DENSE)
+        try:
+            for tensor in self.dense:
+                file.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
+        finally:
+            file.close()
+        return {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
+
+    @property
+    def dense_shapes(self) -> list[dict[str, Any]]:
+        """The manifest's words for the dense state."""
+        return [{"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)} for tensor in self.dense]
+
+    def message(self) -> Tensor:
+        """What the other ranks are told, as bytes."""
+        return torch.tensor(list(json.dumps([self.entries, self.trouble]).encode()), dtype=torch.uint8)
+
+
+def _windows(hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None) -> Iterator[Window]:
+    """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`."""
+    for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):
+        local = torch.arange(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
+        wanted = hosted.store.updated(local)
+        if touched is not None:
+            wanted &= touched[local]
+        local = local[wanted]
+        if local.numel():
+            yield layout.rows_of(shard, local).numpy(), hosted.store.read(local).numpy()

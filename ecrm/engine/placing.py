@@ -1,0 +1,47 @@
+"""Records on their way to where a layout puts them, wherever they come from: another layout, or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.protection.base import ShardSpace
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.message import in_groups
+
+Message = dict[int, list[Tensor]]
+
+
+def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(shard, places in `numbers`, local rows) of row numbers of a space, int64 [R], for each shard that holds some."""
+    shards, local = layout.locate(numbers)
+    for shard in shards.unique().tolist():
+        here = (shards == shard).nonzero().squeeze(1)
+        yield shard, here, local[here]
+
+
+def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor) -> None:
+    """Add records, uint8 [R, B], of a shard's local rows to what goes to its host."""
+    outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([shard, space]), local, records))
+
+
+def place(
+    received: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]
+) -> dict[ShardSpace, tuple[Tensor, Tensor]]:
+    """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most."""
+    deltas: dict[ShardSpace, list[tuple[Tensor, Tensor]]] = {}
+    for tensors in received.values():
+        for head, local, flat in in_groups(tensors, 3):
+            shard, space = head.tolist()
+            store = hosted[shard, space].store
+            records = flat.view(local.numel(), -1)
+            deltas.setdefault((shard, space), []).append((local, store.read(local).bitwise_xor_(records)))
+            store.write(local, records)
+    return {
+        key: (torch.cat([rows for rows, _ in parts]), torch.cat([delta for _, delta in parts]))
+        for key, parts in deltas.items()
+    }

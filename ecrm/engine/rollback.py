@@ -1,0 +1,75 @@
+"""Everything loaded anew from the durable tier on the ranks that are left, when more was lost than the protection covers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.view import View, plan_rollback
+from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
+from ecrm.storage.base import Store
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.base import PeerFailure, Transport
+
+
+class Durable(Protocol):
+    """What outlives every rank."""
+
+    def restore(
+        self, transport: Transport, layouts: Sequence[RowLayout], hosted: dict[ShardSpace, HostedShard],
+        protection: Protection, view: View,
+    ) -> tuple[int, list[Tensor] | None]:  # fmt: skip
+        """Collective: fill shards that are all zeros, and their redundancy; the steps that are in it, and the dense state.
+
+        That is an exported one, given to the holders of the dense replica; None for the undisturbed start, step 0.
+        Raises PeerFailure as transport calls do, an EcrmError on every rank when there is nothing to go on from.
+        """
+
+
+class Rollback:
+    """The state of a checkpoint on the ranks that are left: `view`, `layouts`, `hosted`, `protection`, `step`, `dense`
+    (exported state or None), `commits`, more than any rank has counted.
+
+    Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view, shape), of which the newest
+    counts. Nothing of the state before is used.
+    """
+
+    def __init__(
+        self,
+        durable: Durable,
+        transport: Transport,
+        mine: tuple[int, View, StripeShape],
+        row_counts: Sequence[int],
+        record_bytes: tuple[int, ...],
+        protection: Protection,
+        make_store: Callable[[int, int, RowLayout], Store],
+        dense_replicas: int,
+    ) -> None:
+        newest, shape, self.commits = _newest(transport, *mine)
+        dead = [rank for rank in newest.live if rank not in transport.live]
+        self.view = plan_rollback(newest, dead, shape, dense_replicas)
+        self.layouts = tuple(RowLayout(shape, rows) for rows in row_counts)
+        self.hosted = {
+            (shard, space): HostedShard(make_store(shard, space, layout), layout.data_rows_per_shard, missing=False)
+            for shard in self.view.shards_of(transport.rank)
+            for space, layout in enumerate(self.layouts)
+        }
+        self.protection = protection.with_shape(shape)
+        self.protection.start(ProtectionContext(transport, self.layouts, record_bytes, self.hosted), self.view)
+        self.step, self.dense = durable.restore(transport, self.layouts, self.hosted, self.protection, self.view)
+
+
+def _newest(transport: Transport, commits: int, view: View, shape: StripeShape) -> tuple[View, StripeShape, int]:
+    """The newest view of all ranks with its stripes, and one commit more than any has seen."""
+    mine = json.dumps([view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]).encode()
+    shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
+    if not transport.agree(True):  # nobody died: what was shared is what was sent
+        raise PeerFailure("a rank died while rolling back")
+    said = [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]
+    _, _, (shards, k, m), text = max(said, key=lambda words: words[0])
+    return View.from_json(text), StripeShape(shards, k, m), max(words[1] for words in said) + 1

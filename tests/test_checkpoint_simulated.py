@@ -1,0 +1,229 @@
+"""Writing, loading and rolling back on the simulated cluster, with the real engine and ranks dying anywhere."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.restore import Restorer
+from ecrm.engine.engine import Hooks
+from ecrm.errors import DataError, Unrecoverable
+from ecrm.simulate.checkers import Checkers
+from ecrm.simulate.oracle import Truth, truth_of
+from ecrm.simulate.schedule import draw
+from ecrm.simulate.workload import Workload, run_workload
+from ecrm.transport.simulated import PhaseFault, RandomFaults, RankKilled, SimulatedCluster
+
+
+class Run:
+    """One simulated run with checkpoints: `tables` reported, `events` of all ranks, `killed`, whether `finished`."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        folder: Path,
+        policy: CheckpointPolicy,
+        truth: Truth,
+        faults=(),
+        resume: Path | None = None,
+        phase_death: float = 0.0,
+        spare_one: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.tables: list[dict[str, str]] = []
+        self.events: list[dict[str, object]] = []
+        self.lines: list[str] = []
+        engines: dict[int, object] = {}
+        doomed: set[int] = set()
+        checkers = Checkers(engines, doomed, truth)
+        rng = random.Random(seed)
+
+        def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
+            if rank in doomed or (spare_one and len(doomed) + 1 >= workload.world_size):
+                return False
+            doomed.add(rank)
+            return True
+
+        def on_phase(rank: int, step: int, phase: str) -> None:
+            if rng.random() < phase_death * (10 if phase in ("checkpoint", "manifest", "rollback") else 1) and may_kill(rank, ()):
+                raise RankKilled
+
+        if isinstance(faults, RandomFaults):
+            faults = replace(faults, may_kill=may_kill)
+        cluster = SimulatedCluster(workload.world_size, seed, faults, on_phase=on_phase, most_calls=300_000)
+
+        def program(transport):
+            resumed = find(resume)[0] if resume is not None else []
+            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name), event=self.events.append)
+            own = CheckpointFolder(folder)
+            try:
+                return run_workload(
+                    workload,
+                    transport,
+                    hooks,
+                    after_start=lambda engine: engines.update({transport.rank: engine}),
+                    after_step=checkers.after_commit,
+                    report=self.tables.append,
+                    durable=Restorer(own, resumed, self.lines.append),
+                    make_checkpoints=lambda engine: Checkpoints(
+                        engine, own, {"seed": workload.seed}, policy, self.events.append, lambda: 0.0, lambda work: work()
+                    ),
+                    resume=resume is not None,
+                )
+            except (Unrecoverable, DataError) as error:
+                return error
+            finally:
+                engines.pop(transport.rank, None)
+
+        outcome = cluster.run(program)
+        self.killed = len(outcome.killed)
+        self.rows_checked = checkers.rows
+        self.errors = [result for result in outcome.results.values() if isinstance(result, Exception)]
+        self.finished = bool(self.tables)
+
+    def of(self, kind: str) -> list[dict[str, object]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+def policy_of(rng: random.Random, steps: int) -> CheckpointPolicy:
+    return CheckpointPolicy(
+        steps=steps,
+        every_steps=rng.choice((1, 2, 3, 5)),
+        mode=rng.choice(("sync", "async")),
+        kind=rng.choice(("full", "incremental")),
+        full_every=rng.choice((2, 3, 8)),
+        keep=rng.choice((1, 2, 3)),
+    )
+
+
+def shape_of(rng: random.Random, workload: Workload, name: str) -> Workload:
+    """The same job on another cluster, with another protection."""
+    k, m = rng.randint(1, 4), rng.randint(1, 2)
+    servers = k + m + rng.randint(0, 2) if name == "erasure" else rng.randint(1, 5)
+    return replace(
+        workload, servers=servers, trainers=rng.randint(1, workload.slots), spares=rng.randint(1, 3), k=k, m=m, protection=name,
+        layout=rng.choice(("dedicated", "colocated")), commit_interval=rng.choice((1, 2, 3)), domains=None,
+        scrub_rows_per_step=rng.choice((0, 16)) if name == "erasure" else 0,
+    )  # fmt: skip
+
+
+def job(seed: int, name: str) -> tuple[random.Random, Workload, Truth]:
+    rng = random.Random(f"checkpoint {seed}")
+    drawn = draw(seed, "survivable").workload
+    workload = shape_of(rng, replace(drawn, steps=drawn.steps + 4), name)
+    return rng, workload, truth_of(workload)
+
+
+@pytest.mark.parametrize("name", ["erasure", "none", "checkpoint"])
+def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
+    died = rolled_back = written = 0
+    for seed in range(40):
+        rng, workload, truth = job(seed, name)
+        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
+        run = Run(workload, tmp_path / str(seed), policy_of(rng, workload.steps), truth, faults, phase_death=0.003, seed=seed)
+        assert not run.errors, (seed, run.errors)
+        assert run.finished and all(tables == truth.tables for tables in run.tables), seed
+        died, rolled_back, written = died + run.killed, rolled_back + len(run.of("rolled_back")), written + len(run.of("checkpoint"))
+    print(f"{name}: {died} deaths, {rolled_back} ranks rolled back, {written} told of checkpoints")
+    assert died > 40 and rolled_back > 20 and written > 100
+
+
+@pytest.mark.parametrize("name", ["erasure", "checkpoint"])
+def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
+    unfinished = resumed_later = 0
+    for seed in range(40):
+        rng, workload, truth = job(seed, name)
+        policy, folder = policy_of(rng, workload.steps), tmp_path / str(seed)
+        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.01, 0.03)), together=0.9)
+        first = Run(workload, folder, policy, truth, faults, spare_one=False, seed=seed)
+        if not find(folder)[0]:
+            continue
+        unfinished += not first.finished
+        other = shape_of(rng, workload, rng.choice(("erasure", "none", "checkpoint")))
+        faults = RandomFaults(most=other.world_size, per_call=0.005, per_recovery_call=0.05, together=0.3)
+        second = Run(other, tmp_path / f"{seed}-on", policy_of(rng, other.steps), truth, faults, resume=folder, phase_death=0.005, seed=seed)
+        assert not second.errors and second.finished and all(tables == truth.tables for tables in second.tables), (seed, second.errors)
+        resumed_later += find(tmp_path / f"{seed}-on")[0] != []
+    print(f"{name}: {unfinished} runs killed as a whole and finished elsewhere")
+    assert unfinished > 10
+
+
+def test_without_a_checkpoint_yet_the_run_starts_again(tmp_path):
+    workload = Workload(protection="checkpoint")
+    truth = truth_of(workload)
+    run = Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=100), truth, [PhaseFault(1, 3, "update")])
+    assert run.tables == [truth.tables] and {event["step"] for event in run.of("rolled_back")} == {0}
+
+
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_checkpoints_come_when_they_should_and_are_kept_as_asked(tmp_path, kind, mode):
+    workload = Workload(steps=11, commit_interval=3)
+    policy = CheckpointPolicy(steps=11, every_steps=2, mode=mode, kind=kind, full_every=3, keep=2)
+    run = Run(workload, tmp_path, policy, truth_of(workload))
+    told = {event["step"]: event["kind"] for event in run.of("checkpoint")}
+    assert sorted(told) == [2, 4, 6, 8, 10, 11]
+    assert list(told.values()) == (["full"] * 6 if kind == "full" else ["full", "incremental", "incremental"] * 2)
+    assert [checkpoint.step for checkpoint in find(tmp_path)[0]] == ([11, 10] if kind == "full" else [11, 10, 8])
+    sizes = {event["step"]: event["rows"] for event in run.of("checkpoint")}
+    assert kind == "full" or sizes[11] < sizes[8]
+
+
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path):
+    workload = Workload(steps=8, protection="checkpoint", spares=2)
+    truth = truth_of(workload)
+    Run(replace(workload, steps=6), tmp_path / "first", CheckpointPolicy(steps=6, every_steps=2, keep=9), truth_of(replace(workload, steps=6)))
+    file = next((tmp_path / "first" / name_of(6)).glob("rows*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    run = Run(workload, tmp_path / "second", CheckpointPolicy(steps=8, every_steps=100), truth, resume=tmp_path / "first")
+    assert run.tables == [truth.tables]
+    assert len(run.lines) == 1 and str(file) in run.lines[0] and "CRC-32" in run.lines[0]
+    for step in (2, 4):
+        next((tmp_path / "first" / name_of(step)).glob("dense*")).write_bytes(b"?" * 20)
+    run = Run(workload, tmp_path / "third", CheckpointPolicy(steps=8, every_steps=100), truth, resume=tmp_path / "first")
+    assert len(run.errors) == workload.world_size and all("no checkpoint is left" in str(error) for error in run.errors)
+
+
+def test_minutes_are_told_by_one_clock(tmp_path):
+    """Every step takes 10 s, as rank 0 has it; a checkpoint every minute."""
+    workload = Workload(steps=40)
+    times: dict[int, float] = {}
+    steps: list[int] = []
+
+    def program(transport):
+        def clock() -> float:
+            return 10.0 * times.get(transport.rank, 0) + 1000 * transport.rank
+
+        return run_workload(
+            workload,
+            transport,
+            after_step=lambda engine: times.update({transport.rank: engine.step}),
+            make_checkpoints=lambda engine: Checkpoints(
+                engine, CheckpointFolder(tmp_path), {}, CheckpointPolicy(steps=40, every_minutes=1), lambda e: steps.append(e["step"]), clock
+            ),
+        )
+
+    SimulatedCluster(workload.world_size, 1).run(program)
+    assert sorted(set(steps)) == [6, 12, 18, 24, 30, 36, 40]
+
+
+def test_a_disk_that_is_full_costs_the_checkpoint_not_the_run(tmp_path, monkeypatch):
+    from ecrm.checkpoint.disk import Disk
+
+    def full(self, file, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Disk, "write", full)
+    workload = Workload(steps=5)
+    truth = truth_of(workload)
+    run = Run(workload, tmp_path, CheckpointPolicy(steps=5, every_steps=2), truth)
+    assert run.tables == [truth.tables] and not run.of("checkpoint")
+    assert {event["step"] for event in run.of("checkpoint_failed")} == {2, 4, 5}
+    assert all("No space left" in event["why"] for event in run.of("checkpoint_failed"))
