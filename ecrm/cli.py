@@ -51,10 +51,12 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train as one rank; started by mpirun --with-ft ulfm")
     _add_run_options(train)
+    _add_resume(train)
     train.set_defaults(run=_train)
 
     launch = commands.add_parser("launch", help="print the mpirun line of a run and run it")
     _add_run_options(launch)
+    _add_resume(launch)
     launch.add_argument(
         "--mpirun-args",
         action="append",
@@ -116,6 +118,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on from the newest checkpoint of a run folder, or from one checkpoint, on whatever cluster and protection",
+    )
+
+
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
@@ -153,6 +164,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
+    from ecrm.checkpoint.fits import plan_resume
     from ecrm.launch.command import thread_environment, train_command
     from ecrm.launch.run import check_run_dir
     from ecrm.train.guard import guard, hold_signals
@@ -163,8 +175,11 @@ def _train(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.set)
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
-    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill)[1:]))
-    plan(config, kills)
+    resume = None if args.resume is None else str(args.resume)
+    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume)[1:]))
+    plan_resume(args.resume, config, plan(config, kills))
+    if config.checkpoints and args.run_dir is None:
+        raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
     os.environ.update(thread_environment(config))  # before torch is imported
@@ -174,7 +189,7 @@ def _train(args: argparse.Namespace) -> int:
     stop = StopSignals()
     from ecrm.train import job
 
-    job.run(config, args.run_dir, kills, guarded, stop)
+    job.run(config, args.run_dir, kills, guarded, stop, args.resume)
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -186,7 +201,7 @@ def _launch(args: argparse.Namespace) -> int:
             words += shlex.split(option)
         except ValueError as error:
             raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
-    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args))
+    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args), args.resume)
 
 
 def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:

@@ -139,7 +139,7 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
     for seed in range(40):
         rng, workload, truth = job(seed, name)
         policy, folder = policy_of(rng, workload.steps), tmp_path / str(seed)
-        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.01, 0.03)), together=0.9)
+        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), together=0.99)
         first = Run(workload, folder, policy, truth, faults, spare_one=False, seed=seed)
         if not find(folder)[0]:
             continue

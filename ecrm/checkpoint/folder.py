@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ecrm.checkpoint import manifest as manifests
 from ecrm.checkpoint.disk import Disk
-from ecrm.checkpoint.manifest import Manifest
-from ecrm.checkpoint.rows import checksum_of
+from ecrm.checkpoint.manifest import Manifest, checksum_of
 from ecrm.errors import DataError, EcrmError, UsageError
 
 FOLDER = "checkpoints"

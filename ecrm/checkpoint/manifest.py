@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ecrm.errors import DataError, UsageError
@@ -13,6 +14,7 @@ NAME = "manifest.json"
 FORMAT = "ecrm-checkpoint"
 VERSION = 1
 DENSE = "dense.bin"
+CHECK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ def parse(data: bytes, name: str) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{name}: damaged manifest: {error}") from None
     return manifest
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    checksum = 0
+    with open(path, "rb") as file:
+        while data := file.read(CHECK_BYTES):
+            checksum = zlib.crc32(data, checksum)
+    return checksum
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

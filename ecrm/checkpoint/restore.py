@@ -33,7 +33,7 @@ class Restorer:
     """
 
     def __init__(
-        self, own: CheckpointFolder, resumed: Sequence[Checkpoint] = (), say: Callable[[str], None] = lambda line: None
+        self, own: CheckpointFolder | None, resumed: Sequence[Checkpoint] = (), say: Callable[[str], None] = lambda line: None
     ) -> None:
         self._own, self._resumed, self._say = own, [checkpoint.path for checkpoint in resumed], say
 
@@ -47,7 +47,7 @@ class Restorer:
     ) -> tuple[int, list[Tensor] | None]:
         """As `Durable.restore`; the newest checkpoint whose every file has the right content, found out by all together."""
         first = transport.rank == transport.live[0]
-        whole, refused = find(self._own.path) if first else ([], [])
+        whole, refused = find(self._own.path) if first and self._own is not None else ([], [])
         offered = [str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)]
         for path in _from_first(transport, offered):
             checkpoint, problem = _checked(transport, Path(path))
@@ -70,7 +70,8 @@ class Restorer:
         for line in refused:
             self._say(line)
         with contextlib.suppress(OSError):
-            self._own.discard_after(step)
+            if self._own is not None:
+                self._own.discard_after(step)
 
 
 def _from_first(transport: Transport, paths: list[str]) -> list[str]:

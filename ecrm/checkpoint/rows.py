@@ -20,7 +20,6 @@ HEADER = struct.Struct("<8sII")
 MAGIC = b"ECRMROWS"
 FRAME_ROWS = 1 << 16
 """Rows in a frame at most: bounds the memory of writing, reading and sending."""
-CHECK_BYTES = 1 << 22
 
 
 class SummedFile:
@@ -76,12 +75,3 @@ def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.nda
             if (numbers < 0).any() or (numbers >= rows).any():
                 raise DataError(f"{path}: names a row that is not one of {rows}")
             yield numbers, records
-
-
-def checksum_of(path: Path) -> int:
-    """CRC-32 of a file."""
-    checksum = 0
-    with open(path, "rb") as file:
-        while data := file.read(CHECK_BYTES):
-            checksum = zlib.crc32(data, checksum)
-    return checksum

@@ -143,8 +143,13 @@ def problems_of_fit(config: Config) -> list[str]:
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
     elif protection.scrub_rows_per_step:
         problems.append(
-            f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is none, which keeps no "
-            "parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"
+            f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
+            "no parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"
+        )
+    if protection.name == "checkpoint" and not config.checkpoints:
+        problems.append(
+            "protection.name is checkpoint, but checkpoint.every_steps and checkpoint.every_minutes are both 0: "
+            "set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
         )
     problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
@@ -162,8 +167,8 @@ def _problems_of_flip(config: Config) -> list[str]:
         return [f"testing.flip is {show(text)}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}"]
     if steps and flip.step >= steps:
         return [f"testing.flip is {show(text)}: there is no step {flip.step}, the last is {steps - 1}"]
-    if flip.kind == "parity" and config.protection.name == "none":
-        return [f"testing.flip is {show(text)}, but protection.name is none: there is no parity"]
+    if flip.kind == "parity" and config.protection.name != "erasure":
+        return [f"testing.flip is {show(text)}, but protection.name is {config.protection.name}: there is no parity"]
     if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
         return [f"testing.flip is {show(text)}, but train.sparse_optimizer is sgd: it keeps no state"]
     return []

@@ -124,7 +124,9 @@ class ProtectionConfig:
     """What keeps embedding rows alive when ranks die."""
 
     name: str = key(
-        "erasure", "none, or erasure = Reed-Solomon parity over rows and optimizer state", choices=("none", "erasure")
+        "erasure",
+        "none; erasure = Reed-Solomon parity over rows and optimizer state; checkpoint = a failure takes all back to the newest checkpoint",
+        choices=("none", "erasure", "checkpoint"),
     )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
     m: int = key(
@@ -143,6 +145,24 @@ class ProtectionConfig:
         "smaller k, in one pause, so that m more failures are survived",
     )
     verify_parity_at_end: bool = key(False, "re-encode all rows after the last step and compare with the parity held; where they differ the run fails")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is written to disk for the case that more is lost than the protection covers, under every protection."""
+
+    every_steps: int = key(0, "steps between checkpoints, and one after the last step; 0 = none, unless checkpoint.every_minutes says so", minimum=0)
+    every_minutes: float = key(0.0, "minutes between checkpoints, instead of or beside checkpoint.every_steps; 0 = none", minimum=0)
+    mode: str = key(
+        "sync",
+        "sync = training waits until it is written; async = training waits for a copy in memory, which is written meanwhile",
+        choices=("sync", "async"),
+    )
+    kind: str = key(
+        "full", "full = every row ever updated; incremental = rows changed since the one before", choices=("full", "incremental")
+    )
+    full_every: int = key(8, "with kind incremental, every so many checkpoints are full", minimum=1)
+    keep: int = key(2, "complete checkpoints kept, not counting those that they add to", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -178,6 +198,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     cluster: ClusterConfig = ClusterConfig()
     protection: ProtectionConfig = ProtectionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     storage: StorageConfig = StorageConfig()
     testing: TestingConfig = TestingConfig()
 
@@ -194,8 +215,13 @@ class Config:
         return hosts + c.spares
 
     @property
+    def checkpoints(self) -> bool:
+        """Whether checkpoints are written."""
+        return bool(self.checkpoint.every_steps or self.checkpoint.every_minutes)
+
+    @property
     def failures_survived(self) -> int:
-        """Number of ranks that may die at once: protection.m, or 0 without protection."""
+        """Number of ranks that may die at once with no way back to a checkpoint: protection.m, or 0 without parity."""
         return self.protection.m if self.protection.name == "erasure" else 0
 
     @property

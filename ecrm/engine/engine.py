@@ -708,6 +708,7 @@ class Engine:
                 {
                     "event": "rolled_back",
                     "step": self.step,
+                    "epoch": self.view.epoch,
                     "from_step": begun,
                     "why": str(why),
                     "seconds": self._clock() - began,

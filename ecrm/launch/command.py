@@ -17,7 +17,9 @@ def thread_environment(config: Config) -> dict[str, str]:
     return {name: str(config.train.threads) for name in THREAD_VARIABLES}
 
 
-def train_command(config_name: str, overrides: Sequence[str], run_dir: str | None, kills: Sequence[str]) -> list[str]:
+def train_command(
+    config_name: str, overrides: Sequence[str], run_dir: str | None, kills: Sequence[str], resume: str | None = None
+) -> list[str]:
     """The words of `ecrm train` after the program name."""
     words = ["train", config_name]
     for override in overrides:
@@ -26,6 +28,8 @@ def train_command(config_name: str, overrides: Sequence[str], run_dir: str | Non
         words += ["--run-dir", run_dir]
     for kill in kills:
         words += ["--kill", kill]
+    if resume is not None:
+        words += ["--resume", resume]
     return words
 
 

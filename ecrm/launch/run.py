@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ecrm.checkpoint.fits import plan_resume
 from ecrm.config import load_config
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.launch.command import mpirun_line, train_command
@@ -40,14 +41,17 @@ def launch(
     mpirun_args: Sequence[str] = (),
     dry_run: bool = False,
     elsewhere: Elsewhere | None = None,
+    resume: Path | None = None,
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
+    `resume` is a run folder or a checkpoint to go on from.
     With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
     all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides)
-    plan(config, [parse_kill(kill) for kill in kills])
+    steps = plan(config, [parse_kill(kill) for kill in kills])
+    plan_resume(resume, config, steps)
     if run_dir is not None:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
@@ -55,7 +59,9 @@ def launch(
     require_fault_tolerance(mpirun)
     folder = run_dir if run_dir is not None else fresh_run_dir(config_name)
     folder = folder.absolute()
-    command = [sys.executable, "-m", "ecrm", *train_command(config_name, overrides, str(folder), kills)]
+    command = [sys.executable, "-m", "ecrm", *train_command(
+        config_name, overrides, str(folder), kills, None if resume is None else str(resume.absolute())
+    )]
     line = mpirun_line(
         config,
         hosts.command(command, folder) if hosts is not None else command,

@@ -19,10 +19,16 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
+from ecrm.checkpoint.fits import identity, plan_resume
+from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
+from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.restore import Restorer
 from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
+from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
@@ -40,7 +46,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
-from ecrm.train.reporter import Reporter
+from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
@@ -58,7 +64,12 @@ LAST_WORDS_SECONDS = 5.0
 
 
 def run(
-    config: Config, run_dir: Path | None, kills: Sequence[Kill], guarded: Guarded, stop: StopSignals
+    config: Config,
+    run_dir: Path | None,
+    kills: Sequence[Kill],
+    guarded: Guarded,
+    stop: StopSignals,
+    resume: Path | None = None,
 ) -> NoReturn:
     """Be one rank of the run; ends the process, with 0 when the run is complete or has stopped when asked to.
 
@@ -69,7 +80,7 @@ def run(
     try:
         transport = MpiTransport()
         guarded.up()
-        code = _run(transport, config, run_dir, kills, stop)
+        code = _run(transport, config, run_dir, kills, stop, resume)
     except EcrmError as error:
         if transport is None:
             say_once(f"ecrm: error: {error}", about=THE_START)
@@ -91,10 +102,16 @@ def run(
 
 
 def _run(
-    transport: Transport, config: Config, run_dir: Path | None, kills: Sequence[Kill], stop: StopSignals
+    transport: Transport,
+    config: Config,
+    run_dir: Path | None,
+    kills: Sequence[Kill],
+    stop: StopSignals,
+    resume: Path | None,
 ) -> int:
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
+    resumed, refused = _together(transport, lambda: plan_resume(resume, config, steps))
     folder = _together(transport, lambda: RunFolder(run_dir))
     protection = make_protection(config)
     processes = _processes(transport, config)
@@ -115,9 +132,16 @@ def _run(
 
     began = time.monotonic()
     hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
-    engine = build_engine(config, transport, protection, view, dataset, hooks)
+    own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
+    durable = Restorer(own, resumed, say) if config.checkpoints or resumed else None
+    engine = build_engine(config, transport, protection, view, dataset, hooks, durable)
     reporter.watch(engine)
     flipping.watch(engine)
+    if resumed:
+        if transport.rank == transport.live[0]:
+            for line in refused:
+                say(line)
+        engine.resume()
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -127,10 +151,16 @@ def _run(
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
+    if resumed:
+        about["resumed"] = {"from": str(resume), "step": engine.step}
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
+    checkpoints = None
+    if config.checkpoints:
+        policy = CheckpointPolicy(steps, **vars(config.checkpoint))
+        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event)
     trainer = Trainer(
-        engine, dataset, config, steps, folder, about, profile, reporter.progress, lambda: stop.received
+        engine, dataset, config, steps, folder, about, profile, reporter.progress, lambda: stop.received, checkpoints
     )
     summary = trainer.run()
     if summary is not None:
@@ -164,7 +194,13 @@ def start_view(config: Config, protection: Protection, processes: Mapping[int, M
 
 
 def build_engine(
-    config: Config, transport: Transport, protection: Protection, view: View, dataset: CriteoDataset, hooks: Hooks
+    config: Config,
+    transport: Transport,
+    protection: Protection,
+    view: View,
+    dataset: CriteoDataset,
+    hooks: Hooks,
+    durable: Durable | None = None,
 ) -> Engine:
     """This rank's engine for a config, at the undisturbed start, `view`."""
     model, train = config.model, config.train
@@ -194,15 +230,17 @@ def build_engine(
             skip_undo=config.testing.skip_undo,
         ),
         hooks=hooks,
+        durable=durable,
     )
 
 
 def _in_words(config: Config, protection: Protection, about: dict[str, Any], steps: int) -> str:
     """What begins, in one line."""
     shape = protection.shape
-    protected = f"erasure k={shape.k} m={shape.m}" if shape.m else "protection none"
+    protected = f"erasure k={shape.k} m={shape.m}" if shape.m else f"protection {protection.name}"
+    resumed = f"from step {about['resumed']['step']}, " if "resumed" in about else ""
     return (
-        f"{config.ranks_in_words}, {protected}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
+        f"{resumed}{config.ranks_in_words}, {protected}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
         f"storage {about['storage']}, dense arch {about['dense_arch']}, kernels {about['kernels']}"
     )
 

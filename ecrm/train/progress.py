@@ -39,6 +39,7 @@ class Progress:
         self._labels: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
         self._diverged = False
+        self._rollbacks = 0
 
     def restart_clock(self) -> None:
         """The time since the last step belongs to no step (start, evaluation)."""
@@ -46,8 +47,15 @@ class Progress:
         self._window_start += now - self._last
         self._last = now
 
+    def begins_at(self, engine: Engine) -> None:
+        """The first step is the engine's next: not 0 in a run that goes on from a checkpoint."""
+        self._reported = engine.step
+        self._loss_before = (engine.step, float(engine.dense.loss_sum) if engine.dense is not None else 0.0)
+
     def went_back(self, engine: Engine) -> None:
         """Steps were undone: those after the commit will be finished once more."""
+        if engine.rollbacks > self._rollbacks:
+            self._rollbacks, self._reported = engine.rollbacks, min(self._reported, engine.step)
         if engine.dense is not None and self._loss_before[0] > engine.step:
             self._loss_before = (engine.step, float(engine.dense.loss_sum))
 

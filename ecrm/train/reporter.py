@@ -119,6 +119,21 @@ class Reporter:
             f"can survive {fields['failures_left']} more at once"
         )
 
+    def _rolled_back(self, fields: dict[str, Any]) -> str:
+        return (
+            f"! rolled back to step {fields['step']} from {fields['from_step']} in {fields['seconds']:.2f} s, "
+            f"which redoes {max(fields['from_step'] - fields['step'], 0)} steps: {fields['why']}"
+        )
+
+    def _checkpoint(self, fields: dict[str, Any]) -> str:
+        return (
+            f"checkpoint of step {fields['step']} ({fields['kind']}): {fields['rows']:,} rows, {fields['bytes']:,} bytes "
+            f"in {fields['seconds']:.2f} s, training waited {fields['stall_seconds']:.2f} s"
+        )
+
+    def _checkpoint_failed(self, fields: dict[str, Any]) -> str:
+        return f"! no checkpoint of step {fields['step']}: {fields['why']}; training goes on"
+
     def _corruption(self, fields: dict[str, Any]) -> str:
         first, last = fields["rows"]
         where = f"in the stripe of rows {first} to {last} of row space {fields['space']}"

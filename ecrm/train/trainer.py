@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
@@ -45,14 +46,17 @@ class Trainer:
         profile: Profile | None = None,
         tell: Callable[[dict[str, Any], str], None] = lambda fields, in_words: None,
         asked: Callable[[], signal.Signals | None] = lambda: None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.stopped = False
+        self._checkpoints, self._first_step = checkpoints, engine.step
         self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
         self._folder, self._about, self._profile = folder, about, profile
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
+        self._progress.begins_at(engine)
         self._kept: dict[tuple[int, int], SlotBatch] = {}
         self._readings = Readings(engine, dataset)
         self._evaluated_at = 0
@@ -86,10 +90,16 @@ class Trainer:
             recovered = True
             self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
             self._progress.went_back(self._engine)
+            if self._checkpoints is not None:
+                self._checkpoints.went_back()
+            if self._engine.step < self._steps:
+                self._training_seconds = None  # rolled back from the end
 
     def _train(self) -> dict[str, Any] | None:
         self._engine.heed_stop()
         while self._engine.step < self._steps:
+            if self._checkpoints is not None:
+                self._checkpoints.between_steps()
             if self._evaluation_is_due(self._engine.step):
                 self._evaluate()
             self._train_step()
@@ -176,6 +186,8 @@ class Trainer:
         engine.rebuild_all()
         resident = resident_bytes()  # before what reads everything: scrubbing, the digests, the check of parity
         engine.scrub_all()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches
@@ -254,7 +266,7 @@ class Trainer:
             "steps": engine.step,
             "samples": samples,
             "training_seconds": training_seconds,
-            "samples_per_second": samples / training_seconds,
+            "samples_per_second": (samples - self._first_step * self._global_batch) / training_seconds,
             "train_logloss": float(engine.dense.loss_sum) / engine.step,
             "eval_logloss": evaluation.log_loss,
             "eval_auc": evaluation.auc,
