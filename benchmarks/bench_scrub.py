@@ -8,27 +8,25 @@ prints the table. `--smoke` makes one short run to a temporary file.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
-from bench_recovery import GLOBAL_BATCH, prepare
+from measure import RESULTS, RUN_SECONDS, device, prepare, set_words, write_csv
 
-RESULTS = Path(__file__).with_name("results") / "scrub.csv"
+SETS = {
+    "train.global_batch": 1024,
+    "train.log_every_steps": 10,
+    "model.dense_arch": "native",
+    "cluster.spares": 0,
+    "protection.verify_parity_at_end": True,
+}
 ROWS_PER_STEP = (0, 400, 4_000, 40_000)
 WARM_UP = 8
 RECORD_BYTES = 4 * (16 + 2)  # quickstart: a row of 16 floats, row-wise Adagrad's one, and the one that says updated
 AS_ECRM = "ecrm"
-FIELDS = (
-    "rows_per_step", "repeat", "steps", "step_ms", "ratio_to_0", "rows_checked_per_step", "bytes_per_server_and_step",
-    "steps_a_pass", "model_sha256", "ranks", "k", "m", "device", "cores", "torch", "ecrm_commit",
-)  # fmt: skip
 
 
 def act_as_ecrm(arguments: list[str]) -> int:
@@ -75,10 +73,8 @@ def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str,
     from ecrm.drill.run import read_run
 
     words = [sys.executable, __file__, AS_ECRM, "launch", "quickstart", "--run-dir", str(folder), "--scrub-rows-per-step", "1"]
-    for one in (f"data.path={data}", f"train.steps={steps}", f"train.global_batch={GLOBAL_BATCH}", "train.log_every_steps=10",
-                "model.dense_arch=native", "cluster.spares=0", "protection.verify_parity_at_end=true"):  # fmt: skip
-        words += ["--set", one]
-    done = subprocess.run(words, capture_output=True, text=True)
+    words += set_words({**SETS, "data.path": str(data), "train.steps": steps})
+    done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
     record = read_run(folder)
@@ -109,10 +105,7 @@ def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str,
                 "ranks": record.summary["world_size"],
                 "k": k,
                 "m": m,
-                "device": platform.processor() or platform.machine(),
-                "cores": os.cpu_count(),
-                "torch": version("torch"),
-                "ecrm_commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+                **device(),
             }
         )
     return rows
@@ -141,12 +134,8 @@ def main() -> None:
         data = prepare(Path(scratch), size)
         for repeat in range(repeats):
             rows += measure(repeat, data, Path(scratch) / str(repeat), steps)
-    target = Path(tempfile.mkdtemp()) / "scrub.csv" if options.smoke else RESULTS
-    target.parent.mkdir(exist_ok=True)
-    with target.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
+    target = (Path(tempfile.mkdtemp()) if options.smoke else RESULTS) / "scrub.csv"
+    write_csv(target, rows)
     print(table(rows))
     print(f"written to {target}")
 

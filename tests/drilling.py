@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ecrm.launch.supervise import session_base, session_members
 
 RUN_SECONDS = 300
 """After which a run counts as hanging, on a machine that may have other work."""
@@ -45,15 +49,68 @@ class Run:
         return [event for event in self.events if event["event"] == kind]
 
 
-def launch(
+def launch_words(
     folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), config: str = "tiny"
-) -> Run:
-    """Run to the end, bounded in time; nothing of the run is left alive."""
+) -> list[str]:
+    """The words of an `ecrm launch`."""
     words = [sys.executable, "-m", "ecrm", "launch", config, "--run-dir", str(folder), "--set", f"data.path={data}"]
     for key, value in (sets or {}).items():
         words += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
     for kill in kills:
         words += ["--kill", kill]
+    return words
+
+
+def mpirun_line(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()) -> list[str]:
+    """The mpirun line that `ecrm launch` prints, to be run as it is."""
+    done = subprocess.run([*launch_words(folder, data, sets, kills), "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout)
+
+
+class Mpirun:
+    """A line of mpirun, started and not waited for; nobody but mpirun looks after its ranks."""
+
+    DYING_SECONDS = 3.0  # mpirun does not wait for the children of what it has killed
+
+    def __init__(self, line: list[str]) -> None:
+        self._base = session_base()
+        self.process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **self._base.__enter__()},
+        )
+
+    @property
+    def members(self) -> list[int]:
+        """All processes of the run."""
+        return session_members(self.process.pid)
+
+    def end(self, seconds: float) -> tuple[int, str]:
+        """mpirun's exit code and what was printed, within `seconds`; nothing of the run may be left."""
+        try:
+            output, _ = self.process.communicate(timeout=seconds)
+        finally:
+            deadline = time.monotonic() + self.DYING_SECONDS
+            while (left := self.members) and time.monotonic() < deadline and self.process.returncode is not None:
+                time.sleep(0.05)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+            self._base.__exit__(None, None, None)
+        assert left == [], f"left: {left}\n{output}"
+        return self.process.returncode, output
+
+
+def launch(
+    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), config: str = "tiny"
+) -> Run:
+    """Run to the end, bounded in time; nothing of the run is left alive."""
+    words = launch_words(folder, data, sets, kills, config)
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

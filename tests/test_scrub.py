@@ -19,8 +19,6 @@ WHOLE = 1000
 ROWS = 150
 """Rows of row space 0."""
 
-CALLS_PER_STEP = 6  # lookup 2, update, parity, scrub, commit; in a step that finds something 2 more
-
 
 class Flip:
     """One bit of a unit flips when a phase of a step begins, in whichever rank hosts it."""
@@ -44,7 +42,7 @@ class Flip:
             return
         store = engine.hosted[shard, self.space].store
         part = store.weights if self.kind == "row" else store.state[0]
-        part.view(torch.uint8).view(part.shape[0], -1)[local, 1] ^= 16
+        part.view(torch.uint8).view(part.shape[0], -1)[local, 2] ^= 64  # the top of a mantissa: rounding does not swallow it
 
 
 class Ran:
@@ -75,6 +73,7 @@ class Ran:
 
         outcome = cluster.run(program)
         assert not outcome.unfired
+        self.trace = outcome.trace
         assert all(flip.done for flip in flips)
         live = sorted(outcome.results)
         self.told = events[live[0]]
@@ -221,7 +220,7 @@ def test_a_row_used_before_it_is_found_is_said_to_be_inexact(rows):
     """Data and parity agree again, but what the wrong bits did to the model stays, and the event says so."""
     workload = _workload(3, 2, steps=8, scrub_rows_per_step=rows)
     row = next(row for row in range(ROWS) if _uses(workload, row, 0, 4) and _uses(workload, row, 4, 5))
-    ran = Ran(workload, [Flip(4, "input", 0, row // 3, row % 3)])
+    ran = Ran(workload, [Flip(3, "update", 0, row // 3, row % 3)])  # before the values of step 4 are read, which come ahead
     assert [(event["repaired"], event["exact"]) for event in ran.events] == [(True, False)]
     assert ran.mismatches == 0
     assert ran.tables != [truth_of(workload).tables]
@@ -269,8 +268,14 @@ def test_any_rank_killed_as_scrubbing_begins(rank):
     assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0
 
 
-DEATHS = [(call, when) for call in range(4, 8) for when in (BEFORE, DURING, AFTER)]
-"""The scrub's exchange, the agreement that says something was found, telling it, the commit: calls of step 2."""
+CALLS = ("scrub", "found something", "tell", "commit")
+DEATHS = [(call, when) for call in CALLS for when in (BEFORE, DURING, AFTER)]
+
+
+def _number_of(call, workload, flip):
+    """Which call of a rank that is, in a run that finds the flip and in which nobody dies: telling is its first `share`."""
+    shares = [event for event in Ran(workload, [flip]).trace if (event.rank, event.method) == (0, "share")]
+    return shares[0].call_index + CALLS.index(call) - CALLS.index("tell")
 
 
 @pytest.mark.parametrize(("call", "when"), DEATHS)
@@ -278,9 +283,10 @@ def test_a_rank_killed_anywhere_while_a_wrong_unit_is_put_right(call, when):
     """Whoever holds the wrong unit, or no unit of its stripe: k right units are left to decode from."""
     workload = _workload(2, 2, servers=6, steps=12, rebuild_rows_per_step=WHOLE)
     truth, shape, stripe = truth_of(workload), workload.make_protection().shape, _left_alone(workload, 1)[0]
-    members, unit = shape.members(stripe % shape.shards), 1 if call % 2 else 3
+    members, unit = shape.members(stripe % shape.shards), 1 if CALLS.index(call) % 2 else 3
+    number = _number_of(call, workload, Flip(2, "dense", 0, stripe, unit))
     for victim in (members[unit], *(rank for rank in range(workload.world_size) if rank not in members)):
-        fault = Fault(victim, 2 * CALLS_PER_STEP + call, when)
+        fault = Fault(victim, number, when)
         ran = Ran(workload, [Flip(2, "dense", 0, stripe, unit)], [fault], seed=victim)
         # Where the wrong unit died unfound, it was decoded afresh; otherwise it is found, now or after the rebuilding, once.
         assert len(ran.events) == 1 or (victim == members[unit] and not ran.events)
@@ -292,8 +298,9 @@ def test_a_rank_killed_anywhere_while_a_wrong_unit_is_put_right(call, when):
 def test_once_committed_any_rank_may_die(unit):
     workload = _workload(2, 2, servers=6, steps=12, rebuild_rows_per_step=WHOLE)
     truth, stripe = truth_of(workload), _left_alone(workload, 1)[0]
+    number = _number_of("commit", workload, Flip(2, "dense", 0, stripe, unit))
     for victim in range(unit, workload.world_size, 2):
-        fault = Fault(victim, 2 * CALLS_PER_STEP + 7, AFTER)
+        fault = Fault(victim, number, AFTER)
         ran = Ran(workload, [Flip(2, "dense", 0, stripe, unit)], [fault], seed=victim)
         assert [(event["repaired"], event["step"]) for event in ran.events] == [(True, 3)]
         assert ran.tables == [truth.tables] and ran.mismatches == 0

@@ -4,61 +4,42 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from drilling import RUN_SECONDS
+from drilling import RUN_SECONDS, Mpirun, mpirun_line
 
-from ecrm.config import load_config
-from ecrm.launch.command import mpirun_line
-from ecrm.launch.openmpi import find_mpirun
-from ecrm.launch.supervise import session_base, session_members
 from ecrm.train.startup import Startup
 
 WITHIN_SECONDS = 10.0
 """From a death to the end of mpirun: 1.5 s to be sure, half a second between looks, and a machine that is not idle."""
 
-DYING_SECONDS = 3.0
-"""mpirun does not wait for the children of what it has killed."""
-
 LATE = (str(Path(__file__).with_name("programs") / "late.py"),)
 
 
-class Start:
+class Start(Mpirun):
     """`mpirun ... ecrm train` on the tiny config, started and not waited for."""
 
     def __init__(self, folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm")) -> None:
-        words = [sys.executable, *program, "train", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
-        for one in sets:
-            words += ["--set", one]
-        line = mpirun_line(load_config("tiny", [f"data.path={data}"]), words, mpirun=str(find_mpirun()), cores=1, root=os.geteuid() == 0)
+        line = mpirun_line(folder, data, dict(one.split("=") for one in sets))
+        at = line.index("-m", line.index(sys.executable))
+        super().__init__([*line[:at], *program, *line[at + 2 :]])
         self.folder = folder
-        self._base = session_base()
-        self._process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, **self._base.__enter__()},
-        )
 
     def ranks(self, rank: int) -> list[int]:
         """Processes of a rank: first the one that mpirun started, which becomes the guard, then the guarded one."""
         found = []
-        for pid in session_members(self._process.pid):
+        for pid in self.members:
             try:
                 words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
             if f"PMIX_RANK={rank}".encode() in words:
-                found.append((parent != self._process.pid, pid))
+                found.append((parent != self.process.pid, pid))
         return [pid for _, pid in sorted(found)]
 
     def wait_for(self, instant: Callable[[list[int]], int | None]) -> int:
@@ -69,22 +50,6 @@ class Start:
             if pid is not None:
                 return pid
         raise AssertionError("rank 1 did not come so far")
-
-    def end(self, seconds: float) -> tuple[int, str, float]:
-        """mpirun's exit code, what was printed, the seconds it took; nothing of the run is left."""
-        began = time.monotonic()
-        try:
-            output, _ = self._process.communicate(timeout=seconds)
-        finally:
-            took = time.monotonic() - began
-            while (left := session_members(self._process.pid)) and time.monotonic() < began + took + DYING_SECONDS:
-                time.sleep(0.05)
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            self._process.wait()
-            self._base.__exit__(None, None, None)
-        assert left == [], f"left: {left}\n{output}"
-        return self._process.returncode, output, took
 
 
 def _mapped(library: str) -> Callable[[list[int]], int | None]:
@@ -135,7 +100,7 @@ def test_a_rank_killed_while_it_starts(tmp_path, criteo_rows, instant):
         time.sleep(0.05)
     trained = (start.folder / "ranks.json").exists()
     assert not trained or "libmpi" in str(instant.__closure__[0].cell_contents)
-    code, output, _ = start.end(RUN_SECONDS if trained else max(1.0, began + WITHIN_SECONDS - time.monotonic()))
+    code, output = start.end(RUN_SECONDS if trained else max(1.0, began + WITHIN_SECONDS - time.monotonic()))
     if trained:
         assert (start.folder / "summary.json").exists(), output
         return
@@ -149,7 +114,7 @@ def test_a_rank_killed_inside_mpi_init(tmp_path, criteo_rows):
     pid = start.wait_for(_mapped("libmpi.so"))
     time.sleep(1.0)
     os.kill(pid, signal.SIGKILL)
-    code, output, _ = start.end(WITHIN_SECONDS)
+    code, output = start.end(WITHIN_SECONDS)
     _ended_with_one_line(code, output, "rank 1 died before MPI was up: start the run again")
 
 
@@ -165,7 +130,7 @@ def test_a_rank_killed_inside_mpi_init(tmp_path, criteo_rows):
 def test_a_rank_stopped_while_it_starts(tmp_path, criteo_rows, instant, said):
     start = Start(tmp_path / "run", criteo_rows, "cluster.hang_seconds=1.0", program=LATE)
     os.kill(start.wait_for(instant), signal.SIGSTOP)
-    code, output, _ = start.end(WITHIN_SECONDS + 1.0)
+    code, output = start.end(WITHIN_SECONDS + 1.0)
     _ended_with_one_line(code, output, f"{said}: start the run again")
 
 
@@ -173,7 +138,7 @@ def test_a_start_without_end_is_ended(tmp_path, criteo_rows):
     """Nobody dies, but rank 2 never comes."""
     start = Start(tmp_path / "run", criteo_rows, "cluster.start_seconds=2.0", program=LATE)
     start.wait_for(_rank)
-    code, output, _ = start.end(WITHIN_SECONDS + 2.0)
+    code, output = start.end(WITHIN_SECONDS + 2.0)
     _ended_with_one_line(code, output, "MPI was not up after 2 s (cluster.start_seconds): start the run again")
 
 

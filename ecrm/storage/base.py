@@ -8,6 +8,7 @@ tables, and parity that starts as zeros is right.
 from __future__ import annotations
 
 import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,6 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.records import gather_records, scatter_records, xor_records
-
-
-CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,8 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
     """Zeros whose memory the system hands out page by page as it is used; torch.zeros writes all of it at once.
 
-    Begins at a cache line, so that rows of whole lines touch no line more than they must.
+    Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at a page.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
-    return torch.from_numpy(memory[start : start + size].view(dtype).reshape(shape))
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))

@@ -24,6 +24,7 @@ from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
 from ecrm.train.readings import Readings
 from ecrm.train.reporter import say
+from ecrm.train.resident import resident_bytes
 from ecrm.train.run_folder import RunFolder
 
 
@@ -173,6 +174,7 @@ class Trainer:
                 self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
+        resident = resident_bytes()  # before what reads everything: scrubbing, the digests, the check of parity
         engine.scrub_all()
         evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
@@ -180,6 +182,7 @@ class Trainer:
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
+            self._add_resident(memory, resident)
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
@@ -227,6 +230,11 @@ class Trainer:
             "failures_left": engine.failures_left,
             "seconds": time.monotonic() - self._started,
         }
+    def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
+        """Collective: complete each rank's entry by what it really holds, and held at most."""
+        shared = self._engine.transport.share([torch.tensor(mine)])
+        for entry in memory.per_rank:
+            entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
 
     def _summary(
         self,

@@ -1,0 +1,15 @@
+"""Runs a command as a rank of mpirun does, and notes how it ended in FOLDER/RANK. Arguments: FOLDER COMMAND..."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # mpirun ends what is left of a job: the note comes first
+process = subprocess.Popen(sys.argv[2:])
+code = process.wait()
+(Path(sys.argv[1]) / os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
