@@ -91,7 +91,7 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     "how",
     [
         "exit 3",
-        "throw",
+        pytest.param("throw", marks=pytest.mark.drill),
         "before the first step",
         *(pytest.param(how, marks=pytest.mark.drill) for how in ("exit 0", "out of memory", "segfault")),
     ],
@@ -135,6 +135,7 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
 
 
+@pytest.mark.drill
 def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     run = _finish(_start(folder, criteo_rows, program=_misbehaving("at exit")), folder)
