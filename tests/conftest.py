@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from drilling import BASE, Run, drill
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,16 @@ def criteo_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
     return data
+
+
+@pytest.fixture(scope="session")
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Run:
+    """The run of `BASE` in which nothing failed, with TorchRec's dense parts where it is installed."""
+    sets = {**BASE, "model.dense_arch": "auto"}
+    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, sets)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(undisturbed_run: Run) -> str:
+    """Its model_sha256."""
+    return undisturbed_run.model

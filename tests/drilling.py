@@ -19,6 +19,10 @@ RUN_SECONDS = 300
 """After which a run counts as hanging, on a machine that may have other work."""
 
 
+BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
+"""What all drills of the tiny config train, whatever is killed: their models are equal."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished `ecrm launch`: exit code, what it printed, and its run folder."""

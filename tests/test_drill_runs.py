@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DRILL_SECONDS = 200
 BASE = ("model.dense_arch=native", "protection.rebuild_rows_per_step=100000", "cluster.trainers=1")
 
@@ -53,6 +55,7 @@ def test_scheduled_kills(tmp_path, criteo_rows):
     assert "Passed." in (folder / "drill.html").read_text()
 
 
+@pytest.mark.drill
 def test_random_kills_from_outside(tmp_path, criteo_rows):
     folder = tmp_path / "drill"
     sets = ("train.steps=300", "cluster.spares=2")
@@ -66,6 +69,7 @@ def test_random_kills_from_outside(tmp_path, criteo_rows):
     assert {entry["rank"] for entry in ranks if not entry["live"]} == set(dead)
 
 
+@pytest.mark.drill
 def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     """Two ranks on each of four hosts; both ranks of one go at once, a server among them."""
     folder = tmp_path / "drill"
@@ -78,6 +82,7 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     assert "! drill: SIGKILL to host" in output and "ranks 1, 5" in output
 
 
+@pytest.mark.drill
 def test_a_drill_can_fail(tmp_path, criteo_rows):
     """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
     folder = tmp_path / "drill"

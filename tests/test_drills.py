@@ -17,23 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drilling import RUN_SECONDS, Mpirun, Run, drill, is_running, launch, mpirun_line
+from drilling import BASE, RUN_SECONDS, Mpirun, Run, drill, is_running, launch, mpirun_line
 
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
-BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
-
-
-@pytest.fixture(scope="session")
-def undisturbed_run(tmp_path_factory, criteo_rows):
-    """The run in which nothing failed, with TorchRec's dense parts where it is installed."""
-    sets = {**BASE, "model.dense_arch": "auto"}
-    return drill(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, sets)
-
-
-@pytest.fixture(scope="session")
-def undisturbed(undisturbed_run):
-    """Hash of the run in which nothing failed."""
-    return undisturbed_run.model
 
 
 def _scores(run):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drilling import drill, launch
-from test_drills import BASE, undisturbed  # noqa: F401 - a fixture
+from drilling import BASE, drill, launch
 
 REBUILT_AT_ONCE = {"protection.rebuild_rows_per_step": 100_000}
 
@@ -13,7 +12,7 @@ def shapes_of(run) -> list[tuple[int, int, int, int]]:
     return [(e["servers"], e["k"], e["m"], e["failures_left"]) for e in run.events_of("reshaped")]
 
 
-def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_path, criteo_rows, undisturbed):  # noqa: F811
+def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, **REBUILT_AT_ONCE, "cluster.layout": "colocated", "cluster.servers": 4, "cluster.spares": 0}
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "2@20:update"))
     assert run.model == undisturbed
@@ -25,7 +24,7 @@ def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_pa
 @pytest.mark.drill
 @pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize("last", [("2@32:update", "6@32:update"), ("2@20:reshape", "6@32:parity")])
-def test_six_of_eight_servers_are_lost_two_at_a_time(tmp_path, criteo_rows, undisturbed, interval, last):  # noqa: F811
+def test_six_of_eight_servers_are_lost_two_at_a_time(tmp_path, criteo_rows, undisturbed, interval, last):
     sets = {
         **BASE,
         **REBUILT_AT_ONCE,
@@ -43,7 +42,7 @@ def test_six_of_eight_servers_are_lost_two_at_a_time(tmp_path, criteo_rows, undi
 
 
 @pytest.mark.drill
-def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbed):  # noqa: F811
+def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, **REBUILT_AT_ONCE, "cluster.layout": "colocated", "cluster.servers": 4, "cluster.spares": 0}
     run = drill(tmp_path / "run", criteo_rows, {**sets, "protection.reshape": False}, ("1@5:parity",))
     assert run.model == undisturbed
@@ -53,7 +52,7 @@ def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbe
 
 
 @pytest.mark.parametrize("layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)])
-def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbed, layout):  # noqa: F811
+def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbed, layout):
     """Eleven ranks on four hosts; three shards' units are never two on a host, so a host with three ranks is one loss."""
     sets = {
         **BASE,

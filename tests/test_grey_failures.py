@@ -42,13 +42,17 @@ def _ranks(folder: Path) -> list[dict]:
     return json.loads((folder / "ranks.json").read_text())["ranks"]
 
 
+def _ended(process: subprocess.Popen, folder: Path) -> Run:
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    return Run(process.returncode, output, folder)
+
+
 def _finish(process: subprocess.Popen, folder: Path) -> Run:
     """The run, which must be complete and its parity right."""
-    output, _ = process.communicate(timeout=RUN_SECONDS)
-    run = Run(process.returncode, output, folder)
-    assert run.code == 0, output
-    assert run.summary["parity"]["stripes"] > 0, output
-    assert run.summary["parity"]["mismatches"] == 0, output
+    run = _ended(process, folder)
+    assert run.code == 0, run.output
+    assert run.summary["parity"]["stripes"] > 0, run.output
+    assert run.summary["parity"]["mismatches"] == 0, run.output
     return run
 
 
@@ -87,7 +91,7 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     "how",
     [
         "exit 3",
-        "throw",
+        pytest.param("throw", marks=pytest.mark.drill),
         "before the first step",
         *(pytest.param(how, marks=pytest.mark.drill) for how in ("exit 0", "out of memory", "segfault")),
     ],
@@ -131,6 +135,7 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
 
 
+@pytest.mark.drill
 def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     run = _finish(_start(folder, criteo_rows, program=_misbehaving("at exit")), folder)
@@ -223,7 +228,7 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
         with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
-        run = _finish(process, folder)
+        run = _ended(process, folder)
         assert run.code == 1, run.output
         errors = [line for line in run.output.splitlines() if "error" in line]
         assert errors[0] == (

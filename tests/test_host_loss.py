@@ -172,6 +172,7 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
     return found
 
 
+@pytest.mark.drill
 def test_a_host_is_lost(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)

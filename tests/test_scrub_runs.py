@@ -31,6 +31,7 @@ def test_a_flipped_bit_is_found_and_put_right(tmp_path, criteo_rows, undisturbed
     assert run.model == undisturbed
 
 
+@pytest.mark.drill
 def test_with_m_1_a_flipped_bit_is_reported_only(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "protection.k": 2, "testing.flip": "1@9:row", "protection.scrub_rows_per_step": 3000}
     sets["protection.verify_parity_at_end"] = False  # which would rightly reject the model

@@ -79,6 +79,7 @@ def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, cr
     _check_gone(folder)
 
 
+@pytest.mark.drill
 def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     line = [sys.executable, MISBEHAVING, "asked before the first step", *_launch(folder, criteo_rows)[3:]]

@@ -37,7 +37,7 @@ def test_a_seed_is_a_schedule():
 
 
 def _caught_at(breaks=None) -> int | None:
-    """Seeds needed until a schedule fails; None when none of them does."""
+    """Seeds needed until a schedule fails; None when none of them does, as for an engine that is not broken (above)."""
     for seed in range(CANARY_SEEDS):
         try:
             run_schedule(draw(seed, "survivable"), breaks)
@@ -86,7 +86,3 @@ def test_a_broken_remap_is_caught(monkeypatch):
 
     monkeypatch.setattr(engine_module, "plan_recovery", careless)
     assert _caught_at() is not None
-
-
-def test_an_engine_that_is_not_broken_passes_the_same_seeds():
-    assert _caught_at() is None

@@ -140,7 +140,7 @@ class Engine:
         # Making a store now lets a spare load what it would otherwise load when it takes over.
         self._record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._phase = "start"
-        self._updating = False
+        self._updating = self._changed = False
         self.stopping = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
@@ -249,6 +249,7 @@ class Engine:
             slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
             received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
             gradients, dense, requests, stop = self._sorted(received)
+            self._changed = True
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
             shard_side = ShardRequests(requests, self.hosted)
@@ -269,7 +270,7 @@ class Engine:
                 self.enter("scrub")
                 self.scrub.check(self.view)
             self.step += 1
-            self._updating = False
+            self._updating = self._changed = False
             if committing:
                 self._phase = "commit"
                 self._hooks.phase(self.step - 1, "commit")
@@ -566,7 +567,7 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
-        begun = self.step + self._updating - self.committed
+        begun = self.step + self._changed - self.committed
         asks = self.stopping or self._hooks.asks()
         facts = torch.tensor([self._commits, self.view.epoch, begun, asks, self._state_lost])
         ledger = [facts, _to_bytes(self.view.to_json())]
@@ -602,7 +603,7 @@ class Engine:
         if int(newest[0][1]) > self.view.epoch:
             self.view = View.from_json(_from_bytes(newest[1]))
         self.step = self.committed
-        self._updating = False
+        self._updating = self._changed = False
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""

@@ -42,6 +42,7 @@ from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.flip import FlipSwitch
+from ecrm.train.allocator import keep_freed_memory
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
@@ -76,6 +77,7 @@ def run(
     Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
     """
     torch.set_num_threads(config.train.threads)
+    keep_freed_memory()
     transport = None
     try:
         transport = MpiTransport()

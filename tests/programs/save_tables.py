@@ -14,7 +14,7 @@ from ecrm.engine.digest import gather_rows
 from ecrm.engine.engine import Hooks
 from ecrm.protection import make_protection
 from ecrm.storage.base import Store
-from ecrm.train.job import build_engine
+from ecrm.train.job import build_engine, start_view
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport
@@ -23,7 +23,8 @@ config = load_config(sys.argv[1], sys.argv[3:])
 torch.set_num_threads(1)
 transport = MpiTransport()
 dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
-engine = build_engine(config, transport, make_protection(config), dataset, Hooks())
+protection = make_protection(config)
+engine = build_engine(config, transport, protection, start_view(config, protection, {}), dataset, Hooks())
 losses = []
 step_finished = engine.apply
 
