@@ -1,0 +1,137 @@
+"""Checkpoints of real runs: every process SIGKILLed at a random instant, then gone on from on another cluster; refusals before anything starts."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from drilling import BASE, RUN_SECONDS, Mpirun, Run, launch, launch_words, mpirun_line
+
+from ecrm.checkpoint.folder import Checkpoint, name_of
+from ecrm.cli import main
+
+CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
+
+
+def resume(folder: Path, data: Path, given: Path, sets: dict) -> Run:
+    """`ecrm launch --resume`, to its end."""
+    words = [*launch_words(folder, data, sets), "--resume", str(given)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    return Run(done.returncode, done.stdout, folder)
+
+
+def kill_everything_after(folder: Path, data: Path, sets: dict, steps: int, wait: float) -> None:
+    """Start a run and SIGKILL all of its processes `wait` seconds after its checkpoint of so many steps was there."""
+    run = Mpirun(mpirun_line(folder, data, sets))
+    deadline = time.monotonic() + RUN_SECONDS
+    try:
+        while not (folder / "checkpoints" / name_of(steps) / "manifest.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(wait)
+    finally:
+        while members := run.members:
+            for pid in members:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        run.end(RUN_SECONDS)
+    assert not (folder / "summary.json").exists(), "killed too late"
+
+
+LONG = {"train.steps": 200, "train.global_batch": 64}
+
+
+@pytest.mark.drill
+def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, criteo_rows):
+    """Two clusters with other protections go on from what a run left that was killed as a whole."""
+    expected = launch(tmp_path / "undisturbed", criteo_rows, {**BASE, **LONG})
+    draw = random.Random()
+    wait = draw.uniform(0, 0.5)
+    print(f"killed {wait} s after step 40")
+    written = {"checkpoint.every_steps": 20, "checkpoint.mode": "async", "checkpoint.kind": "incremental"}
+    kill_everything_after(tmp_path / "killed", criteo_rows, {**BASE, **LONG, **written}, 40, wait)
+    for number, shape in enumerate(
+        (
+            {"cluster.servers": 5, "protection.m": 2, "cluster.spares": 0, **written},
+            {"protection.name": "checkpoint", "cluster.servers": 2, "cluster.layout": "colocated",
+             "protection.verify_parity_at_end": False, **written},
+        )
+    ):  # fmt: skip
+        run = resume(tmp_path / f"run{number}", criteo_rows, tmp_path / "killed", {**BASE, **LONG, **shape})
+        assert run.code == 0, run.output
+        assert run.model == expected.model, run.output
+        assert 40 <= run.summary["resumed"]["step"] < 200
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("sets", [{"protection.name": "checkpoint", "protection.verify_parity_at_end": False}, {}], ids=["checkpoint", "erasure"])
+def test_more_than_the_protection_covers_rolls_back_to_the_checkpoint(tmp_path, criteo_rows, undisturbed, sets):
+    run = launch(tmp_path / "run", criteo_rows, {**CHECKPOINTS, **sets}, kills=("0@10:parity", "1@10:parity", "2@10:parity"))
+    assert run.code == 0, run.output
+    assert "rolled back to step 9" in run.output and run.events_of("rolled_back")[0]["step"] == 9
+    assert run.model == undisturbed, run.output
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Path:
+    """The folder of a run of which every rank has died in step 13."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    run = launch(folder, criteo_rows, CHECKPOINTS, tuple(f"{rank}@13:update" for rank in range(6)))
+    assert run.code != 0 and not (folder / "summary.json").exists(), run.output
+    assert Checkpoint.open(folder / "checkpoints" / name_of(12)).step == 12
+    return folder
+
+
+def test_a_run_killed_as_a_whole_goes_on_elsewhere(tmp_path, criteo_rows, undisturbed, killed):
+    """Another cluster with another protection finishes the same model."""
+    other = {**BASE, "cluster.servers": 2, "cluster.trainers": 1, "cluster.spares": 0, "protection.name": "none"}
+    run = resume(tmp_path / "second", criteo_rows, killed, {**other, "protection.verify_parity_at_end": False})
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert run.summary["resumed"]["step"] == 12 and "from step 12" in run.output
+
+
+def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:
+    """Exit code and the one line of an `ecrm launch --resume` that starts nothing."""
+    words = launch_words(tmp_path / "never", data, BASE)[3:]
+    for text in sets:
+        words += ["--set", text]
+    code = main([*words, "--resume", str(given)])
+    line = capsys.readouterr().err
+    assert not (tmp_path / "never").exists() and line.count("\n") == 1, line
+    return code, line
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.seed=8", "set train.seed=7"),
+        ("train.sparse_optimizer=sgd", "set train.sparse_optimizer=rowwise_adagrad"),
+        ("train.global_batch=128", "set train.global_batch=64"),
+        ("train.slots=4", "set train.slots=2"),
+        ("model.max_rows_per_table=999", "has a table t_cat_"),
+        ("train.steps=11", "set train.steps=12 or more"),
+        ("data.eval_fraction=0.2", "set data.eval_fraction=0.1"),
+    ],
+)
+def test_a_checkpoint_of_another_job_is_refused_before_anything_starts(capsys, tmp_path, criteo_rows, killed, change, words):
+    code, line = _said(capsys, tmp_path, criteo_rows, killed, change)
+    assert code == 2 and words in line, line
+
+
+def test_a_checkpoint_that_is_not_there_or_not_whole_is_refused_by_name(capsys, tmp_path, criteo_rows, killed):
+    assert _said(capsys, tmp_path, criteo_rows, tmp_path / "nowhere")[0] == 2
+    last = tmp_path / "damaged" / "checkpoints" / name_of(12)
+    shutil.copytree(killed / "checkpoints" / name_of(12), last)
+    dense = last / "dense.bin"
+    dense.write_bytes(dense.read_bytes()[:-1])
+    code, line = _said(capsys, tmp_path, criteo_rows, tmp_path / "damaged")
+    assert code == 4 and str(dense) in line
+    (last / "manifest.json").unlink()
+    code, line = _said(capsys, tmp_path, criteo_rows, last)
+    assert code == 4 and "incomplete" in line
