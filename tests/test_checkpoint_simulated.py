@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.checkpoint import restore
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Hooks
+from ecrm.engine.placing import place
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.workload import Workload, run_workload
-from ecrm.transport.simulated import PhaseFault, RandomFaults, RankKilled, SimulatedCluster
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster
 
 
 class Run:
@@ -189,6 +192,39 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_pat
         next((tmp_path / "first" / name_of(step)).glob("dense*")).write_bytes(b"?" * 20)
     run = Run(workload, tmp_path / "third", CheckpointPolicy(steps=8, every_steps=100), truth, resume=tmp_path / "first")
     assert len(run.errors) == workload.world_size and all("no checkpoint is left" in str(error) for error in run.errors)
+
+
+def _incremental_run(tmp_path: Path) -> Run:
+    """A run of incremental checkpoints that is rolled back once, near its end."""
+    workload = Workload(steps=12, protection="erasure", spares=2)
+    policy = CheckpointPolicy(steps=12, every_steps=2, kind="incremental", full_every=8)
+    return Run(workload, tmp_path, policy, truth_of(workload), [PhaseFault(rank, 11, "update") for rank in (0, 1)])
+
+
+def test_a_chain_is_rolled_back_to(tmp_path):
+    run = _incremental_run(tmp_path)
+    assert {event["step"] for event in run.of("rolled_back")} == {10}
+    assert {event["kind"] for event in run.of("checkpoint") if event["step"] == 10} == {"incremental"}
+
+
+@pytest.mark.parametrize("broken", ["touched rows are not noted", "loaded rows are not encoded", "the base is not loaded"])
+def test_a_broken_checkpoint_is_caught(tmp_path, monkeypatch, broken):
+    if broken == "touched rows are not noted":
+        right = HostedShard.update
+
+        def update(self, rows, gradients, keep_delta):
+            noted, self.touched = self.touched, None
+            right(self, rows, gradients, keep_delta)
+            self.touched = noted
+
+        monkeypatch.setattr(HostedShard, "update", update)
+    elif broken == "loaded rows are not encoded":
+        monkeypatch.setattr(restore, "place", lambda received, hosted: place(received, hosted) and {})
+    else:
+        whole = restore._load
+        monkeypatch.setattr(restore, "_load", lambda checkpoint, *rest: whole(replace(checkpoint, before=()), *rest))
+    with pytest.raises(ProgramFailed, match="is not"):
+        _incremental_run(tmp_path)
 
 
 def test_minutes_are_told_by_one_clock(tmp_path):

@@ -129,6 +129,7 @@ class CheckpointFolder:
         self._discard(final)
         disk.rename(draft, final)
         disk.sync_folder(self.path)
+        disk.sync_folder(self.path.parent)
         file = disk.create(final / f".{manifests.NAME}")
         disk.write(file, manifest.to_bytes())
         disk.close(file)

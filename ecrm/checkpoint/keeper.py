@@ -160,13 +160,13 @@ class Checkpoints:
                 self._background(self._part.run)
             else:
                 self._part.run()
-            self._stalled = self._clock() - self._began
+            self._stalled = self._clock() - self._began  # of training, by writing or copying, and then by counting it
             if policy.mode == "sync":
                 self._count()
 
     def _count(self) -> None:
         """Collective, once all have written their parts: publish it, and agree that it is so."""
-        engine, part = self._engine, self._part
+        engine, part, began = self._engine, self._part, self._clock()
         shared = engine.transport.share([part.message()])
         if not engine.transport.agree(True):
             raise PeerFailure("a rank died")
@@ -210,7 +210,7 @@ class Checkpoints:
                 "rows": manifest.rows,
                 "bytes": manifest.bytes,
                 "seconds": self._clock() - self._began,
-                "stall_seconds": self._stalled,
+                "stall_seconds": self._stalled + self._clock() - began,
             }
         )
 
