@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecrm import __version__
+from ecrm.checkpoint.export import add_parser as add_export
 from ecrm.config import effective, load_config, reference
 from ecrm.drill.cli import add_parser as add_drill
 from ecrm.errors import EcrmError, UsageError
@@ -71,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     add_drill(commands, _add_run_options)
 
     add_simulate(commands)
+
+    add_export(commands)
 
     config = commands.add_parser("config", help="print the keys of a config, or the effective values of one")
     config.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config")

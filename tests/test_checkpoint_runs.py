@@ -87,13 +87,52 @@ def killed(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Path:
     return folder
 
 
-def test_a_run_killed_as_a_whole_goes_on_elsewhere(tmp_path, criteo_rows, undisturbed, killed):
-    """Another cluster with another protection finishes the same model."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed: Path) -> Run:
+    """The run that another cluster with another protection has gone on with."""
     other = {**BASE, "cluster.servers": 2, "cluster.trainers": 1, "cluster.spares": 0, "protection.name": "none"}
-    run = resume(tmp_path / "second", criteo_rows, killed, {**other, "protection.verify_parity_at_end": False})
+    other |= {"protection.verify_parity_at_end": False, "checkpoint.every_steps": 100}
+    run = resume(tmp_path_factory.mktemp("finished") / "run", criteo_rows, killed, other)
     assert run.code == 0, run.output
-    assert run.model == undisturbed
-    assert run.summary["resumed"]["step"] == 12 and "from step 12" in run.output
+    return run
+
+
+def test_a_run_killed_as_a_whole_goes_on_elsewhere(finished, undisturbed):
+    assert finished.model == undisturbed
+    assert finished.summary["resumed"]["step"] == 12 and "from step 12" in finished.output
+
+
+def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(tmp_path, criteo_rows, finished):
+    """Both formats, loaded strictly; the AUC over the held-out rows is the run's."""
+    pytest.importorskip("torchrec")
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec.models.dlrm import DLRM
+
+    from ecrm.checkpoint.export import read_safetensors
+    from ecrm.config import load_config
+    from ecrm.data.dataset import CriteoDataset
+    from ecrm.metrics import auc
+
+    for form in ("safetensors", "torchrec"):
+        assert main(["export", str(finished.folder), "--format", form, "--output", str(tmp_path / form)]) == 0
+    state = torch.load(tmp_path / "torchrec", weights_only=True)
+    plain = {name: torch.from_numpy(array) for name, array in read_safetensors(tmp_path / "safetensors").items()}
+    assert state.keys() == plain.keys() and all(torch.equal(state[name], plain[name]) for name in state)
+    model = load_config("tiny", [f"data.path={criteo_rows}"]).model
+    dataset = CriteoDataset.open(criteo_rows, model.max_rows_per_table, 0.1)
+    names = [name for name, _ in dataset.tables]
+    bags = [EmbeddingBagConfig(name=n, embedding_dim=model.embedding_dim, num_embeddings=r, feature_names=[n]) for n, r in dataset.tables]
+    dlrm = DLRM(EmbeddingBagCollection(bags), 13, list(model.bottom_mlp), list(model.top_mlp))
+    dlrm.load_state_dict(state, strict=True)
+    dense, ids, labels = dataset.eval_batch(0, dataset.eval_rows)
+    features = KeyedJaggedTensor.from_lengths_sync(
+        keys=names, values=ids.t().reshape(-1), lengths=torch.ones(ids.numel(), dtype=torch.int64)
+    )
+    with torch.no_grad():
+        scores = dlrm(dense, features).squeeze(1)
+    assert abs(auc(labels.numpy(), scores.numpy()) - finished.summary["eval_auc"]) <= finished.summary["eval_auc_error"] + 1e-6
+    assert main(["export", str(finished.folder), "--output", str(tmp_path / "torchrec")]) == 2  # is there already
 
 
 def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:

@@ -1,0 +1,158 @@
+"""`ecrm export`: the model of a checkpoint as one file, tables and dense parts under the names of TorchRec's DLRM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from ecrm.checkpoint.folder import Checkpoint, locate
+from ecrm.errors import UsageError
+
+FORMATS = ("safetensors", "torchrec")
+TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Register the command."""
+    parser = commands.add_parser("export", help="write the model of a checkpoint as one file with TorchRec's names")
+    parser.add_argument("checkpoint", type=Path, metavar="DIR", help="a run folder, then its newest checkpoint, or one checkpoint")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="safetensors",
+        help="safetensors, or torchrec = a state_dict for torch.load and the load_state_dict of torchrec.models.dlrm.DLRM",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a new file")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.output.exists():
+        raise UsageError(f"--output {args.output}: is there already; name a new file")
+    whole, refused = locate(args.checkpoint)
+    for line in refused:
+        print(line)
+    draft = args.output.with_name(f".{args.output.name}.{os.getpid()}")
+    try:
+        tensors, size = export(whole[0], args.format, draft)
+        os.replace(draft, args.output)
+    except OSError as error:
+        raise UsageError(f"cannot write {args.output}: {error.strerror or error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"{args.output}: step {whole[0].step}, {tensors} tensors, {size:,} bytes")
+    return 0
+
+
+def export(checkpoint: Checkpoint, form: str, output: Path) -> tuple[int, int]:
+    """Write a checkpoint's model; (tensors, bytes of them). Windows of bounded memory; the pages of the file are the system's.
+
+    Raises DataError where a file of the checkpoint is damaged.
+    """
+    for link in checkpoint.chain:
+        for entry in link.manifest.files:
+            link.check(entry)
+    if form == "safetensors":
+        return _write(checkpoint, output)
+    import torch
+
+    plain = output.with_name(f"{output.name}.plain")
+    try:
+        written = _write(checkpoint, plain)
+        torch.save({name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()}, output)
+    finally:
+        plain.unlink(missing_ok=True)
+    return written
+
+
+def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Every tensor's name in TorchRec's DLRM and its shape: tables, then the dense parts in the order of their flat buffer."""
+    identity = checkpoint.manifest.identity
+    bottom, top, tables = identity["model.bottom_mlp"], identity["model.top_mlp"], identity["tables"]
+    shapes: dict[str, tuple[int, ...]] = {
+        TABLE.format(name): (rows, identity["model.embedding_dim"]) for name, rows in tables.items()
+    }
+    features = len(tables)
+    shapes |= _layers("dense_arch.model._mlp.{}._linear", 13, bottom)
+    width = bottom[-1] + (features + 1) * features // 2
+    shapes |= _layers("over_arch.model.0._mlp.{}._linear", width, top[:-1])
+    last = top[-2] if len(top) > 1 else width
+    return {**shapes, "over_arch.model.1.weight": (top[-1], last), "over_arch.model.1.bias": (top[-1],)}
+
+
+def _layers(name: str, inputs: int, widths: list[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for number, width in enumerate(widths):
+        yield f"{name.format(number)}.weight", (width, inputs)
+        yield f"{name.format(number)}.bias", (width,)
+        inputs = width
+
+
+def _write(checkpoint: Checkpoint, output: Path) -> tuple[int, int]:
+    """The model as a safetensors file: a header of names, shapes and offsets in JSON behind its size, then the tensors."""
+    import numpy as np
+    import torch
+
+    from ecrm.checkpoint.restore import read_dense
+    from ecrm.checkpoint.rows import FRAME_ROWS, read_rows
+    from ecrm.placement.tables import Table, row_spaces
+    from ecrm.storage.initial import initial_rows
+
+    shapes, entries, at = shapes_of(checkpoint), {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    header = json.dumps({"__metadata__": {"step": str(checkpoint.step)}, **entries}).encode()
+    header += b" " * (-len(header) % 8)
+    with open(output, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + at)
+    arrays = read_safetensors(output, "r+")
+    identity = checkpoint.manifest.identity
+    dim = identity["model.embedding_dim"]
+    (space,) = row_spaces([Table(name, rows, dim) for name, rows in identity["tables"].items()])
+    offsets = np.array(space.offsets)
+    for first in range(0, space.rows, FRAME_ROWS):
+        rows = torch.arange(first, min(first + FRAME_ROWS, space.rows))
+        _scatter(arrays, space, offsets, rows.numpy(), initial_rows(space, rows, identity["train.seed"]).numpy())
+    for link in checkpoint.chain:
+        for entry in link.manifest.row_files:
+            for numbers, records in read_rows(link.path / entry["name"], link.manifest.record_bytes[0], space.rows):
+                _scatter(arrays, space, offsets, numbers, np.ascontiguousarray(records[:, : 4 * dim]).view(np.float32))
+    flat, place = read_dense(checkpoint)[0].numpy(), 0
+    for name, shape in shapes.items():
+        if not name.startswith("sparse_arch."):
+            arrays[name][...] = flat[place : place + math.prod(shape)].reshape(shape)
+            place += math.prod(shape)
+    for array in arrays.values():
+        array.flush()
+    return len(shapes), at
+
+
+def _scatter(arrays, space, offsets, numbers, values) -> None:
+    """Write values, float32 [R, D], of row numbers of the space, int64 [R], into their tables."""
+    import numpy as np
+
+    tables = np.searchsorted(offsets, numbers, side="right") - 1
+    for table in np.unique(tables):
+        here = tables == table
+        arrays[TABLE.format(space.tables[table].name)][numbers[here] - offsets[table]] = values[here]
+
+
+def read_safetensors(path: Path, mode: str = "c") -> dict:
+    """The tensors of a safetensors file of float32, mapped: {name: array}; changes stay in memory unless `mode` is r+."""
+    import numpy as np
+
+    with open(path, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    return {
+        name: np.memmap(path, np.float32, mode, 8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
+        for name, entry in entries.items()
+    }
