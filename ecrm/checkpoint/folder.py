@@ -96,13 +96,13 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
     if _STEP.fullmatch(given.resolve().name) and given.is_dir():
         return [Checkpoint.open(given.resolve())], []
     if not given.is_dir():
-        raise UsageError(f"--resume {given}: there is no such folder")
+        raise UsageError(f"{given}: there is no such folder")
     folder = given / FOLDER if (given / FOLDER).is_dir() else given
     whole, refused = find(folder.resolve())
     if not whole and not refused:
-        raise UsageError(f"--resume {given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders")
+        raise UsageError(f"{given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders")
     if not whole:
-        raise DataError(f"--resume {given}: no checkpoint is whole: {refused[0]}")
+        raise DataError(f"{given}: no checkpoint is whole: {refused[0]}")
     return whole, refused
 
 

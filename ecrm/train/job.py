@@ -118,7 +118,7 @@ def _run(
     protection = make_protection(config)
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
-    reporter = Reporter(folder, processes, protection.shape.m)
+    reporter = Reporter(folder, processes, protection.shape.m, durable=config.checkpoints or bool(resumed))
     switch = KillSwitch(kills, transport.rank, reporter.killing)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None

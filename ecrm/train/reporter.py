@@ -38,8 +38,10 @@ def _name_of(fields: dict[str, Any]) -> tuple[object, ...]:
 class Reporter:
     """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
 
-    def __init__(self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int) -> None:
-        self._folder, self._processes, self._protected = folder, processes, protected
+    def __init__(
+        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: bool = False
+    ) -> None:
+        self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
         self._engine: Engine | None = None
         self._kept: list[tuple[int, dict[str, Any], str]] = []
 
@@ -103,6 +105,8 @@ class Reporter:
         survives = f"can survive {left} more at once" + (f", {then} once rebuilt" if then != left else "")
         if then < self._protected:
             survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
+        if self._durable:
+            survives += "; beyond that all roll back to a checkpoint"
         return (
             f"! {_named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
