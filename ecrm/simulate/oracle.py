@@ -12,7 +12,7 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import Transport
 
 
-class _Alone(Transport):
+class Alone(Transport):
     """A cluster of one rank, which nothing can happen to."""
 
     rank, live = 0, (0,)
@@ -56,5 +56,5 @@ def truth_of(workload: Workload) -> Truth:
         truth.records.append([engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces])
         truth.dense.append(engine.dense.value.clone())
 
-    run_workload(alone, _Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update)
+    run_workload(alone, Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update)
     return truth
