@@ -171,7 +171,7 @@ def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power):
         left = newest(path)
         assert left >= (done[-1] if done else 0), (calls, done)
         redone: list[int] = []
-        run(path, Disk(), redone)  # and the same folder serves the run that starts again
+        run(path, CuttingDisk(), redone)  # and the same folder serves the run that starts again
         assert newest(path) == 50
         shutil.rmtree(path)
 

@@ -125,7 +125,7 @@ def job(seed: int, name: str) -> tuple[random.Random, Workload, Truth]:
 @pytest.mark.parametrize("name", ["erasure", "none", "checkpoint"])
 def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
     died = rolled_back = written = 0
-    for seed in range(40):
+    for seed in range(30):
         rng, workload, truth = job(seed, name)
         faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
         run = Run(workload, tmp_path / str(seed), policy_of(rng, workload.steps), truth, faults, phase_death=0.003, seed=seed)
@@ -133,13 +133,13 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
         assert run.finished and all(tables == truth.tables for tables in run.tables), seed
         died, rolled_back, written = died + run.killed, rolled_back + len(run.of("rolled_back")), written + len(run.of("checkpoint"))
     print(f"{name}: {died} deaths, {rolled_back} ranks rolled back, {written} told of checkpoints")
-    assert died > 40 and rolled_back > 20 and written > 100
+    assert died > 30 and rolled_back > 15 and written > 100
 
 
 @pytest.mark.parametrize("name", ["erasure", "checkpoint"])
 def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
     unfinished = resumed_later = 0
-    for seed in range(40):
+    for seed in range(30):
         rng, workload, truth = job(seed, name)
         policy, folder = policy_of(rng, workload.steps), tmp_path / str(seed)
         faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), together=0.99)
@@ -153,7 +153,7 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
         assert not second.errors and second.finished and all(tables == truth.tables for tables in second.tables), (seed, second.errors)
         resumed_later += find(tmp_path / f"{seed}-on")[0] != []
     print(f"{name}: {unfinished} runs killed as a whole and finished elsewhere")
-    assert unfinished > 10
+    assert unfinished > 5
 
 
 def test_without_a_checkpoint_yet_the_run_starts_again(tmp_path):
