@@ -38,6 +38,7 @@ from ecrm.data.dataset import CriteoDataset
 
 SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "row_wise": ShardingType.ROW_WISE}
 GIBIBYTE = 1 << 30
+ROWS_WORTH_CUTTING = 10_000
 
 
 def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
@@ -54,7 +55,11 @@ def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, tor
         RowWiseAdagrad, bags.parameters(), {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps}
     )
     kind = SHARDINGS[sharding]
-    constraints = kind and {name: ParameterConstraints(sharding_types=[kind.value]) for name, _ in dataset.tables}
+    # A table of fewer rows than that is not worth cutting, and the planner has no plan for some of them.
+    least = ROWS_WORTH_CUTTING if sharding == "row_wise" else 0
+    constraints = kind and {
+        name: ParameterConstraints(sharding_types=[kind.value]) for name, rows in dataset.tables if rows >= least
+    }
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device="cpu", ddr_cap=64 * GIBIBYTE),
         batch_size=config.train.global_batch // dist.get_world_size(),
