@@ -36,9 +36,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 
-SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "row_wise": ShardingType.ROW_WISE}
+SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "column_wise": ShardingType.COLUMN_WISE}
+"""On CPUs TorchRec shards by table or by column, not by row."""
 GIBIBYTE = 1 << 30
-ROWS_WORTH_CUTTING = 10_000
 
 
 def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
@@ -55,11 +55,7 @@ def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, tor
         RowWiseAdagrad, bags.parameters(), {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps}
     )
     kind = SHARDINGS[sharding]
-    # A table of fewer rows than that is not worth cutting, and the planner has no plan for some of them.
-    least = ROWS_WORTH_CUTTING if sharding == "row_wise" else 0
-    constraints = kind and {
-        name: ParameterConstraints(sharding_types=[kind.value]) for name, rows in dataset.tables if rows >= least
-    }
+    constraints = kind and {name: ParameterConstraints(sharding_types=[kind.value]) for name, _ in dataset.tables}
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=dist.get_world_size(), compute_device="cpu", ddr_cap=64 * GIBIBYTE),
         batch_size=config.train.global_batch // dist.get_world_size(),
