@@ -34,7 +34,7 @@ PROTECTION = {
     "erasure": {"protection.k": 4, "protection.m": 1},
     "erasure-16": {"protection.k": 4, "protection.m": 1, "protection.commit_interval": 16},
 }
-PEERS = ("planner", "row_wise")
+PEERS = ("planner", "column_wise")
 BARS = [
     ("dense-heavy", "erasure", "none", 0.95),
     ("embedding-heavy", "erasure", "none", 0.85),

@@ -36,7 +36,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 
-SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "row_wise": ShardingType.ROW_WISE}
+SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "column_wise": ShardingType.COLUMN_WISE}
+"""On CPUs TorchRec shards by table or by column, not by row."""
 GIBIBYTE = 1 << 30
 
 
