@@ -97,11 +97,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed
     return run
 
 
+@pytest.mark.drill
 def test_a_run_killed_as_a_whole_goes_on_elsewhere(finished, undisturbed):
     assert finished.model == undisturbed
     assert finished.summary["resumed"]["step"] == 12 and "from step 12" in finished.output
 
 
+@pytest.mark.drill
 def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(tmp_path, criteo_rows, finished):
     """Both formats, loaded strictly; the AUC over the held-out rows is the run's."""
     pytest.importorskip("torchrec")
