@@ -36,6 +36,7 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "drill.json").read_text())
 
 
+@pytest.mark.drill
 def test_scheduled_kills(tmp_path, criteo_rows):
     """A server and a trainer die; log_every_steps is brought down so that step times are there."""
     folder = tmp_path / "drill"

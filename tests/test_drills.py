@@ -42,7 +42,8 @@ def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undist
     assert run.summary["failures_left"] == 1
 
 
-@pytest.mark.parametrize("interval", [1, pytest.param(8, marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("interval", [1, 8])
 def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
     sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval}
     kills = _kill_one_by_one((3, 4, 5, 6, 7, 8, 9, 10), PHASES, first=3, apart=4)
@@ -59,6 +60,7 @@ def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
     assert run.model == undisturbed
 
 
+@pytest.mark.drill
 def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 4, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
@@ -68,6 +70,7 @@ def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undis
     assert run.summary["failures_left"] == 2
 
 
+@pytest.mark.drill
 def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturbed):
     """With 16 rows a step the first shard is far from whole when the second goes; both heirs die in recovery's aftermath."""
     sets = {**BASE, "cluster.servers": 5, "cluster.spares": 2, "protection.k": 3, "protection.m": 2}
@@ -207,6 +210,7 @@ def _anonymous_bytes(pid: int) -> int:
     return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) * 1024
 
 
+@pytest.mark.drill
 def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
     """208 million rows (8 floats each, 8 GB in all) against a hundredth of that, a server killed in both.
 

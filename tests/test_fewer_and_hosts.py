@@ -51,7 +51,8 @@ def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbe
     assert "too few ranks are left to keep stripe members apart" in run.output
 
 
-@pytest.mark.parametrize("layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("layout", ["dedicated", "colocated"])
 def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbed, layout):
     """Eleven ranks on four hosts; three shards' units are never two on a host, so a host with three ranks is one loss."""
     sets = {

@@ -12,6 +12,7 @@ from drilling import drill
 ROWS = Path(__file__).parents[1].parent / "shared" / "data" / "terabyte_day0_head10k.txt.gz"
 
 
+@pytest.mark.drill
 @pytest.mark.skipif(not ROWS.exists(), reason=f"no real rows at {ROWS}")
 def test_real_terabyte_rows_train_through_a_kill(tmp_path):
     data = tmp_path / "data"

@@ -18,7 +18,8 @@ def undisturbed(tmp_path_factory, criteo_rows):
     return run.model
 
 
-@pytest.mark.parametrize("kind", ["row", pytest.param("state", marks=pytest.mark.drill), pytest.param("parity", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("kind", ["row", "state", "parity"])
 def test_a_flipped_bit_is_found_and_put_right(tmp_path, criteo_rows, undisturbed, kind):
     sets = {**M2, "testing.flip": f"1@9:{kind}", "protection.scrub_rows_per_step": EVERYTHING}
     run = drill(tmp_path / "run", criteo_rows, sets)
