@@ -29,7 +29,7 @@ from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, GRADIENTS, STOP, ShardRequests, SlotRequests
+from ecrm.engine.routing import DENSE, STOP, ShardRequests, SlotRequests, sort_results, split_riders
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -41,7 +41,6 @@ from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import in_groups
 
 
 class StepAborted(Exception):
@@ -248,7 +247,7 @@ class Engine:
             looks_ahead = rows_ahead is not None and not self.view.rebuilding
             slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
             received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
-            gradients, dense, requests, stop = self._sorted(received)
+            gradients, dense, requests, stop = sort_results(received)
             self._changed = True
             self._shard_side.update(gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
@@ -263,7 +262,7 @@ class Engine:
             if committing:
                 self._protect()
             self.enter("dense")
-            replies, slices = self._split_riders(self._riding.alight())
+            replies, slices = split_riders(self._riding.alight())
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
             if committing and self.scrub is not None and not self.view.rebuilding:
@@ -315,37 +314,6 @@ class Engine:
         for rank in self.view.live if self._hooks.asks() else ():
             outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
         return outgoing
-
-    @staticmethod
-    def _sorted(
-        received: Mapping[int, list[Tensor]],
-    ) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]], bool]:
-        """({(slot, shard, space): flat gradients}, {slot: dense slice}, {rank: its requests}, does a rank ask to stop)."""
-        gradients, dense, requests, stop = {}, {}, {}, False
-        for rank, tensors in received.items():
-            for head, payload in in_groups(tensors, 2):
-                kind, *key = head.tolist()
-                if kind == GRADIENTS:
-                    gradients[tuple(key)] = payload
-                elif kind == DENSE:
-                    dense[key[0]] = payload
-                elif kind == STOP:
-                    stop = True
-                else:
-                    requests.setdefault(rank, []).extend((head, payload))
-        return gradients, dense, requests, stop
-
-    @staticmethod
-    def _split_riders(arrived: Mapping[int, list[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
-        """({rank: rows of the next step}, {holder: its slice of the dense sum})."""
-        replies, slices = {}, {}
-        for rank, tensors in arrived.items():
-            for head, payload in in_groups(tensors, 2):
-                if int(head[0]) == DENSE:
-                    slices[rank] = payload
-                else:
-                    replies.setdefault(rank, []).extend((head, payload))
-        return replies, slices
 
     def _note_undo_bytes(self) -> None:
         undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())

@@ -7,27 +7,19 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.transport.base import Transport
+from ecrm.transport.base import Transport, WrappedTransport
 
 
-class RidingTransport(Transport):
+class RidingTransport(WrappedTransport):
     """Another transport whose next `exchange` also carries what was put aboard.
 
     `board` and `alight` are called by every live rank around the same exchange, or around none.
     """
 
     def __init__(self, inner: Transport) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._riders: dict[int, list[Tensor]] | None = None
         self._arrived: dict[int, list[Tensor]] | None = None
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def live(self) -> tuple[int, ...]:
-        return self._inner.live
 
     def board(self, outgoing: Mapping[int, Sequence[Tensor]]) -> None:
         """The next exchange also carries `outgoing`."""
@@ -42,14 +34,14 @@ class RidingTransport(Transport):
 
     def exchange(self, outgoing: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
         if self._riders is None:
-            return self._inner.exchange(outgoing)
+            return self.inner.exchange(outgoing)
         riders, self._riders = self._riders, None
         both = {
             rank: [torch.tensor([len(riders.get(rank, ()))]), *riders.get(rank, ()), *outgoing.get(rank, ())]
             for rank in sorted({*riders, *outgoing})
         }
         received, self._arrived = {}, {}
-        for rank, (count, *tensors) in self._inner.exchange(both).items():
+        for rank, (count, *tensors) in self.inner.exchange(both).items():
             aboard = int(count)
             if aboard:
                 self._arrived[rank] = tensors[:aboard]
@@ -57,15 +49,6 @@ class RidingTransport(Transport):
                 received[rank] = tensors[aboard:]
         return received
 
-    def share(self, tensors: Sequence[Tensor]) -> dict[int, list[Tensor]]:
-        return self._inner.share(tensors)
-
-    def agree(self, flag: bool) -> bool:
-        return self._inner.agree(flag)
-
     def shrink(self) -> None:
         self._riders = self._arrived = None
-        self._inner.shrink()
-
-    def close(self) -> None:
-        self._inner.close()
+        super().shrink()

@@ -127,3 +127,38 @@ class ShardRequests:
             for slot, place in asked.places:
                 scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))
             hosted.update(asked.rows, total, keep_deltas)
+
+
+def sort_results(
+    received: Mapping[int, Sequence[Tensor]],
+) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]], bool]:
+    """What slots sent at the end of a step, by what it is.
+
+    {(slot, shard, space): flat gradients}, {slot: slice of its dense contribution}, {rank: its requests for the next step},
+    and whether a rank asks to stop.
+    """
+    gradients, dense, requests, stop = {}, {}, {}, False
+    for rank, tensors in received.items():
+        for head, payload in in_groups(tensors, 2):
+            kind, *key = head.tolist()
+            if kind == GRADIENTS:
+                gradients[tuple(key)] = payload
+            elif kind == DENSE:
+                dense[key[0]] = payload
+            elif kind == STOP:
+                stop = True
+            else:
+                requests.setdefault(rank, []).extend((head, payload))
+    return gradients, dense, requests, stop
+
+
+def split_riders(arrived: Mapping[int, Sequence[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
+    """({rank: rows of the next step}, {holder: its slice of the dense sum}) from what rode along with the parity deltas."""
+    replies, slices = {}, {}
+    for rank, tensors in arrived.items():
+        for head, payload in in_groups(tensors, 2):
+            if int(head[0]) == DENSE:
+                slices[rank] = payload
+            else:
+                replies.setdefault(rank, []).extend((head, payload))
+    return replies, slices

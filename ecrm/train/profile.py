@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ecrm.transport.base import Transport
+from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.wire import packed_bytes
 
 TRACED_SPANS = 20_000
@@ -80,19 +80,12 @@ class Profile:
         return torch.tensor(list(json.dumps({"sums": sums, "spans": spans}).encode()), dtype=torch.uint8)
 
 
-class ProfiledTransport(Transport):
+class ProfiledTransport(WrappedTransport):
     """Another transport, every call of it timed."""
 
     def __init__(self, inner: Transport, profile: Profile) -> None:
-        self._inner, self._profile = inner, profile
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def live(self) -> tuple[int, ...]:
-        return self._inner.live
+        super().__init__(inner)
+        self._profile = profile
 
     def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
         sent = sum(packed_bytes(tensors) for rank, tensors in outgoing.items() if rank != self.rank)
@@ -107,13 +100,10 @@ class ProfiledTransport(Transport):
     def shrink(self) -> None:
         return self._timed("shrink", 0)
 
-    def close(self) -> None:
-        self._inner.close()
-
     def _timed(self, name: str, sent: int, *arguments: Any) -> Any:
         since = time.perf_counter()
         try:
-            return getattr(self._inner, name)(*arguments)
+            return getattr(self.inner, name)(*arguments)
         finally:
             self._profile.call(name, since, sent)
 

@@ -65,3 +65,33 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the cluster; no method may be called afterwards. Not collective, never blocks without bound."""
+
+
+class WrappedTransport(Transport):
+    """Another transport, `inner`, for a subclass that adds something to some of its calls."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+
+    @property
+    def rank(self) -> int:
+        return self.inner.rank
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        return self.inner.live
+
+    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+        return self.inner.exchange(outgoing)
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        return self.inner.share(tensors)
+
+    def agree(self, flag: bool) -> bool:
+        return self.inner.agree(flag)
+
+    def shrink(self) -> None:
+        self.inner.shrink()
+
+    def close(self) -> None:
+        self.inner.close()
