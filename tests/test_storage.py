@@ -41,6 +41,29 @@ def test_native_store_is_fbgemm_bit_for_bit(optimizer):
     assert ours.record_bytes == theirs.record_bytes == {"sgd": 36, "rowwise_adagrad": 40, "adagrad": 68}[optimizer]
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer):
+    dim, boundary = 128, (1 << 32) // (128 * 4)
+    rows = torch.tensor([0, 5, boundary - 1, boundary, boundary + 5, 2 * boundary - 1, 2 * boundary, 2 * boundary + 5])
+    stores = [
+        store_factory(backend, SparseOptimizer(optimizer, 0.05))(
+            2 * boundary + 6, dim, lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).expand(-1, dim)
+        )
+        for backend in ("native", "fbgemm")
+    ]
+    for step, chosen in enumerate([rows, rows[[1, 4, 7]], rows[[4]], rows[[7]]]):
+        gradients = torch.randn(chosen.numel(), dim, generator=torch.Generator().manual_seed(step))
+        before = stores[1].read(rows)
+        ours, theirs = [store.update_with_delta(chosen, gradients) for store in stores]
+        assert torch.equal(ours, theirs)
+        assert torch.equal(stores[0].read(rows), stores[1].read(rows))
+        untouched = ~torch.isin(rows, chosen)
+        assert torch.equal(stores[1].read(rows)[untouched], before[untouched])
+        stores[1].xor(chosen, theirs)
+        assert torch.equal(stores[1].read(rows), before)
+        stores[1].xor(chosen, theirs)
+
+
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_undo_returns_the_bits_of_the_commit(backend, optimizer):

@@ -22,25 +22,45 @@ _OPTIMIZERS = {
 }
 
 
+_SLICE_FLOATS = 1 << 30
+"""FBGEMM 1.8's CPU row-wise Adagrad writes a row that begins 4 GiB or more into its table 4 GiB before it."""
+
+
 class FbgemmStore(Store):
-    """A one-table FBGEMM TBE over this store's memory."""
+    """One-table FBGEMM TBEs over consecutive slices of this store's memory, each small enough for FBGEMM's offsets."""
 
     def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
         super().__init__(rows, dim, optimizer, initial)
-        buffers = {"weights": self.weights.view(-1)}
-        buffers |= {f"momentum{number}": part.view(-1) for number, part in enumerate(self.state, 1)}
-        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-            optimizer=_OPTIMIZERS[optimizer.name],
-            learning_rate=optimizer.learning_rate,
-            eps=optimizer.epsilon,
-            pooling_mode=PoolingMode.SUM,
-            preallocated_host_buffers=buffers,
-        )
+        self._slice_rows = max(_SLICE_FLOATS // dim, 1)
+        slices = [slice(first, first + self._slice_rows) for first in range(0, max(rows, 1), self._slice_rows)]
+        self._slices = [_embedding(self.weights[s], [part[s] for part in self.state], optimizer) for s in slices]
 
     def _step(self, rows: Tensor, gradients: Tensor) -> None:
-        if rows.numel() == 0:
+        if len(self._slices) == 1:
+            _update(self._slices[0], rows, gradients)
             return
-        offsets = torch.arange(rows.numel() + 1, dtype=torch.int64)
-        with torch.enable_grad():
-            self._tbe(rows, offsets).backward(gradients)
+        owners = rows // self._slice_rows
+        for number, embedding in enumerate(self._slices):
+            chosen = (owners == number).nonzero().squeeze(1)
+            _update(embedding, rows[chosen] - number * self._slice_rows, gradients[chosen])
+
+
+def _embedding(weights: Tensor, state: list[Tensor], optimizer: SparseOptimizer) -> SplitTableBatchedEmbeddingBagsCodegen:
+    buffers = {"weights": weights.view(-1)}
+    buffers |= {f"momentum{number}": part.view(-1) for number, part in enumerate(state, 1)}
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(*weights.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=_OPTIMIZERS[optimizer.name],
+        learning_rate=optimizer.learning_rate,
+        eps=optimizer.epsilon,
+        pooling_mode=PoolingMode.SUM,
+        preallocated_host_buffers=buffers,
+    )
+
+
+def _update(embedding: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, gradients: Tensor) -> None:
+    if rows.numel() == 0:
+        return
+    offsets = torch.arange(rows.numel() + 1, dtype=torch.int64)
+    with torch.enable_grad():
+        embedding(rows, offsets).backward(gradients)
