@@ -159,3 +159,13 @@ def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("ecrm: error: ") and done.stderr.count("\n") == 1 and said in done.stderr
+
+
+def test_a_run_that_no_host_may_leave_is_told_so(tmp_path, criteo_rows):
+    path = written(tmp_path, "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\nc slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n")
+    line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--dry-run", "--set", f"data.path={criteo_rows}", "--hosts", str(path)]
+    told = [
+        "set cluster.failure_domain=host" in subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, check=True).stdout
+        for words in ([], ["--set", "cluster.failure_domain=host"])
+    ]
+    assert told == [True, False]
