@@ -74,7 +74,7 @@ def launch(
     for placed in hosts.in_words() if hosts is not None else ():
         print(f"# {placed}")
     if hosts is not None and config.cluster.failure_domain != "host":
-        print("# warning: the loss of a host may end the run: units of a stripe share hosts; set cluster.failure_domain=host")
+        print("# warning: the loss of a host may end the run: nothing keeps the units of a stripe on different hosts; set cluster.failure_domain=host")
     print(shlex.join(line), flush=True)
     if dry_run:
         return 0
