@@ -1,7 +1,9 @@
 """Reading Criteo click logs: Kaggle `train.txt`, Terabyte `day_N`, csv with a header; plain or gzip; in bounded memory.
 
 A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
-missing value. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
+missing value. Under a header, as csv writers such as pandas leave them, fields may stand in double
+quotes, the label and integers may end in a point and zeros (`260.0`), and `nan`, `null` or `none`, in any
+case, is a missing value too. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
 that is anything else is malformed: skipped and counted, or fatal where the caller asks for `strict`.
 
 Legend: R well-formed rows of one block.
@@ -216,6 +218,10 @@ def _parse_block(
     if layout.header:
         field_starts, field_ends = _unquote(block, field_starts, field_ends)
     lengths = field_ends - field_starts
+    if layout.header:
+        span = slice(0, 1 + INTEGERS)
+        lengths[:, span] = fields.without_zero_fraction(block, field_starts[:, span], lengths[:, span])
+        lengths[:, 1:] = fields.without_missing_words(block, field_starts[:, 1:], lengths[:, 1:])
 
     label_bytes = block[field_starts[:, 0]]
     good = (lengths[:, 0] == 1) & ((label_bytes == ord("0")) | (label_bytes == ord("1")))
@@ -246,6 +252,7 @@ def _unquote(block: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[n
 
 
 _INTEGER = re.compile(rb"-?[0-9]+")
+_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % fields.MAX_FRACTION_ZEROS)
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
@@ -260,10 +267,17 @@ def why_malformed(line: bytes, layout: Layout) -> str:
         text = texts[position]
         if layout.header and len(text) >= 2 and text.startswith(b'"') and text.endswith(b'"'):
             text = text[1:-1]
-        problem = _field_problem(name, text)
+        problem = _field_problem(name, _as_without_header(name, text) if layout.header else text)
         if problem:
             return _not_unicode(line) or f"{name} is {_shown(text)}, {problem}"
     return ""
+
+
+def _as_without_header(name: str, text: bytes) -> bytes:
+    """Return how a field under a header is written where there is none: without a fraction of zeros or a word for a missing value."""
+    if not name.startswith("cat_"):
+        text = _ZERO_FRACTION.sub(b"", text)
+    return b"" if name != "label" and text.lower() in fields.MISSING_WORDS else text
 
 
 def _field_problem(name: str, text: bytes) -> str:
