@@ -3,7 +3,9 @@
 import gzip
 import random
 import re
+import tarfile
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +254,25 @@ def test_inputs_that_are_no_criteo_file(tmp_path):
         with pytest.raises(DataError) as caught:
             read_all(path)
         assert words in one_line(caught, path)
+
+
+def test_archives_are_refused_whatever_their_name(tmp_path):
+    rows, path = tmp_path / "train.txt", tmp_path / "train.txt.gz"
+    rows.write_text("".join(line(n) + "\n" for n in range(100)))
+    for kind, verb in (("w", "is"), ("w:gz", "unpacks to")):
+        with tarfile.open(path, kind) as archive:
+            archive.add(rows, "train.txt")
+        for block_bytes in BLOCK_SIZES:
+            with pytest.raises(DataError) as caught:
+                read_all(path, block_bytes=block_bytes)
+            assert one_line(caught, path).endswith(f" {verb} a tar archive: unpack it; only plain text and gzip of it are read")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(rows)
+    for verb in ("is", "unpacks to"):
+        with pytest.raises(DataError) as caught:
+            read_all(path)
+        assert f" {verb} a zip archive: unpack it; " in one_line(caught, path)
+        path.write_bytes(gzip.compress(path.read_bytes()))
 
 
 HEADERS = {

@@ -30,13 +30,14 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16  # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
 
 _FOREIGN = {
-    b"PK\x03\x04": "a zip archive",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed",
-    b"BZh": "bzip2-compressed",
-    b"\xfd7zXZ\x00": "xz-compressed",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
+    b"BZh": "a bzip2 file: unpack it",
+    b"\xfd7zXZ\x00": "an xz file: unpack it",
     b"PAR1": "a parquet file",
     b"\x93NUMPY": "a numpy file",
 }
+_TAR = slice(257, 262), b"ustar"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -165,12 +166,11 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
     try:
         # A pipe may hand over its first bytes one at a time: take them, then put them back in front.
         head = buffered.read(8)
-        for magic, what in _FOREIGN.items():
-            if head.startswith(magic):
-                raise DataError(f"{path}: is {what}; only plain text and gzip are read")
+        _refuse_foreign(path, "is", head)
         joined = _Prefixed(head, buffered)
         stream = gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
-        piece = stream.read(block_bytes)
+        piece = stream.read(max(block_bytes, _TAR[0].stop))
+        _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
         if piece.startswith(_BYTE_ORDER_MARK):
             piece = piece[len(_BYTE_ORDER_MARK) :]
         while piece:
@@ -182,6 +182,15 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
         raise DataError(f"{path}: the gzip stream is damaged before byte {source.count}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read past byte {source.count}: {error.strerror or error}") from error
+
+
+def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
+    """Raise `DataError` if the start of a file or of what it unpacks to is that of an archive or of another format than text or gzip."""
+    what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
+    if start[_TAR[0]] == _TAR[1]:
+        what = "a tar archive: unpack it"
+    if what:
+        raise DataError(f"{path}: {verb} {what}; only plain text and gzip of it are read")
 
 
 class _Prefixed:
