@@ -29,9 +29,9 @@ $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "ecrm needs Python 3.11 or newer, $(PYTHON) is not: type make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
-	  || { echo "$(PYTHON) has no venv: type apt install python3-venv" >&2; exit 2; }
+	  || { echo "$(PYTHON) has no ensurepip, which makes .venv: type apt install python3-venv" >&2; exit 2; }
 	@command -v "$${CXX:-g++}" >/dev/null || { echo "no C++ compiler: type apt install g++" >&2; exit 2; }
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV)
 # torch: without a GPU the CPU build, 190 MB, by its own name (+cpu): where pip is set up to find it, from there, else from
 # PyTorch's public index. Plain torch==2.13.0 from PyPI is the CUDA build with several GB of libraries.
 	@if nvidia-smi -L >/dev/null 2>&1; then \
@@ -73,7 +73,7 @@ test: $(STAMP)
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_drill_runs.py tests/test_fewer_and_hosts.py \
 	  tests/test_grey_failures.py tests/test_signals.py tests/test_startup_deaths.py tests/test_host_loss.py tests/test_scrub_runs.py tests/test_checkpoint_runs.py \
-	  tests/test_profile.py tests/test_real_rows.py tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
+	  tests/test_profile.py tests/test_train_alike.py tests/test_launch_packaging.py tests/test_real_rows.py tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
 drill-long: dataset

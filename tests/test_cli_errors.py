@@ -120,7 +120,7 @@ def test_several_problems_are_one_error_with_a_line_each():
 
 @pytest.mark.parametrize(
     ("kill", "said"),
-    [("1", "--kill 1: "), ("1@x", "--kill 1@x: "), ("1@3:sleep", "sleep"), ("6@3", "6"), ("1@20:parity", "20")],
+    [("1", "--kill 1: "), ("1@" + "9" * 5000, "type RANK@STEP"), ("1@" + "9" * 18, "there is no step"), ("1@x", "--kill 1@x: "), ("1@3:sleep", "sleep"), ("6@3", "6"), ("1@20:parity", "20")],
 )
 def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
@@ -158,6 +158,13 @@ def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():
     for words in ([], ["fly"], ["train"], ["launch", "tiny", "--sett", "a"]):
         done = ecrm(*words)
         assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_the_root_folder_as_an_output_is_refused(tmp_path):
+    made = tmp_path / "rows.txt"
+    assert ecrm("generate", "criteo", "--rows", "10", "--seed", "1", "--output", str(made)).returncode == 0
+    for words in (["generate", "criteo", "--rows", "10", "--seed", "1"], ["prepare", "criteo", str(made)]):
+        assert_one_line(ecrm(*words, "--output", "/"), "/: cannot be written: it is the root folder; name one in it")
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -124,13 +124,28 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("testing.skip_undo=yes", 'testing.skip_undo is "yes": must be true or false'),
         ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure, checkpoint; did you mean erasure?'),
         ("protection.scrub_rows_per_step=-1", "protection.scrub_rows_per_step is -1: must be at least 0"),
+        ("model.max_rows_per_table=4294967296", "model.max_rows_per_table is 4294967296: must be from 0 to 2147483647"),
+        ("cluster.hang_seconds=1e-300", "cluster.hang_seconds is 1e-300: must be at least 0.1"),
+        ("cluster.start_seconds=0.5", "cluster.start_seconds is 0.5: must be at least 1"),
+        ("train.sparse_lr=1e39", "train.sparse_lr is 1e+39: must be above 0 and at most 3e+38"),
+        ("train.dense_lr=1e39", "train.dense_lr is 1e+39: must be above 0 and at most 3e+38"),
+        ("train.sparse_eps=1e-50", "train.sparse_eps is 1e-50: must be from 1e-37 to 3e+38"),
+        ("train.epochs=1e300", "train.epochs is 1e+300: must be from 0 to 1000000"),
+        ("train.steps=9223372036854775808", "train.steps is 9223372036854775808: must be below 2^63"),
+        ("cluster.servers=60000", "cluster.servers is 60000: must be from 1 to 4096"),
+        ("cluster.servers=4095", "4095 servers + 2 trainers + 1 spare make 4098 ranks, more than 4096: lower cluster.servers"),
+        ('data.path="a\\u0000b"', 'data.path is "a\\u0000b": must not hold the character NUL'),
+        ("train.seed=" + "1" * 5000, 'train.seed is "1111'),
+        ("train.seed=0x" + "f" * 5000, "train.seed is a number of 20000 bits: must be from 0 to "),
+        ("train.sparse_lr=0x" + "f" * 5000, "train.sparse_lr is a number of 20000 bits: must be a number"),
+        ("train.seed=" + "[" * 5000, 'train.seed is "[[[['),
         ("protection.commit_interval=0", "protection.commit_interval is 0: must be at least 1"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
     text = message(override)
     assert said in text
-    assert "\n" not in text
+    assert "\n" not in text and len(text) < 500
 
 
 @pytest.mark.parametrize(
@@ -206,6 +221,9 @@ def test_a_file_that_is_not_toml_or_not_there(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[data\n")
     assert f"{file}: not a TOML file: " in message(config=str(file))
+    for value in ("1" * 5000, "[" * 5000):
+        file.write_text(f"[train]\nseed = {value}\n")
+        assert f"{file}: not a TOML file: " in message(config=str(file))
     file.write_bytes(b"\xff\xfe")
     assert "cannot read config file" in message(config=str(file))
     assert message(config="quikstart").endswith("did you mean quickstart?")

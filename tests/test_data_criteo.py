@@ -3,7 +3,9 @@
 import gzip
 import random
 import re
+import tarfile
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +149,21 @@ def test_the_reader_agrees_with_the_plain_statement_on_mutated_text(tmp_path):
         assert {e.line: e.reason for e in examples}.items() <= problems.items()
 
 
+def test_the_reader_agrees_with_the_plain_statement_on_mutated_csv(tmp_path):
+    chance = random.Random(8)
+    parts = ("0", "1", "nan", "NULL", "None", "a", ".", ".0", "0000000", "-", '"', "n", "N", "")
+    texts = ["".join(chance.choices(parts, k=chance.randrange(1, 4))) for _ in range(3000)]
+    changed = [{chance.choice(("label", "int_0", "int_12", "cat_0", "cat_25")): text} for text in texts]
+    path = tmp_path / "fuzzed.csv"
+    path.write_text(as_csv(*changed))
+    layout = detect_layout("", 1, ",".join(COLUMN_NAMES).encode())
+    problems = {n: why for n, row in enumerate(changed, 2) if (why := why_malformed(line(n - 2, ",", **row).encode(), layout))}
+    assert 300 < len(problems) < 2700
+    for block_bytes in (1000, 1 << 20):
+        *_, malformed, examples = read_all(path, block_bytes=block_bytes)
+        assert {e.line: e.reason for e in examples} == problems and malformed == len(problems)
+
+
 def test_every_two_character_text_is_a_number_or_not():
     pairs = np.array([[a, b] for a in range(256) for b in range(256)], np.uint8)
     pad = np.zeros(fields.PAD, np.uint8)
@@ -239,6 +256,25 @@ def test_inputs_that_are_no_criteo_file(tmp_path):
         assert words in one_line(caught, path)
 
 
+def test_archives_are_refused_whatever_their_name(tmp_path):
+    rows, path = tmp_path / "train.txt", tmp_path / "train.txt.gz"
+    rows.write_text("".join(line(n) + "\n" for n in range(100)))
+    for kind, verb in (("w", "is"), ("w:gz", "unpacks to")):
+        with tarfile.open(path, kind) as archive:
+            archive.add(rows, "train.txt")
+        for block_bytes in BLOCK_SIZES:
+            with pytest.raises(DataError) as caught:
+                read_all(path, block_bytes=block_bytes)
+            assert one_line(caught, path).endswith(f" {verb} a tar archive: unpack it; only plain text and gzip of it are read")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(rows)
+    for verb in ("is", "unpacks to"):
+        with pytest.raises(DataError) as caught:
+            read_all(path)
+        assert f" {verb} a zip archive: unpack it; " in one_line(caught, path)
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+
 HEADERS = {
     "ours": COLUMN_NAMES,
     "published": ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))),
@@ -267,6 +303,46 @@ def test_header_in_any_order_with_further_columns(tmp_path, delimiter, names, sh
         *arrays, malformed, examples = read_all(path, block_bytes=block_bytes)
         assert as_lists(*arrays) == as_lists(*read_all(plain)[:4])
         assert malformed == 1 and str(examples[0]) == f"{path}:7: cat_25 is 'x', not hexadecimal"
+
+
+def as_csv(*rows: dict, delimiter: str = ",") -> str:
+    """A header and a sound row for each of `rows` but for the fields it gives."""
+    return "\n".join([delimiter.join(COLUMN_NAMES), *(line(n, delimiter, **changed) for n, changed in enumerate(rows))])
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_under_a_header_numbers_end_in_zeros_and_words_stand_for_missing_values(tmp_path, delimiter):
+    path = tmp_path / "train.csv"
+    rows = [
+        {"label": "1.0", "int_0": "260.0", "int_1": "-2.00000000", "int_2": "7.", "int_3": "123456789012345678.0", "int_4": '"5.0"'},
+        {"label": "0.0", "int_0": "NaN", "int_1": "nan", "int_2": "NULL", "int_3": "None", "int_12": '"NaN"'},
+        {"label": "0", "cat_0": "NaN", "cat_1": "nan", "cat_2": "NULL", "cat_3": "None", "cat_25": "null"},
+    ]
+    path.write_text(as_csv(*rows, delimiter=delimiter))
+    for block_bytes in (11, 1 << 20):
+        labels, integers, _, missing, malformed, _ = read_all(path, block_bytes=block_bytes)
+        assert malformed == 0 and labels.tolist() == [1, 0, 0]
+        assert integers[0, :5].tolist() == [260, -2, 7, 123456789012345678, 5]
+        assert [np.flatnonzero(row).tolist() for row in missing] == [[], [0, 1, 2, 3, 12], [13, 14, 15, 16, 38]]
+
+
+def test_other_fractions_and_words_are_malformed_under_a_header_too(tmp_path):
+    path = tmp_path / "train.csv"
+    bad = {
+        "int_0": ["12.5", "12.01", ".0", "-.0", ".", "1.000000000", "1.0.", "1..0", "1.0.0", "nan.0", "1e3", "na", "nul", "nann", "nanc"],
+        "label": ["", "NaN", "2.0", "1.5", ".0"],
+        "cat_3": ["260.0", "\x10nan", "nope"],
+    }
+    rows = [{name: text} for name, texts in bad.items() for text in texts]
+    path.write_text(as_csv(*rows))
+    layout = detect_layout("", 1, ",".join(COLUMN_NAMES).encode())
+    for block_bytes in (11, 1 << 20):
+        *_, malformed, examples = read_all(path, block_bytes=block_bytes)
+        assert malformed == len(rows)
+        assert [e.reason for e in examples] == [why_malformed(line(n, ",", **row).encode(), layout) for n, row in enumerate(rows)]
+    assert examples[0].reason == "int_0 is '12.5', not an integer"
+    path.write_text("".join(line(n, ",", int_0=text) + "\n" for n, text in enumerate(("1", "260.0", "NaN"))))
+    assert read_all(path)[4] == 2, "without a header"
 
 
 def test_headers_that_do_not_fit(tmp_path):

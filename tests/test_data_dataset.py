@@ -111,7 +111,7 @@ def test_cap_of_none_and_zero_is_no_cap(made):
         assert CriteoDataset.open(made, max_rows_per_table=cap).tables[0] == ("t_cat_0", 5000)
 
 
-@pytest.mark.parametrize("options", [{"max_rows_per_table": 1}, {"max_rows_per_table": -5}, {"eval_fraction": 1.0}, {"eval_fraction": -0.1}])
+@pytest.mark.parametrize("options", [{"max_rows_per_table": 1}, {"max_rows_per_table": -5}, {"max_rows_per_table": 2**32}, {"eval_fraction": 1.0}, {"eval_fraction": -0.1}])
 def test_arguments_out_of_range(made, options):
     with pytest.raises(UsageError):
         CriteoDataset.open(made, **options)

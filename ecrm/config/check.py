@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ecrm.config.flip import parse_flip
-from ecrm.config.schema import REQUIRED, SECTIONS, Config, Rule
+from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
 
 TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for name, section in SECTIONS.items()}
 KEYS: dict[str, dataclasses.Field] = {
@@ -32,6 +32,12 @@ def type_of(name: str) -> Any:
     return TYPES[section][key]
 
 
+SHOWN = 200
+"""The most characters of a wrong value that a message repeats."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
 def show(value: Any) -> str:
     """A value the way it is typed in a config file."""
     if isinstance(value, bool | str):
@@ -41,6 +47,17 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return "a table"
     return str(value)
+
+
+def shown(value: Any) -> str:
+    """A wrong value the way it was typed, cut to a readable length."""
+    if isinstance(value, list | tuple):
+        text = "[" + ", ".join(map(shown, value[:SHOWN])) + "]"
+    elif isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > SHOWN:
+        text = f"a number of {value.bit_length()} bits"  # Python refuses to write out thousands of digits
+    else:
+        text = show(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def unknown_key(name: str) -> str | None:
@@ -76,10 +93,14 @@ def check_value(name: str, value: Any) -> tuple[Any, str | None]:
     else:
         right = type(value) is kind
     if not right:
-        return value, f"{name} is {show(value)}: must be {TYPE_WORDS[kind]}{_range_suffix(rule)}"
+        return value, f"{name} is {shown(value)}: must be {TYPE_WORDS[kind]}{_range_suffix(rule)}"
     if not all(_fits(rule, v) for v in (value if isinstance(value, tuple) else [value])):
         each = "each must be" if isinstance(value, tuple) else "must be"
-        return value, f"{name} is {show(value)}: {each} {rule.wanted()}{_nearest_choice(rule, value)}"
+        return value, f"{name} is {shown(value)}: {each} {rule.wanted()}{_nearest_choice(rule, value)}"
+    if whole and kind is int and value not in _INT64:
+        return value, f"{name} is {shown(value)}: must be below 2^63"
+    if kind is str and "\0" in value:
+        return value, f"{name} is {shown(value)}: must not hold the character NUL"
     return value, None
 
 
@@ -132,6 +153,11 @@ def problems_of_fit(config: Config) -> list[str]:
         problems.append(
             f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers: "
             f"set train.slots={cluster.trainers} or cluster.trainers={config.slots}"
+        )
+    if config.world_size > MAX_RANKS:
+        problems.append(
+            f"{config.ranks_in_words} make {config.world_size} ranks, more than {MAX_RANKS}: lower cluster.servers, cluster.trainers or "
+            "cluster.spares"
         )
     if train.global_batch % config.slots:
         below = train.global_batch // config.slots * config.slots

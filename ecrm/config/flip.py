@@ -19,5 +19,5 @@ class Flip:
 
 def parse_flip(text: str) -> Flip | None:
     """RANK@STEP:KIND; None for anything else."""
-    match = re.fullmatch(rf"(\d+)@(\d+):({'|'.join(KINDS)})", text)
+    match = re.fullmatch(rf"([0-9]{{1,18}})@([0-9]{{1,18}}):({'|'.join(KINDS)})", text)
     return Flip(int(match[1]), int(match[2]), match[3]) if match else None

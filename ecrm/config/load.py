@@ -15,6 +15,9 @@ from ecrm.config.check import SECTIONS, problems_of_fit, problems_of_values, typ
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 
+_NOT_TOML = (ValueError, RecursionError)
+"""What tomllib raises: besides its own error that of int() for thousands of digits, and this for thousands of brackets."""
+
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read and check a config as a whole.
@@ -26,7 +29,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     label, text = read_config(path)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except _NOT_TOML as error:
         raise UsageError(f"{label}: not a TOML file: {error}") from None
     changes, problems = parse_overrides(overrides)
     raw = _apply(raw, changes)
@@ -93,7 +96,7 @@ def shipped_configs() -> dict[str, Traversable]:
 def _parse_value(text: str, kind: Any) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except _NOT_TOML:
         return text
     value = parsed["value"]
     if len(parsed) != 1 or (kind is str and not isinstance(value, str)):

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 REQUIRED = "<required>"
+MAX_ROWS = 2**31 - 1
+"""Rows of a table: row ids are int32 in the prepared data."""
+MAX_RANKS = 4096
+MAX_RATE = 3e38
+"""Optimizers compute in float32, which ends a little above."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,7 @@ class Rule:
 
     description: str
     minimum: float | None = None
-    maximum: float | None = None  # only together with minimum
+    maximum: float | None = None  # only together with minimum or above
     above: float | None = None
     multiple_of: int | None = None
     choices: tuple[str, ...] = ()
@@ -30,7 +35,7 @@ class Rule:
             return "one of " + ", ".join(self.choices)
         parts = []
         if self.above is not None:
-            parts.append(f"above {self.above}")
+            parts.append(f"above {self.above}" + ("" if self.maximum is None else f" and at most {self.maximum}"))
         if self.minimum is not None:
             parts.append(
                 f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
@@ -65,8 +70,9 @@ class ModelConfig:
         (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
-        0, "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2", minimum=0
-    )
+        0, "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2",
+        minimum=0, maximum=MAX_ROWS,
+    )  # fmt: skip
     dense_arch: str = key(
         "auto",
         "dense parts: TorchRec's modules, or the same model without TorchRec; auto = torchrec where it is installed",
@@ -82,16 +88,17 @@ class TrainConfig:
     slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers", minimum=0, maximum=65536)
     steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
     epochs: float = key(
-        1.0, "passes over the training samples, fractions allowed; not together with train.steps", minimum=0
-    )
+        1.0, "passes over the training samples, fractions allowed; not together with train.steps",
+        minimum=0, maximum=1_000_000,
+    )  # fmt: skip
     seed: int = key(0, "seed of initial rows and dense weights", minimum=0, maximum=2**63 - 1)
     sparse_optimizer: str = key(
         "rowwise_adagrad", "optimizer of the embedding rows", choices=("rowwise_adagrad", "adagrad", "sgd")
     )
-    sparse_lr: float = key(0.05, "learning rate of the embedding rows", above=0)
-    sparse_eps: float = key(1e-8, "epsilon of the sparse Adagrad optimizers", above=0)
+    sparse_lr: float = key(0.05, "learning rate of the embedding rows", above=0, maximum=MAX_RATE)
+    sparse_eps: float = key(1e-8, "epsilon of the sparse Adagrad optimizers", minimum=1e-37, maximum=MAX_RATE)
     dense_optimizer: str = key("adagrad", "optimizer of the dense parts", choices=("adagrad", "sgd", "adam"))
-    dense_lr: float = key(0.01, "learning rate of the dense parts", above=0)
+    dense_lr: float = key(0.01, "learning rate of the dense parts", above=0, maximum=MAX_RATE)
     eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
     log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
     profile: bool = key(False, "time every phase and every call between ranks; print a table and write trace.json at the end")
@@ -102,9 +109,9 @@ class TrainConfig:
 class ClusterConfig:
     """How many logical roles there are, and how they are laid out on ranks."""
 
-    servers: int = key(4, "ranks that hold a shard of every embedding table", minimum=1, maximum=65536)
-    trainers: int = key(2, "ranks that run slots", minimum=1, maximum=65536)
-    spares: int = key(1, "ranks that wait to take the place of a dead one", minimum=0, maximum=65536)
+    servers: int = key(4, "ranks that hold a shard of every embedding table", minimum=1, maximum=MAX_RANKS)
+    trainers: int = key(2, "ranks that run slots", minimum=1, maximum=MAX_RANKS)
+    spares: int = key(1, "ranks that wait to take the place of a dead one", minimum=0, maximum=MAX_RANKS)
     layout: str = key(
         "dedicated",
         "dedicated = a rank is server or trainer; colocated = servers and trainers share ranks",
@@ -115,8 +122,8 @@ class ClusterConfig:
         "what may be lost at once: a rank, or all ranks of a host; no two units of a stripe are ever put in one",
         choices=("rank", "host"),
     )
-    hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", above=0)
-    start_seconds: float = key(120.0, "the run ends if MPI is not up on all ranks after so long", above=0)
+    hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
+    start_seconds: float = key(120.0, "the run ends if MPI is not up on all ranks after so long", minimum=1)
 
 
 @dataclass(frozen=True)

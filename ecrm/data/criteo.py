@@ -1,7 +1,9 @@
 """Reading Criteo click logs: Kaggle `train.txt`, Terabyte `day_N`, csv with a header; plain or gzip; in bounded memory.
 
 A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
-missing value. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
+missing value. Under a header, as csv writers such as pandas leave them, fields may stand in double
+quotes, the label and integers may end in a point and zeros (`260.0`), and `nan`, `null` or `none`, in any
+case, is a missing value too. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
 that is anything else is malformed: skipped and counted, or fatal where the caller asks for `strict`.
 
 Legend: R well-formed rows of one block.
@@ -28,13 +30,14 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16  # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
 
 _FOREIGN = {
-    b"PK\x03\x04": "a zip archive",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed",
-    b"BZh": "bzip2-compressed",
-    b"\xfd7zXZ\x00": "xz-compressed",
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"\x28\xb5\x2f\xfd": "a zstd file: unpack it",
+    b"BZh": "a bzip2 file: unpack it",
+    b"\xfd7zXZ\x00": "an xz file: unpack it",
     b"PAR1": "a parquet file",
     b"\x93NUMPY": "a numpy file",
 }
+_TAR = slice(257, 262), b"ustar"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -163,12 +166,11 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
     try:
         # A pipe may hand over its first bytes one at a time: take them, then put them back in front.
         head = buffered.read(8)
-        for magic, what in _FOREIGN.items():
-            if head.startswith(magic):
-                raise DataError(f"{path}: is {what}; only plain text and gzip are read")
+        _refuse_foreign(path, "is", head)
         joined = _Prefixed(head, buffered)
         stream = gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
-        piece = stream.read(block_bytes)
+        piece = stream.read(max(block_bytes, _TAR[0].stop))
+        _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
         if piece.startswith(_BYTE_ORDER_MARK):
             piece = piece[len(_BYTE_ORDER_MARK) :]
         while piece:
@@ -180,6 +182,15 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
         raise DataError(f"{path}: the gzip stream is damaged before byte {source.count}: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read past byte {source.count}: {error.strerror or error}") from error
+
+
+def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
+    """Raise `DataError` if the start of a file or of what it unpacks to is that of an archive or of another format than text or gzip."""
+    what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
+    if start[_TAR[0]] == _TAR[1]:
+        what = "a tar archive: unpack it"
+    if what:
+        raise DataError(f"{path}: {verb} {what}; only plain text and gzip of it are read")
 
 
 class _Prefixed:
@@ -216,6 +227,10 @@ def _parse_block(
     if layout.header:
         field_starts, field_ends = _unquote(block, field_starts, field_ends)
     lengths = field_ends - field_starts
+    if layout.header:
+        span = slice(0, 1 + INTEGERS)
+        lengths[:, span] = fields.without_zero_fraction(block, field_starts[:, span], lengths[:, span])
+        lengths[:, 1:] = fields.without_missing_words(block, field_starts[:, 1:], lengths[:, 1:])
 
     label_bytes = block[field_starts[:, 0]]
     good = (lengths[:, 0] == 1) & ((label_bytes == ord("0")) | (label_bytes == ord("1")))
@@ -246,6 +261,7 @@ def _unquote(block: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[n
 
 
 _INTEGER = re.compile(rb"-?[0-9]+")
+_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % fields.MAX_FRACTION_ZEROS)
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
@@ -260,10 +276,17 @@ def why_malformed(line: bytes, layout: Layout) -> str:
         text = texts[position]
         if layout.header and len(text) >= 2 and text.startswith(b'"') and text.endswith(b'"'):
             text = text[1:-1]
-        problem = _field_problem(name, text)
+        problem = _field_problem(name, _as_without_header(name, text) if layout.header else text)
         if problem:
             return _not_unicode(line) or f"{name} is {_shown(text)}, {problem}"
     return ""
+
+
+def _as_without_header(name: str, text: bytes) -> bytes:
+    """Return how a field under a header is written where there is none: without a fraction of zeros or a word for a missing value."""
+    if not name.startswith("cat_"):
+        text = _ZERO_FRACTION.sub(b"", text)
+    return b"" if name != "label" and text.lower() in fields.MISSING_WORDS else text
 
 
 def _field_problem(name: str, text: bytes) -> str:

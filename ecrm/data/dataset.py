@@ -46,13 +46,15 @@ class CriteoDataset:
     def open(cls, directory: str | Path, max_rows_per_table: int | None = None, eval_fraction: float = 0.1) -> CriteoDataset:
         """Open a dataset, checking its manifest and that every file is as long as the manifest says, not its content.
 
-        `max_rows_per_table` (at least 2; None or 0 for no cap) folds the ids of larger tables into that many rows:
+        `max_rows_per_table` (2 to 2^31 - 1; None or 0 for no cap) folds the ids of larger tables into that many rows:
         id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table - 1)`. The last `floor(rows * eval_fraction)` rows are held
         out. Raises `UsageError` for bad arguments and a directory that holds no dataset, `DataError` for a damaged
         manifest and for a file that is missing or not of its length.
         """
-        if max_rows_per_table and max_rows_per_table < 2:
-            raise UsageError(f"max_rows_per_table is {max_rows_per_table}: must be 0, for no cap, or at least 2 (one row is the missing value's)")
+        if max_rows_per_table and not 2 <= max_rows_per_table < 2**31:
+            raise UsageError(
+                f"max_rows_per_table is {max_rows_per_table}: must be 0, for no cap, or in 2 (one row is the missing value's) to {2**31 - 1}"
+            )
         if not 0 <= eval_fraction < 1:
             raise UsageError(f"eval_fraction is {eval_fraction}, not in 0 up to but without 1")
         path = Path(directory)

@@ -10,7 +10,10 @@ import numpy as np
 
 PAD = 8
 MAX_DIGITS = 18  # the most decimal digits that always fit in an int64
+MAX_FRACTION_ZEROS = 8
+MISSING_WORDS = (b"nan", b"null", b"none")  # in any case
 _ZEROS = np.uint64(0x3030303030303030)  # "00000000"
+_LOWER = np.uint64(0x2020202020202020)  # the bit that makes a letter small and leaves "0" as it is
 _BAD = 0x8000
 _ANY_BAD = np.uint64(0x8000800080008000)
 
@@ -78,3 +81,27 @@ def parse_decimal(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
         remaining, ends, scale = remaining - part, ends - part, scale * 10**8
         if not remaining.any():
             return np.where(negative, -values, values), good
+
+
+def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the lengths of the fields less the end of those that end in a digit, a point and 0 to 8 zeros: "260.0" becomes "260"."""
+    points = np.flatnonzero(block == ord("."))
+    if not len(points):
+        return lengths
+    ends = starts + lengths
+    point = points[np.minimum(np.searchsorted(points, starts), len(points) - 1)]
+    zeros = ends - point - 1
+    ends_so = (point > starts) & (zeros >= 0) & (zeros <= MAX_FRACTION_ZEROS) & (block[point - 1] - np.uint8(ord("0")) < 10)
+    zeros = np.where(ends_so, zeros, 0)
+    ends_so &= _words(block, ends - zeros, zeros) == _ZEROS
+    return np.where(ends_so, point - starts, lengths)
+
+
+def without_missing_words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the lengths of the fields, 0 for those that are one of `MISSING_WORDS`, which stand for a missing value."""
+    perhaps = np.nonzero(((lengths == 3) | (lengths == 4)) & (block[starts] | 0x20 == ord("n")))
+    words = _words(block, starts[perhaps], lengths[perhaps]) | _LOWER
+    known = [int.from_bytes(word.rjust(8, b"0"), "little") for word in MISSING_WORDS]
+    lengths = lengths.copy()
+    lengths[tuple(axis[np.isin(words, np.array(known, np.uint64))] for axis in perhaps)] = 0
+    return lengths

@@ -28,6 +28,13 @@ def _write_errors(target: Path) -> Iterator[None]:
         raise kind(f"{target}: cannot be written, nothing was changed there: {error.strerror or error}") from error
 
 
+def _beside(target: Path, ending: str) -> Path:
+    """Return the hidden name next to `target` with that ending; raises `UsageError` for the root folder, which has no place beside it."""
+    if not target.name:
+        raise UsageError(f"{target}: cannot be written: it is the root folder; name one in it")
+    return target.with_name(f".{target.name}.{ending}")
+
+
 def _make_parent(target: Path) -> None:
     """Make the directory that `target` is to stand in, if need be; raises `UsageError` where a file is in the way."""
     existing = next(path for path in target.parents if path.exists())
@@ -91,8 +98,8 @@ def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
     between them leaves the old directory as `.NAME.replaced`, which the next call moves back.
     Raises `UsageError` or `EcrmError` instead of OSError, also for those of the body.
     """
-    staged = target.with_name(f".{target.name}.preparing")
-    displaced = target.with_name(f".{target.name}.replaced")
+    staged = _beside(target, "preparing")
+    displaced = _beside(target, "replaced")
     with _write_errors(target):
         _make_parent(target)
         staged.mkdir(exist_ok=True)
@@ -126,7 +133,7 @@ def staged_file(target: Path) -> Iterator[BinaryIO]:
     If the body raises, what it wrote is removed and `target` is as it was. Raises `UsageError` or
     `EcrmError` instead of OSError, also for those of the body.
     """
-    staged = target.with_name(f".{target.name}.writing")
+    staged = _beside(target, "writing")
     with _write_errors(target):
         # A rename would replace a device such as /dev/null by a file.
         if target.exists() and not target.is_file():

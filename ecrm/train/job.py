@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
+from ecrm.data.manifest import read_manifest
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
@@ -41,8 +43,9 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
-from ecrm.train.flip import FlipSwitch
+from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
+from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
@@ -113,6 +116,7 @@ def _run(
 ) -> int:
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
+    _check_alike(transport, config, steps)
     resumed, refused = _together(transport, lambda: plan_resume(resume, config, steps))
     folder = _together(transport, lambda: RunFolder(run_dir))
     protection = make_protection(config)
@@ -291,15 +295,35 @@ def _together(transport: Transport, action: Callable[[], Any]) -> Any:
     return result
 
 
+def _check_alike(transport: Transport, config: Config, steps: int) -> None:
+    """Raise UsageError on every rank unless all have the same data, config and number of steps."""
+    manifest = _together(transport, lambda: read_manifest(Path(config.data.path)))
+    mine = asdict(given(_host(), config, manifest, steps))
+    ranks = {rank: Given(**fields) for rank, fields in _share_json(transport, mine).items()}
+    if problem := unlike(ranks):
+        error = UsageError(problem)
+        error.speaker = min(ranks)
+        raise error
+
+
 def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]]:
     """Process id, host and failure domain of every rank: {"pid", "host", "failure_domain"}."""
-    host = os.environ.get(HOST_VARIABLE) or socket.gethostname()
+    host = _host()
     domain = f"rank {transport.rank}"
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
         domain = f"{host}#{transport.rank % hosts}" if hosts else host
-    mine = json.dumps({"pid": os.getpid(), "host": host, "failure_domain": domain}).encode()
-    shared = _share_at_start(transport, [torch.tensor(list(mine), dtype=torch.uint8)])
+    return _share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain})
+
+
+def _host() -> str:
+    """This rank's host."""
+    return os.environ.get(HOST_VARIABLE) or socket.gethostname()
+
+
+def _share_json(transport: Transport, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Every rank's own `mine`, before there is an engine."""
+    shared = _share_at_start(transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 
 

@@ -50,9 +50,9 @@ class Kill:
 
 def parse_kill(text: str) -> Kill:
     """RANK@STEP[:PHASE]; raises UsageError for anything else."""
-    match = re.fullmatch(r"(\d+)@(\d+)(?::(\w+))?", text)
+    match = re.fullmatch(r"([0-9]{1,18})@([0-9]{1,18})(?::(\w+))?", text)
     if not match:
-        raise UsageError(f"--kill {text}: type RANK@STEP or RANK@STEP:PHASE, such as 1@20:parity")
+        raise UsageError(f"--kill {text[:100]}: type RANK@STEP or RANK@STEP:PHASE, such as 1@20:parity")
     phase = match[3] or "input"
     if phase not in PHASES:
         raise UsageError(f"--kill {text}: no phase {phase!r}; phases are {', '.join(PHASES)}")

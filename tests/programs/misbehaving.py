@@ -1,4 +1,5 @@
-"""The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it.
+"""The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it,
+or (`set KEY=VALUE`) that was started with another config.
 
 Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
 """
@@ -66,6 +67,9 @@ elif how == "bad disk":
             return read(self, pieces)
 
         CriteoDataset._read = read_or_fail
+elif how.startswith("set "):
+    if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
+        arguments += ["--set", how.removeprefix("set ")]
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
