@@ -63,8 +63,3 @@ def widest_k(view: View, circle: Circle) -> int | None:
     domains = {view.domains[rank] for rank in {*view.shards, *idle(view)}}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None
-
-
-def named(numbers: str) -> set[int]:
-    """Numbers of a list such as `1, 2`."""
-    return {int(number) for number in numbers.replace(",", " ").split()}
