@@ -82,6 +82,7 @@ class Checkers:
             self._committed[rank] = now
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
+        _hosts_its_shards(rank, engine)
         for (shard, space), hosted in engine.hosted.items():
             layout, truth = engine.layouts[space], self._truth.records[step][space]
             rows = layout.rows_of(shard, torch.arange(layout.data_rows_per_shard))
@@ -114,6 +115,17 @@ class Checkers:
                 self.parity_rows += mine.numel()
                 if not torch.equal(expected, parity.records[mine]):
                     raise Violation(f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data")
+
+
+def _hosts_its_shards(rank: int, engine: Engine) -> None:
+    """A rank has the shards that its view gives it, rows and parity, and misses rows of none but those that are rebuilding."""
+    due = {(shard, space) for shard in engine.view.shards_of(rank) for space in range(len(engine.spaces))}
+    for held in (engine.hosted, engine.protection.parity) if engine.protection.name == "erasure" else (engine.hosted,):
+        if set(held) != due:
+            raise Violation(f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}")
+        for (shard, space), rows in held.items():
+            if rows.missing_rows and shard not in engine.view.rebuilding:
+                raise Violation(f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding")
 
 
 def _data_of(stripes: Tensor, layout: RowLayout, records: Tensor) -> Tensor:
