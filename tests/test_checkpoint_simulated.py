@@ -20,7 +20,7 @@ from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster
+from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         self.lines: list[str] = []
         engines: dict[int, object] = {}
         doomed: set[int] = set()
-        checkers = Checkers(engines, doomed, truth)
+        checkers = Checkers(engines, doomed, truth, workload.reshape)
         rng = random.Random(seed)
 
         def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
@@ -62,15 +62,25 @@ class Run:
 
         def program(transport):
             resumed = find(resume)[0] if resume is not None else []
-            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name), event=self.events.append)
+            rank = transport.rank
+
+            def phase(step: int, name: str) -> None:
+                cluster.enter_phase(rank, step, name)
+                checkers.at_phase(rank, name)
+
+            hooks = Hooks(
+                phase=phase,
+                event=self.events.append,
+                committed=lambda: checkers.after_commit(rank),
+                recovered=lambda: checkers.after_recovery(rank),
+            )
             own = CheckpointFolder(folder)
             try:
                 return run_workload(
                     workload,
                     transport,
                     hooks,
-                    after_start=lambda engine: engines.update({transport.rank: engine}),
-                    after_step=checkers.after_commit,
+                    after_start=lambda engine: engines.update({rank: engine}),
                     report=self.tables.append,
                     durable=Restorer(own, resumed, self.lines.append),
                     make_checkpoints=lambda engine: Checkpoints(
@@ -81,9 +91,13 @@ class Run:
             except (Unrecoverable, DataError) as error:
                 return error
             finally:
-                engines.pop(transport.rank, None)
+                engines.pop(rank, None)
 
-        outcome = cluster.run(program)
+        try:
+            outcome = cluster.run(program)
+        except SimulationError as error:
+            error.add_note(f"seed {seed}")
+            raise
         self.killed = len(outcome.killed)
         self.rows_checked = checkers.rows
         self.errors = [result for result in outcome.results.values() if isinstance(result, Exception)]

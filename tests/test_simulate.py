@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+import multiprocessing
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
-import ecrm.engine.engine as engine_module
-from ecrm.placement.view import mark_whole, plan_recovery
-from ecrm.simulate.cli import run_range
+import pytest
+import torch
+from canaries import CANARIES, Canary
+
+import ecrm.simulate.run as run_module
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.simulate.arithmetic import Circle, crowded, widest_k
+from ecrm.simulate.checkers import Checkers
+from ecrm.simulate.cli import SimulationFailed, run_range
+from ecrm.simulate.oracle import Truth
 from ecrm.simulate.run import Failed, run_schedule
 from ecrm.simulate.schedule import draw, parse_seed
 
-CANARY_SEEDS = 100
-
 
 def test_survivable_schedules_finish_with_the_oracles_bits():
-    line = run_range(range(1000), "survivable", jobs=2)
-    print(line)
-    assert " 0 refusals" in line
-    assert int(line.split(" recoveries")[0].split()[-1].replace(",", "")) > 1000
+    totals = run_range(range(1000), "survivable", jobs=2)
+    print(totals)
+    assert totals.refused == 0
+    assert totals.deaths > 2500 and totals.recoveries > 1300 and totals.reshapes > 150
 
 
 def test_one_fault_too_many_is_refused_or_survived_but_never_wrong():
-    line = run_range(range(300), "fatal", jobs=2)
-    print(line)
-    assert int(line.split(" refusals")[0].split()[-1].replace(",", "")) > 100
+    totals = run_range(range(300), "fatal", jobs=2)
+    print(totals)
+    assert totals.refused > 100 and totals.deaths > 600
 
 
 def test_a_seed_is_a_schedule():
@@ -36,53 +44,91 @@ def test_a_seed_is_a_schedule():
     assert parse_seed("7c2d1f0") == parse_seed("7c2d1f0") != parse_seed("7c2d1f1")
 
 
-def _caught_at(breaks=None) -> int | None:
-    """Seeds needed until a schedule fails; None when none of them does, as for an engine that is not broken (above)."""
-    for seed in range(CANARY_SEEDS):
+def caught_at(canary: Canary, seeds: int) -> int | None:
+    """The seed at which a checker catches a canary, or None; a mere crash is no catch."""
+    for seed in range(seeds):
         try:
-            run_schedule(draw(seed, "survivable"), breaks)
-        except Failed:
-            return seed + 1
+            run_schedule(draw(seed, canary.suite), canary.damage)
+        except Failed as error:
+            if error.caught:
+                return seed
     return None
 
 
-def _no_undo(engine):
-    for target in (engine.protection,):
-        target.undo = lambda: None
+@pytest.mark.parametrize("name", CANARIES)
+def test_a_broken_engine_is_caught(name, monkeypatch):
+    canary = CANARIES[name]
+    if canary.patch is not None:
+        canary.patch(monkeypatch)
+    seed = caught_at(canary, canary.seeds)
+    print(f"{name}: caught at seed {seed}")
+    assert seed is not None
 
 
-def _wrong_decode(engine):
-    right = engine.protection.code.decode_matrix
-
-    def wrong(present, wanted):
-        matrix = np.array(right(present, wanted))
-        matrix[0, 0] ^= 1
-        return matrix
-
-    engine.protection.code.decode_matrix = wrong
+def test_the_canaries_are_listed_with_their_bounds():
+    text = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
+    listed = re.findall(r"^\| ([^|]+) \| (survivable|fatal) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert {name: (suite, int(within)) for name, suite, _, within in listed} == {
+        name: (canary.suite, canary.seeds) for name, canary in CANARIES.items()
+    }
+    assert all(int(caught) < int(within) for _, _, caught, within in listed)
 
 
-def _wrong_source(engine):
-    class Shifted(type(engine.layouts[0])):
-        def local_of_unit(self, stripes, unit):
-            return (super().local_of_unit(stripes, unit) + self.shape.k) % max(self.data_rows_per_shard, 1)
+def test_a_crash_is_no_catch():
+    def crash(engine):
+        engine.protection.undo = None
 
-    engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
-
-
-@pytest.mark.parametrize("breaks", [_no_undo, _wrong_decode, _wrong_source])
-def test_a_broken_engine_is_caught(breaks):
-    seeds = _caught_at(breaks)
-    print(f"{breaks.__name__} caught within {seeds} seeds")
-    assert seeds is not None
+    with pytest.raises(Failed) as caught:
+        for seed in range(30):
+            run_schedule(draw(seed, "survivable"), crash)
+    assert not caught.value.caught
 
 
-def test_a_broken_remap_is_caught(monkeypatch):
-    """A recovery that hands out lost shards as if they were whole."""
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_whatever_goes_wrong_names_its_seed(jobs, monkeypatch):
+    if jobs > 1 and multiprocessing.get_start_method() != "fork":
+        pytest.skip("other processes do not see what this one has broken")
+    right = run_module.truth_of
 
-    def careless(view, dead, shape, replicas):
-        after = plan_recovery(view, dead, shape, replicas)
-        return mark_whole(after, set(after.rebuilding) - set(view.rebuilding))
+    def truth_of(workload):
+        if workload == draw(3, "survivable").workload:
+            raise KeyError("on purpose")
+        return right(workload)
 
-    monkeypatch.setattr(engine_module, "plan_recovery", careless)
-    assert _caught_at() is not None
+    monkeypatch.setattr(run_module, "truth_of", truth_of)
+    with pytest.raises(SimulationFailed, match="on purpose(.|\n)*\nreplay: ecrm simulate --seed 3 --suite survivable$"):
+        run_range(range(2, 6), "survivable", jobs)
+
+
+def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
+    doomed: set[int] = set()
+    view = View(0, (0, 1, 2), (0,), (0,), (0,), domains=(0, 1, 2))
+    engines = {
+        rank: SimpleNamespace(
+            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=None, hosted={}, spaces=(),
+            protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
+        )
+        for rank in range(3)
+    }  # fmt: skip
+    checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, {}))
+
+    def accept(rank):
+        engines[rank].commits = engines[rank].committed = 1
+        checkers.after_commit(rank)
+        return checkers.commits
+
+    assert accept(0) == 1
+    doomed.add(0)
+    assert accept(1) == 2
+    assert accept(2) == 2
+
+
+def test_the_plain_arithmetic():
+    circle = Circle(5, 2, 1)
+    assert circle.stripe(4) == {4, 0, 1}
+    assert [circle.meet(0, other) for other in range(5)] == [False, True, True, True, True]
+    assert circle.most_units_on({0, 1}) == 2 and Circle(6, 2, 1).most_units_on({0, 3}) == 1
+    view = View(1, (0, 1, 2, 4), (0, 1, 2, 0, 4), (0,), (0,), domains=(0, 1, 2, 3, 4))
+    assert crowded(view, circle) == [0, 3] and widest_k(view, circle) == 2
+    few = View(1, (0, 1), (0, 1, 0, 0, 1), (0,), (0,), domains=(0, 1, 2, 3, 4))
+    assert widest_k(few, circle) is None

@@ -89,13 +89,16 @@ def _never() -> bool:
 
 @dataclass
 class Hooks:
-    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened.
+    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened,
+    `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through.
 
     And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
     """
 
     phase: Callable[[int, str], None] = _ignore
     event: Callable[[dict[str, object]], None] = _ignore
+    committed: Callable[[], None] = _ignore
+    recovered: Callable[[], None] = _ignore
     asks: Callable[[], bool] = _never
 
 
@@ -328,6 +331,7 @@ class Engine:
             if not self.transport.agree(True):
                 raise AssertionError("a live rank refused the commit")
         self._accept_commit()
+        self._hooks.committed()
 
     def _accept_commit(self) -> None:
         """Everything up to `step` can no longer be taken back."""
@@ -532,6 +536,7 @@ class Engine:
         if self.rollbacks > rollbacks:
             self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+        self._hooks.recovered()
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
@@ -555,6 +560,7 @@ class Engine:
         if commits > self._commits:
             assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
             self._accept_commit()
+            self._hooks.committed()
         elif self._policy.skip_undo:
             self._accept_commit_without_undo()
         else:

@@ -1,4 +1,4 @@
-"""What must hold after every commit, checked from outside the engine against the truth."""
+"""What must hold after every commit and every recovery, checked from outside the engine against the truth."""
 
 from __future__ import annotations
 
@@ -10,41 +10,69 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import RowLayout
-from ecrm.placement.view import View, conflicts
 from ecrm.simulate.oracle import Truth
-
-
-class Violation(AssertionError):
-    """Something that the design promises does not hold."""
+from ecrm.simulate.roles import Roles
+from ecrm.simulate.violation import Violation
 
 
 class Checkers:
     """Looks into all engines of a simulated cluster; raises Violation.
 
     `engines` maps ranks to their engines and `doomed` holds those whose death is decided, which are not
-    looked at; both are kept up to date by the caller.
+    looked at; both are kept up to date by the caller, who calls the methods from the hooks of every engine.
     """
 
-    def __init__(self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth) -> None:
+    def __init__(self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth, reshapes: bool = True) -> None:
         self._all, self._doomed, self._truth = engines, doomed, truth
+        self._roles = Roles(reshapes)
         self._committed: dict[int, tuple[int, int]] = {}
-        self.commits = self.rows = self.parity_rows = 0
-        self._newest = (0, 0)
+        self._recovering = False
+        self.commits = self.recoveries = self.rows = self.parity_rows = 0
 
     @property
     def _engines(self) -> dict[int, Engine]:
         return {rank: engine for rank, engine in self._all.items() if rank not in self._doomed}
 
-    def after_commit(self, engine: Engine) -> None:
-        """Called by a rank that has just seen a commit; the first to see it checks the whole cluster."""
-        self._never_backwards()
-        if (engine.rollbacks, engine.committed) <= self._newest:
+    def at_phase(self, rank: int, phase: str) -> None:
+        """A phase begins on a rank."""
+        if rank in self._engines:
+            self._recovering = self._recovering or phase == "recover"
+            self._roles.at_phase(rank, self._all[rank], phase)
+
+    def after_commit(self, rank: int) -> None:
+        """A rank has just accepted a commit; the first of the living to do so checks the whole cluster.
+
+        A commit that only ranks which have died since had accepted is made again, and checked again.
+        """
+        engines = self._engines
+        if rank not in engines:
             return
-        self._newest = engine.rollbacks, engine.committed
+        engine = engines[rank]
+        self._never_backwards()
+        self._roles.after_commit(rank, engine)
+        if any(other.commits >= engine.commits for mate, other in engines.items() if mate != rank):
+            return
         self.commits += 1
-        for rank, other in self._engines.items():
-            self._check_rank(rank, other, engine.committed)
-        self._views_agree()
+        self._check_all(engine.committed)
+
+    def after_recovery(self, rank: int) -> None:
+        """A recovery is through on a rank; the first to know checks the whole cluster, which has agreed and not gone on."""
+        engines = self._engines
+        if rank not in engines or not self._recovering:
+            return
+        self._recovering = False
+        self.recoveries += 1
+        self._never_backwards()
+        stood = {(engine.commits, engine.committed, engine.step) for engine in engines.values()}
+        if len(stood) > 1:
+            raise Violation(f"after a recovery ranks stand at different (commits, committed steps, steps): {sorted(stood)}")
+        self._roles.after_recovery(engines)
+        self._check_all(engines[rank].committed)
+
+    def _check_all(self, step: int) -> None:
+        for rank, engine in self._engines.items():
+            self._check_rank(rank, engine, step)
+        self._roles.check(self._engines)
 
     def _never_backwards(self) -> None:
         for rank, engine in self._engines.items():
@@ -54,6 +82,7 @@ class Checkers:
             self._committed[rank] = now
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
+        _hosts_its_shards(rank, engine)
         for (shard, space), hosted in engine.hosted.items():
             layout, truth = engine.layouts[space], self._truth.records[step][space]
             rows = layout.rows_of(shard, torch.arange(layout.data_rows_per_shard))
@@ -87,23 +116,16 @@ class Checkers:
                 if not torch.equal(expected, parity.records[mine]):
                     raise Violation(f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data")
 
-    def _views_agree(self) -> None:
-        by_epoch: dict[int, View] = {}
-        for rank, engine in self._engines.items():
-            view = by_epoch.setdefault(engine.view.epoch, engine.view)
-            if view != engine.view:
-                raise Violation(f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}")
-            self._apart(engine)
 
-    def _apart(self, engine: Engine) -> None:
-        """No failure domain holds two members of a stripe while a spare waits in another that could take one of them."""
-        view, shape = engine.view, engine.protection.shape
-        for shard, host in enumerate(view.shards):
-            if host not in view.live or not conflicts(shard, host, view, shape):
-                continue
-            free = [rank for rank in view.spares if not conflicts(shard, rank, view, shape)]
-            if free:
-                raise Violation(f"shard {shard} is on rank {host} with others of its stripes though spares {free} wait")
+def _hosts_its_shards(rank: int, engine: Engine) -> None:
+    """A rank has the shards that its view gives it, rows and parity, and misses rows of none but those that are rebuilding."""
+    due = {(shard, space) for shard in engine.view.shards_of(rank) for space in range(len(engine.spaces))}
+    for held in (engine.hosted, engine.protection.parity) if engine.protection.name == "erasure" else (engine.hosted,):
+        if set(held) != due:
+            raise Violation(f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}")
+        for (shard, space), rows in held.items():
+            if rows.missing_rows and shard not in engine.view.rebuilding:
+                raise Violation(f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding")
 
 
 def _data_of(stripes: Tensor, layout: RowLayout, records: Tensor) -> Tensor:

@@ -7,11 +7,18 @@ import contextlib
 import os
 import re
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from ecrm.errors import EcrmError, UsageError
+
+if TYPE_CHECKING:
+    from ecrm.simulate.run import Verdict
 
 CHUNK = 20
 
@@ -61,15 +68,10 @@ def _range(text: str) -> range:
 
 def _replay(seed: int, suite: str) -> None:
     """Run one schedule and print what it was and what became of it; raises SimulationFailed."""
-    from ecrm.simulate.run import Failed, run_schedule
     from ecrm.simulate.schedule import draw
 
-    schedule = draw(seed, suite)
-    print(f"{suite} seed {seed}: {schedule}")
-    try:
-        verdict = run_schedule(schedule)
-    except Failed as error:
-        raise SimulationFailed(_complaint(seed, suite, str(error))) from None
+    print(f"{suite} seed {seed}: {draw(seed, suite)}")
+    verdict = _judged(seed, suite)
     how = f"refused: {verdict.refused}" if verdict.refused else "finished with the oracle's bits"
     print(
         f"  {verdict.deaths} deaths, {verdict.recoveries} recoveries, {verdict.reshapes} reshapes, {verdict.commits} commits checked "
@@ -77,26 +79,59 @@ def _replay(seed: int, suite: str) -> None:
     )
 
 
-def run_range(seeds: range, suite: str, jobs: int) -> str:
-    """Run a range of schedules in `jobs` processes (1: in this one); a line of totals. Raises SimulationFailed at the first failure."""
-    began = time.monotonic()
-    totals = dict.fromkeys(("deaths", "recoveries", "reshapes", "commits", "calls", "refused", "rows_checked"), 0)
-    work = ((suite, chunk) for chunk in _chunks(seeds))
+@dataclass
+class Totals:
+    """What became of the schedules of a range; printed as one line."""
+
+    suite: str
+    jobs: int
+    schedules: int = 0
+    deaths: int = 0
+    recoveries: int = 0
+    reshapes: int = 0
+    refused: int = 0
+    commits: int = 0
+    rows_checked: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+    def count(self, verdict: Verdict) -> None:
+        self.schedules += 1
+        self.refused += verdict.refused is not None
+        for name in ("deaths", "recoveries", "reshapes", "commits", "rows_checked", "calls"):
+            setattr(self, name, getattr(self, name) + getattr(verdict, name))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.suite}: {self.schedules:,} schedules, {self.deaths:,} deaths, {self.recoveries:,} recoveries, "
+            f"{self.reshapes:,} reshapes, {self.refused:,} refusals, {self.commits:,} commits and {self.rows_checked:,} rows checked, "
+            f"{self.calls:,} calls; {self.schedules / self.seconds:.1f} schedules/s on {self.jobs} process{'' if self.jobs == 1 else 'es'}"
+        )
+
+
+def run_range(seeds: range, suite: str, jobs: int) -> Totals:
+    """Run a range of schedules in `jobs` processes (1: in this one). Raises SimulationFailed at the first failure."""
+    began, totals = time.monotonic(), Totals(suite, jobs)
+    chunks = list(_chunks(seeds))
+    work = [(suite, chunk) for chunk in chunks]
+    done = 0
     with ProcessPoolExecutor(jobs) if jobs > 1 else contextlib.nullcontext() as pool:
-        for counted in map(_run_some, work) if pool is None else pool.map(_run_some, work):
-            if "failed" in counted:
-                if pool is not None:
-                    pool.shutdown(cancel_futures=True)
-                raise SimulationFailed(counted["failed"])
-            for name in totals:
-                totals[name] += counted[name]
-    seconds = time.monotonic() - began
-    return (
-        f"{suite}: {len(seeds):,} schedules, {totals['deaths']:,} deaths, {totals['recoveries']:,} recoveries, "
-        f"{totals['reshapes']:,} reshapes, "
-        f"{totals['refused']:,} refusals, {totals['commits']:,} commits and {totals['rows_checked']:,} rows checked, "
-        f"{totals['calls']:,} calls; {len(seeds) / seconds:.1f} schedules/s on {jobs} process{'' if jobs == 1 else 'es'}"
-    )
+        try:
+            for verdicts in map(_run_some, work) if pool is None else pool.map(_run_some, work):
+                done += 1
+                for verdict in verdicts:
+                    totals.count(verdict)
+        except SimulationFailed:
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+            raise
+        except BrokenProcessPool:
+            last = chunks[min(done + jobs, len(chunks)) - 1][-1]
+            raise SimulationFailed(
+                f"a process died running schedules\nreplay: ecrm simulate --seeds {chunks[done][0]}:{last + 1} --suite {suite} --jobs 1"
+            ) from None
+    totals.seconds = time.monotonic() - began
+    return totals
 
 
 def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
@@ -105,22 +140,19 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _run_some(work: tuple[str, list[int]]) -> dict:
-    """Totals of some schedules, or {"failed": complaint}."""
+def _run_some(work: tuple[str, list[int]]) -> list[Verdict]:
+    """What became of some schedules."""
+    suite, seeds = work
+    return [_judged(seed, suite) for seed in seeds]
+
+
+def _judged(seed: int, suite: str) -> Verdict:
+    """What became of one schedule; whatever goes wrong is a SimulationFailed with the line that replays it."""
     from ecrm.simulate.run import Failed, run_schedule
     from ecrm.simulate.schedule import draw
 
-    suite, seeds = work
-    totals = dict.fromkeys(("deaths", "recoveries", "reshapes", "commits", "calls", "refused", "rows_checked"), 0)
-    for seed in seeds:
-        try:
-            verdict = run_schedule(draw(seed, suite))
-        except Failed as error:
-            return {"failed": _complaint(seed, suite, str(error))}
-        for name in totals:
-            totals[name] += int(bool(verdict.refused)) if name == "refused" else getattr(verdict, name)
-    return totals
-
-
-def _complaint(seed: int, suite: str, error: str) -> str:
-    return f"{error}\nreplay: ecrm simulate --seed {seed} --suite {suite}"
+    try:
+        return run_schedule(draw(seed, suite))
+    except Exception as error:
+        told = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error))
+        raise SimulationFailed(f"{told.rstrip()}\nreplay: ecrm simulate --seed {seed} --suite {suite}") from None

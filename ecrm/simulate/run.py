@@ -11,10 +11,12 @@ from ecrm.errors import Unrecoverable
 from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
+from ecrm.simulate.refusals import Refusal, check_refusals
 from ecrm.simulate.schedule import Schedule
+from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Outcome, run_workload
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import RandomFaults, RankKilled, SimulatedCluster, SimulationError
+from ecrm.transport.simulated import ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 
 MOST_CALLS = 200_000
 
@@ -35,7 +37,11 @@ class Verdict:
 
 
 class Failed(Exception):
-    """A schedule broke a promise; the message says which."""
+    """A schedule broke a promise; the message says which. `caught`: a checker said so, the program did not merely crash."""
+
+    def __init__(self, message: str, caught: bool) -> None:
+        super().__init__(message)
+        self.caught = caught
 
 
 def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = None) -> Verdict:
@@ -50,9 +56,10 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     doomed: set[int] = set()  # from the moment their death is decided, which may be some calls ahead
     condemned: set[int] = set()
     reshapes: set[tuple[int, int]] = set()  # by the servers and k they end with: each has fewer than the one before
-    checkers = Checkers(engines, doomed, truth)
+    checkers = Checkers(engines, doomed, truth, workload.reshape)
     reported: list[dict[str, str]] = []
     alarms: list[dict[str, object]] = []
+    refusals: list[Refusal] = []
     fatal_left = [1 if schedule.suite == "fatal" else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
@@ -107,28 +114,40 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             if breaks is not None:
                 breaks(engine)
 
+        def phase(step: int, name: str) -> None:
+            cluster.enter_phase(rank, step, name)
+            checkers.at_phase(rank, name)
+
         try:
-            hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=note)
+            hooks = Hooks(
+                phase=phase,
+                event=note,
+                committed=lambda: checkers.after_commit(rank),
+                recovered=lambda: checkers.after_recovery(rank),
+            )
             return run_workload(
                 workload,
                 transport,
                 hooks,
                 after_start=started,
-                after_step=checkers.after_commit,
                 report=reported.append,
             )
         except Unrecoverable as error:
+            refusals.append(Refusal.of(rank, error, engines, cluster.killed_ranks))
             return error
         finally:
             engines.pop(rank, None)
 
     try:
         outcome = cluster.run(program)
+        if alarms:  # nothing is corrupted in these schedules, whatever dies
+            raise Violation(f"scrubbing found what is not there: {alarms[0]}")
+        refused = _judge(outcome.results, reported, truth, refusals, may_refuse=schedule.suite == "fatal" and not fatal_left[0])
+    except Violation as error:
+        raise Failed(str(error), caught=True) from error
     except SimulationError as error:
-        raise Failed(f"{type(error).__name__}: {error}") from error
-    if alarms:  # nothing is corrupted in these schedules, whatever dies
-        raise Failed(f"scrubbing found what is not there: {alarms[0]}")
-    refused = _judge(schedule, outcome.results, reported, truth)
+        first = next(iter(error.errors.values())) if isinstance(error, ProgramFailed) else None
+        raise Failed(f"{type(error).__name__}: {error}", caught=isinstance(first, Violation)) from error
     finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
     return Verdict(
         schedule=schedule,
@@ -144,26 +163,25 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
 
 def _judge(
-    schedule: Schedule,
     results: dict[int, Outcome | Unrecoverable],
     reported: list[dict[str, str]],
     truth: Truth,
+    refusals: list[Refusal],
+    may_refuse: bool,
 ) -> str | None:
-    """Check what the survivors returned; the reason when they refused to go on, which only fatal schedules may."""
-    refusals = sorted({str(result) for result in results.values() if isinstance(result, Unrecoverable)})
+    """Check what the survivors returned; the reason when they refused to go on, which they may after a fatal death only."""
     finished = any(isinstance(result, Outcome) for result in results.values())
     # A rank that knows the job to be done leaves, which is one more death to those who were not told: then
     # the result is there already, as summary.json would be.
     if refusals and not finished:
-        if schedule.suite == "survivable":
-            raise Failed(f"refused to go on although all could be survived: {refusals[0]}")
-        if not all("died" in text or "lost" in text for text in refusals):
-            raise Failed(f"a refusal does not name what was lost: {refusals}")
-        return refusals[0]
+        if not may_refuse:
+            raise Violation(f"refused to go on although all could be survived: {refusals[0].text}")
+        check_refusals(refusals)
+        return refusals[0].text
     if not reported:
-        raise Failed("no rank reported the digests of the tables")
+        raise Violation("no rank reported the digests of the tables")
     if any(tables != truth.tables for tables in reported):
-        raise Failed("the finished tables are not the oracle's")
+        raise Violation("the finished tables are not the oracle's")
     if any(result.verified.mismatches for result in results.values() if isinstance(result, Outcome)):
-        raise Failed("parity does not match the data at the end")
+        raise Violation("parity does not match the data at the end")
     return None

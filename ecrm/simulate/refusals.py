@@ -1,0 +1,71 @@
+"""Whether a refusal to go on is true: it names ranks that are dead and what was lost with them, and that is too much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ecrm.engine.engine import Engine
+from ecrm.errors import Unrecoverable
+from ecrm.placement.view import View
+from ecrm.simulate.arithmetic import Circle, lost_shards
+from ecrm.simulate.violation import Violation
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What `rank` said when it refused, the view that it refused on, and who was dead and who held the dense replica then."""
+
+    rank: int
+    text: str
+    view: View
+    circle: Circle
+    live: tuple[int, ...]
+    killed: tuple[int, ...]
+    dense: tuple[int, ...]
+
+    @staticmethod
+    def of(rank: int, error: Unrecoverable, engines: Mapping[int, Engine], killed: Sequence[int]) -> Refusal:
+        engine = engines[rank]
+        live = engine.transport.live
+        dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
+        return Refusal(rank, str(error), engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense)
+
+
+def check_refusals(refusals: Sequence[Refusal]) -> None:
+    """Raise Violation unless each of them, in the order in which ranks refused, names what was lost and that is too much.
+
+    A rank that has refused is gone to those that have yet to.
+    """
+    gone: set[int] = set()
+    for refusal in refusals:
+        _check(refusal, gone)
+        gone.add(refusal.rank)
+
+
+def _check(refusal: Refusal, refused: Collection[int]) -> None:
+    text, view, circle = refusal.text, refusal.view, refusal.circle
+    dead = set(view.live).difference(refusal.live)
+    if not dead.issubset({*refusal.killed, *refused}):
+        raise Violation(f"rank {refusal.rank} takes ranks {sorted(dead)} for dead, killed were {refusal.killed}: {text}")
+    ranks, shards = _numbers(r"ranks? ([\d, ]+) died", text), _numbers(r"shards? ([\d, ]+) lost", text)
+    if "replica of the dense model is lost" in text:
+        held = _numbers(r"ranks \[([\d, ]+)\]", text)
+        if held != set(view.dense) or ranks not in (None, dead):
+            raise Violation(f"a refusal names ranks {ranks} and holders {held}, dead are {sorted(dead)}, holders {view.dense}: {text}")
+        if refusal.dense if ranks is None else set(view.dense).difference(dead):
+            raise Violation(f"a refusal although ranks {refusal.dense} hold the dense replica: {text}")
+        return
+    if ranks != dead:
+        raise Violation(f"a refusal names ranks {ranks}, dead are {sorted(dead)}: {text}")
+    lost = lost_shards(view, dead)
+    if shards is None or not shards.issubset(lost):
+        raise Violation(f"a refusal names shards {shards}, lost are {sorted(lost)}: {text}")
+    if circle.most_units_on(shards) <= circle.m:
+        raise Violation(f"a refusal although no stripe has lost more than m units, {circle}, shards {sorted(lost)} lost: {text}")
+
+
+def _numbers(pattern: str, text: str) -> set[int] | None:
+    match = re.search(pattern, text)
+    return None if match is None else {int(number) for number in re.findall(r"\d+", match[1])}

@@ -1,0 +1,96 @@
+"""What must hold of views, by plain arithmetic: all have the same, stripe members are apart, spares go first, a due reshape comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ecrm.engine.engine import Engine
+from ecrm.placement.view import View
+from ecrm.simulate.arithmetic import Circle, crowded, idle, neighbours, widest_k
+from ecrm.simulate.violation import Violation
+
+
+class Roles:
+    """Watches the views of all ranks; `reshapes` says whether the policy is to lay everything out anew where that is due."""
+
+    def __init__(self, reshapes: bool) -> None:
+        self._reshapes = reshapes
+        self._apart: set[tuple[View, Circle]] = set()
+        self._by_epoch: dict[int, View] = {}
+        self._before_reshape: dict[int, tuple[View, Circle]] = {}
+
+    def at_phase(self, rank: int, engine: Engine, phase: str) -> None:
+        """A phase begins on a rank."""
+        if phase == "reshape":
+            self._before_reshape[rank] = engine.view, Circle.of(engine.protection.shape)
+        elif phase == "recover":
+            self._by_epoch[engine.view.epoch] = engine.view
+        elif phase == "lookup" and engine.step == engine.committed:
+            self._nothing_is_due(engine)
+
+    def check(self, engines: Mapping[int, Engine]) -> None:
+        """At any commit: equal epochs have equal views, later views have no rank that earlier ones have not, members are apart."""
+        views: dict[int, View] = {}
+        for rank, engine in engines.items():
+            view = views.setdefault(engine.view.epoch, engine.view)
+            if view != engine.view:
+                raise Violation(f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}")
+            self._check_apart(engine)
+        live: set[int] | None = None
+        for epoch in sorted(views):
+            if live is not None and not live.issuperset(views[epoch].live):
+                raise Violation(f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, an earlier one {sorted(live)}")
+            live = set(views[epoch].live)
+
+    def after_recovery(self, engines: Mapping[int, Engine]) -> None:
+        """All ranks have agreed that a recovery is through: their views are one, and spares have gone first."""
+        self.check(engines)
+        if len({engine.view for engine in engines.values()}) > 1:
+            raise Violation(f"after a recovery: {({rank: engine.view for rank, engine in engines.items()})}")
+        for engine in list(engines.values())[:1]:
+            before = self._by_epoch.get(engine.view.epoch - 1)
+            if before is not None and len(before.shards) == len(engine.view.shards):
+                _spares_first(before, engine.view, Circle.of(engine.protection.shape))
+            self._by_epoch[engine.view.epoch] = engine.view
+
+    def after_commit(self, rank: int, engine: Engine) -> None:
+        """A rank has accepted a commit, perhaps that of a reshape."""
+        self._by_epoch[engine.view.epoch] = engine.view
+        now = Circle.of(engine.protection.shape)
+        view, circle = self._before_reshape.get(rank, (engine.view, now))
+        if now == circle:
+            return
+        del self._before_reshape[rank]
+        if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
+            raise Violation(f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}")
+
+    def _check_apart(self, engine: Engine) -> None:
+        """No shard that was handed on shares a failure domain with another unit of its stripes while any live rank is free of them."""
+        view, circle = engine.view, Circle.of(engine.protection.shape)
+        if (view, circle) in self._apart:
+            return
+        for shard in sorted(set(view.rebuilding).intersection(crowded(view, circle))):
+            free = [rank for rank in view.live if not neighbours(view, circle, shard, rank)]
+            if free:
+                raise Violation(f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: {view}, {circle}")
+        self._apart.add((view, circle))
+
+    def _nothing_is_due(self, engine: Engine) -> None:
+        """A step begins at a commit: where members are not apart and nothing is rebuilding, too few ranks are left to mend that."""
+        view, circle = engine.view, Circle.of(engine.protection.shape)
+        if self._reshapes and circle.m and not view.rebuilding and crowded(view, circle) and widest_k(view, circle) is not None:
+            raise Violation(f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}")
+
+
+def _spares_first(before: View, after: View, circle: Circle) -> None:
+    """No role of a dead rank went to a busy one while a spare waits that could have taken all that rank had."""
+    waiting = set(idle(before)).intersection(idle(after))
+    busy = set(after.live).difference(idle(before))
+    for rank in set(before.live).difference(after.live):
+        shards, slots = before.shards_of(rank), before.slots_of(rank)
+        heirs = {after.shards[shard] for shard in shards} | {after.slots[slot] for slot in slots}
+        for spare in waiting if heirs & busy else ():
+            if not any(neighbours(after, circle, shard, spare) for shard in shards) and not any(
+                circle.meet(a, b) for a in shards for b in shards
+            ):
+                raise Violation(f"ranks {sorted(heirs & busy)} got roles of rank {rank} while spare {spare} waits: {before} then {after}")

@@ -1,0 +1,147 @@
+"""Broken engines that fault schedules must catch: how each is broken, in which suite, and within how many seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import ecrm.engine.engine as engine_module
+import ecrm.placement.view as view_module
+from ecrm.engine.reshape import Reshape
+from ecrm.errors import Unrecoverable
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View, mark_whole, plan_recovery
+from ecrm.storage.hosted import HostedShard
+
+
+@dataclass(frozen=True)
+class Canary:
+    """`damage(engine)` breaks each engine as it is made, `patch(monkeypatch)` the code of all; caught within `seeds` seeds."""
+
+    seeds: int
+    damage: Callable | None = None
+    patch: Callable | None = None
+    suite: str = "survivable"
+
+
+def _no_parity_undo(engine):
+    engine.protection.undo = lambda: None
+
+
+def _no_row_undo(patch):
+    right = HostedShard.undo
+
+    def undo(self):
+        self._log.clear()
+        right(self)
+
+    patch.setattr(HostedShard, "undo", undo)
+
+
+def _no_dense_undo(engine):
+    if engine.dense is not None:
+        engine.dense.undo = lambda: None
+
+
+def _wrong_decode(engine):
+    right = engine.protection.code.decode_matrix
+
+    def wrong(present, wanted):
+        matrix = np.array(right(present, wanted))
+        matrix[0, 0] ^= 1
+        return matrix
+
+    engine.protection.code.decode_matrix = wrong
+
+
+def _wrong_source(engine):
+    class Shifted(type(engine.layouts[0])):
+        def local_of_unit(self, stripes, unit):
+            return (super().local_of_unit(stripes, unit) + self.shape.k) % max(self.data_rows_per_shard, 1)
+
+    engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
+
+
+def _marked_whole(patch):
+    """A recovery that hands out lost shards as if they were whole."""
+
+    def careless(view, dead, shape, replicas):
+        after = plan_recovery(view, dead, shape, replicas)
+        return mark_whole(after, set(after.rebuilding) - set(view.rebuilding))
+
+    patch.setattr(engine_module, "plan_recovery", careless)
+
+
+def _healthy_shard_moved(patch):
+    """A recovery that gives a lost shard's heir a healthy one instead, and the lost one to that one's host."""
+
+    def swapping(view, dead, shape, replicas):
+        after = plan_recovery(view, dead, shape, replicas)
+        healthy = [shard for shard in range(shape.shards) if shard not in after.rebuilding]
+        if not after.rebuilding or not healthy:
+            return after
+        shards, a, b = list(after.shards), after.rebuilding[0], healthy[0]
+        shards[a], shards[b] = shards[b], shards[a]
+        return replace(after, shards=tuple(shards))
+
+    patch.setattr(engine_module, "plan_recovery", swapping)
+
+
+def _first_heir(patch):
+    patch.setattr(view_module, "_shard_heir", lambda shard, view, shape: view.live[0])
+
+
+def _no_spares(patch):
+    patch.setattr(View, "spares", ())
+
+
+def _no_reshape(patch):
+    patch.setattr(engine_module, "plan_reshape", lambda view, shape: None)
+
+
+def _reshape_moves_nothing(patch):
+    patch.setattr(Reshape, "_outgoing", lambda self, space, window: {})
+
+
+def _refuses_early(least_m):
+    """The m-th loss is refused, where m is at least `least_m`."""
+
+    def breaks(patch):
+        right = StripeShape.check_recoverable
+
+        def early(self, lost):
+            right(replace(self, k=self.k + 1, m=self.m - 1) if self.m >= least_m else self, lost)
+
+        patch.setattr(StripeShape, "check_recoverable", early)
+
+    return breaks
+
+
+def _says_nothing(patch):
+    def silent(view, dead, shape, replicas):
+        try:
+            return plan_recovery(view, dead, shape, replicas)
+        except Unrecoverable:
+            raise Unrecoverable("somebody died") from None
+
+    patch.setattr(engine_module, "plan_recovery", silent)
+
+
+CANARIES = {
+    "parity is not undone": Canary(40, damage=_no_parity_undo),
+    "rows are not undone": Canary(20, patch=_no_row_undo),
+    "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
+    "wrong decoding matrix": Canary(20, damage=_wrong_decode),
+    "decoding reads other rows": Canary(10, damage=_wrong_source),
+    "lost shards count as whole": Canary(10, patch=_marked_whole),
+    "a healthy shard is moved": Canary(10, patch=_healthy_shard_moved),
+    "the lowest rank inherits all": Canary(10, patch=_first_heir),
+    "spares are passed over": Canary(60, patch=_no_spares),
+    "never laid out anew": Canary(20, patch=_no_reshape),
+    "laid out anew without rows": Canary(20, patch=_reshape_moves_nothing),
+    "the m-th loss is refused, m >= 2": Canary(10, patch=_refuses_early(2)),
+    "the m-th loss is refused before the fatal death": Canary(10, patch=_refuses_early(1), suite="fatal"),
+    "a refusal names nothing": Canary(10, patch=_says_nothing, suite="fatal"),
+}
