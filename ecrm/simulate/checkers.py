@@ -54,6 +54,9 @@ class Checkers:
             return
         self.commits += 1
         self._check_all(engine.committed)
+        for mate, other in engines.items():
+            if mate in other.view.dense and other.dense is None:
+                raise Violation(f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none")
 
     def after_recovery(self, rank: int) -> None:
         """A recovery is through on a rank; the first to know checks the whole cluster, which has agreed and not gone on."""
