@@ -23,6 +23,8 @@ class Roles:
         """A phase begins on a rank."""
         if phase == "reshape":
             self._before_reshape[rank] = engine.view, Circle.of(engine.protection.shape)
+        elif phase == "rollback":
+            self._before_reshape.pop(rank, None)
         elif phase == "recover":
             self._by_epoch[engine.view.epoch] = engine.view
         elif phase == "lookup" and engine.step == engine.committed:
@@ -46,26 +48,29 @@ class Roles:
         """All ranks have agreed that a recovery is through: their views are one, and spares have gone first."""
         self.check(engines)
         if len({engine.view for engine in engines.values()}) > 1:
-            raise Violation(f"after a recovery: {({rank: engine.view for rank, engine in engines.items()})}")
-        for engine in list(engines.values())[:1]:
-            before = self._by_epoch.get(engine.view.epoch - 1)
-            if before is not None and len(before.shards) == len(engine.view.shards):
-                more = set(engine.view.rebuilding).difference(lost_shards(before, set(before.live).difference(engine.view.live)))
-                if more:
-                    raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {engine.view}")
-                _spares_first(before, engine.view, Circle.of(engine.protection.shape))
-            self._by_epoch[engine.view.epoch] = engine.view
+            views = {rank: engine.view for rank, engine in engines.items()}
+            raise Violation(f"after a recovery ranks have different views: {views}")
+        engine = next(iter(engines.values()))
+        view = self._by_epoch[engine.view.epoch] = engine.view
+        before = self._by_epoch.get(view.epoch - 1)
+        if before is None or len(before.shards) != len(view.shards):
+            return
+        more = set(view.rebuilding).difference(lost_shards(before, set(before.live).difference(view.live)))
+        if more:
+            raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}")
+        _spares_first(before, view, Circle.of(engine.protection.shape))
 
-    def after_commit(self, rank: int, engine: Engine) -> None:
-        """A rank has accepted a commit, perhaps that of a reshape."""
+    def after_commit(self, rank: int, engine: Engine) -> bool:
+        """A rank has accepted a commit; whether it was that of a reshape."""
         self._by_epoch[engine.view.epoch] = engine.view
         now = Circle.of(engine.protection.shape)
         view, circle = self._before_reshape.get(rank, (engine.view, now))
         if now == circle:
-            return
+            return False
         del self._before_reshape[rank]
         if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
             raise Violation(f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}")
+        return True
 
     def _check_one(self, view: View, circle: Circle) -> None:
         """Roles are with the living, m + 1 failure domains hold the dense replica where there are as many, and no shard that was
