@@ -86,7 +86,10 @@ class Roles:
         for shard in sorted(set(view.rebuilding).intersection(crowded(view, circle))):
             free = [rank for rank in view.live if not neighbours(view, circle, shard, rank)]
             if free:
-                raise Violation(f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: {view}, {circle}")
+                raise Violation(
+                    f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: "
+                    f"{view}, {circle}"
+                )
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
