@@ -97,6 +97,24 @@ def _no_spares(patch):
     patch.setattr(View, "spares", ())
 
 
+def _all_rebuild(patch):
+    """A recovery after which every shard counts as rebuilding, so that nobody may die for a while."""
+
+    def anxious(view, dead, shape, replicas):
+        after = plan_recovery(view, dead, shape, replicas)
+        return replace(after, rebuilding=tuple(range(shape.shards)))
+
+    patch.setattr(engine_module, "plan_recovery", anxious)
+
+
+def _dense_not_replaced(patch):
+    def keep(view, replicas):
+        return tuple(sorted({rank for rank in view.dense if rank in view.live} | set(view.slots)))
+
+    right = view_module.dense_holders
+    patch.setattr(view_module, "dense_holders", lambda view, replicas: (keep if view.epoch else right)(view, replicas))
+
+
 def _no_reshape(patch):
     patch.setattr(engine_module, "plan_reshape", lambda view, shape: None)
 
@@ -139,6 +157,8 @@ CANARIES = {
     "a healthy shard is moved": Canary(10, patch=_healthy_shard_moved),
     "the lowest rank inherits all": Canary(10, patch=_first_heir),
     "spares are passed over": Canary(60, patch=_no_spares),
+    "all shards count as lost": Canary(10, patch=_all_rebuild),
+    "dead holders of the dense replica are not replaced": Canary(10, patch=_dense_not_replaced),
     "never laid out anew": Canary(20, patch=_no_reshape),
     "laid out anew without rows": Canary(20, patch=_reshape_moves_nothing),
     "the m-th loss is refused, m >= 2": Canary(10, patch=_refuses_early(2)),

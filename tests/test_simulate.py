@@ -12,27 +12,30 @@ import torch
 from canaries import CANARIES, Canary
 
 import ecrm.simulate.run as run_module
+from ecrm.engine.engine import Hooks
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.simulate.arithmetic import Circle, crowded, widest_k
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.cli import SimulationFailed, run_range
-from ecrm.simulate.oracle import Truth
+from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.run import Failed, run_schedule
 from ecrm.simulate.schedule import draw, parse_seed
+from ecrm.simulate.workload import Workload, run_workload
+from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 
 def test_survivable_schedules_finish_with_the_oracles_bits():
     totals = run_range(range(1000), "survivable", jobs=2)
     print(totals)
     assert totals.refused == 0
-    assert totals.deaths > 2500 and totals.recoveries > 1300 and totals.reshapes > 150
+    assert totals.deaths > 2800 and totals.recoveries > 1600 and totals.reshapes > 150 and totals.commits > 7000
 
 
 def test_one_fault_too_many_is_refused_or_survived_but_never_wrong():
     totals = run_range(range(300), "fatal", jobs=2)
     print(totals)
-    assert totals.refused > 100 and totals.deaths > 600
+    assert totals.refused > 140 and totals.deaths > 700
 
 
 def test_a_seed_is_a_schedule():
@@ -100,12 +103,41 @@ def test_whatever_goes_wrong_names_its_seed(jobs, monkeypatch):
         run_range(range(2, 6), "survivable", jobs)
 
 
+def test_every_commit_is_checked_when_it_is_made():
+    """Those of steps, of rebuilding and scrubbing at the end, and one after each recovery."""
+    workload = Workload(scrub_rows_per_step=16, rebuild_rows_per_step=1)
+    engines, commits = {}, []
+    checkers = Checkers(engines, set(), truth_of(workload))
+    cluster = SimulatedCluster(workload.world_size, 0, [PhaseFault(1, 5, "update")])
+
+    def program(transport):
+        rank = transport.rank
+
+        def phase(step, name):
+            cluster.enter_phase(rank, step, name)
+            checkers.at_phase(rank, name)
+
+        def committed():
+            commits.append(engines[rank].commits)
+            checkers.after_commit(rank)
+
+        try:
+            hooks = Hooks(phase, committed=committed, recovered=lambda: checkers.after_recovery(rank))
+            run_workload(workload, transport, hooks, after_start=lambda engine: engines.update({rank: engine}))
+        finally:
+            engines.pop(rank, None)
+
+    assert len(cluster.run(program).killed) == 1
+    assert checkers.commits == max(commits) > workload.steps + 4
+    assert checkers.recoveries == 1
+
+
 def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
     doomed: set[int] = set()
     view = View(0, (0, 1, 2), (0,), (0,), (0,), domains=(0, 1, 2))
     engines = {
         rank: SimpleNamespace(
-            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=None, hosted={}, spaces=(),
+            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=SimpleNamespace(value=torch.zeros(1)), hosted={}, spaces=(),
             protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
         )
         for rank in range(3)

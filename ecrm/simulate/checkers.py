@@ -49,11 +49,16 @@ class Checkers:
             return
         engine = engines[rank]
         self._never_backwards()
-        self._roles.after_commit(rank, engine)
+        reshaped = self._roles.after_commit(rank, engine)
         if any(other.commits >= engine.commits for mate, other in engines.items() if mate != rank):
+            if reshaped:  # when the first to accept was checked, this one still had its old layout
+                self._check_rank(rank, engine, engine.committed)
             return
         self.commits += 1
         self._check_all(engine.committed)
+        for mate, other in engines.items():
+            if mate in other.view.dense and other.dense is None:
+                raise Violation(f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none")
 
     def after_recovery(self, rank: int) -> None:
         """A recovery is through on a rank; the first to know checks the whole cluster, which has agreed and not gone on."""
@@ -96,7 +101,7 @@ class Checkers:
                 raise Violation(f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's")
         if engine.protection.name == "erasure":
             self._check_parity(rank, engine, step)
-        if engine.dense is not None and engine.step == step and not torch.equal(engine.dense.value, self._truth.dense[step]):
+        if engine.dense is not None and not torch.equal(engine.dense.value, self._truth.dense[step]):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:

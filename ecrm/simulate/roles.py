@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
-from ecrm.simulate.arithmetic import Circle, crowded, idle, neighbours, widest_k
+from ecrm.simulate.arithmetic import Circle, crowded, idle, lost_shards, neighbours, widest_k
 from ecrm.simulate.violation import Violation
 
 
@@ -15,7 +15,7 @@ class Roles:
 
     def __init__(self, reshapes: bool) -> None:
         self._reshapes = reshapes
-        self._apart: set[tuple[View, Circle]] = set()
+        self._good: set[tuple[View, Circle]] = set()
         self._by_epoch: dict[int, View] = {}
         self._before_reshape: dict[int, tuple[View, Circle]] = {}
 
@@ -23,6 +23,8 @@ class Roles:
         """A phase begins on a rank."""
         if phase == "reshape":
             self._before_reshape[rank] = engine.view, Circle.of(engine.protection.shape)
+        elif phase == "rollback":
+            self._before_reshape.pop(rank, None)
         elif phase == "recover":
             self._by_epoch[engine.view.epoch] = engine.view
         elif phase == "lookup" and engine.step == engine.committed:
@@ -35,7 +37,7 @@ class Roles:
             view = views.setdefault(engine.view.epoch, engine.view)
             if view != engine.view:
                 raise Violation(f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}")
-            self._check_apart(engine)
+            self._check_one(view, Circle.of(engine.protection.shape))
         live: set[int] | None = None
         for epoch in sorted(views):
             if live is not None and not live.issuperset(views[epoch].live):
@@ -46,34 +48,49 @@ class Roles:
         """All ranks have agreed that a recovery is through: their views are one, and spares have gone first."""
         self.check(engines)
         if len({engine.view for engine in engines.values()}) > 1:
-            raise Violation(f"after a recovery: {({rank: engine.view for rank, engine in engines.items()})}")
-        for engine in list(engines.values())[:1]:
-            before = self._by_epoch.get(engine.view.epoch - 1)
-            if before is not None and len(before.shards) == len(engine.view.shards):
-                _spares_first(before, engine.view, Circle.of(engine.protection.shape))
-            self._by_epoch[engine.view.epoch] = engine.view
+            views = {rank: engine.view for rank, engine in engines.items()}
+            raise Violation(f"after a recovery ranks have different views: {views}")
+        engine = next(iter(engines.values()))
+        view = self._by_epoch[engine.view.epoch] = engine.view
+        before = self._by_epoch.get(view.epoch - 1)
+        if before is None or len(before.shards) != len(view.shards):
+            return
+        more = set(view.rebuilding).difference(lost_shards(before, set(before.live).difference(view.live)))
+        if more:
+            raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}")
+        _spares_first(before, view, Circle.of(engine.protection.shape))
 
-    def after_commit(self, rank: int, engine: Engine) -> None:
-        """A rank has accepted a commit, perhaps that of a reshape."""
+    def after_commit(self, rank: int, engine: Engine) -> bool:
+        """A rank has accepted a commit; whether it was that of a reshape."""
         self._by_epoch[engine.view.epoch] = engine.view
         now = Circle.of(engine.protection.shape)
         view, circle = self._before_reshape.get(rank, (engine.view, now))
         if now == circle:
-            return
+            return False
         del self._before_reshape[rank]
         if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
             raise Violation(f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}")
+        return True
 
-    def _check_apart(self, engine: Engine) -> None:
-        """No shard that was handed on shares a failure domain with another unit of its stripes while any live rank is free of them."""
-        view, circle = engine.view, Circle.of(engine.protection.shape)
-        if (view, circle) in self._apart:
+    def _check_one(self, view: View, circle: Circle) -> None:
+        """Roles are with the living, m + 1 failure domains hold the dense replica where there are as many, and no shard that was
+        handed on shares a failure domain with another unit of its stripes while any live rank is free of them."""
+        if (view, circle) in self._good:
             return
+        astray = {*view.shards, *view.slots, *view.dense}.difference(view.live)
+        if astray:
+            raise Violation(f"ranks {sorted(astray)} have roles and are not live: {view}")
+        there, holding = ({view.domains[rank] for rank in ranks} for ranks in (view.live, view.dense))
+        if len(holding) < min(circle.m + 1, len(there)):
+            raise Violation(f"{len(holding)} failure domains hold the dense replica, m={circle.m}: {view}")
         for shard in sorted(set(view.rebuilding).intersection(crowded(view, circle))):
             free = [rank for rank in view.live if not neighbours(view, circle, shard, rank)]
             if free:
-                raise Violation(f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: {view}, {circle}")
-        self._apart.add((view, circle))
+                raise Violation(
+                    f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: "
+                    f"{view}, {circle}"
+                )
+        self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
         """A step begins at a commit: where members are not apart and nothing is rebuilding, too few ranks are left to mend that."""
