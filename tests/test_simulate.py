@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,10 +88,7 @@ def test_a_crash_is_no_catch():
     assert not caught.value.caught
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_whatever_goes_wrong_names_its_seed(jobs, monkeypatch):
-    if jobs > 1 and multiprocessing.get_start_method() != "fork":
-        pytest.skip("other processes do not see what this one has broken")
+def test_whatever_goes_wrong_names_its_seed(monkeypatch):
     right = run_module.truth_of
 
     def truth_of(workload):
@@ -100,7 +98,32 @@ def test_whatever_goes_wrong_names_its_seed(jobs, monkeypatch):
 
     monkeypatch.setattr(run_module, "truth_of", truth_of)
     with pytest.raises(SimulationFailed, match="on purpose(.|\n)*\nreplay: ecrm simulate --seed 3 --suite survivable$"):
-        run_range(range(2, 6), "survivable", jobs)
+        run_range(range(2, 6), "survivable", jobs=1)
+
+
+def test_a_failure_in_another_process_names_its_seed():
+    with pytest.raises(SimulationFailed, match="\nreplay: ecrm simulate --seed nonsense --suite survivable$"):
+        run_range([Nonsense()], "survivable", jobs=2)
+    with pytest.raises(SimulationFailed, match="a process died(.|\n)*\nreplay: ecrm simulate --seeds 7:8 --suite survivable --jobs 1$"):
+        run_range([Deadly(7)], "survivable", jobs=2)
+
+
+class Nonsense:
+    """A seed that no schedule can be drawn from."""
+
+    def __format__(self, spec):
+        if sys._getframe(1).f_code.co_name == "draw":
+            raise KeyError("on purpose")
+        return "nonsense"
+
+
+class Deadly(int):
+    """A seed whose schedule kills the process."""
+
+    def __format__(self, spec):
+        if sys._getframe(1).f_code.co_name == "draw":
+            os._exit(1)
+        return str(int(self))
 
 
 def test_every_commit_is_checked_when_it_is_made():

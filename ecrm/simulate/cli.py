@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import re
 import time
@@ -115,7 +116,8 @@ def run_range(seeds: range, suite: str, jobs: int) -> Totals:
     chunks = list(_chunks(seeds))
     work = [(suite, chunk) for chunk in chunks]
     done = 0
-    with ProcessPoolExecutor(jobs) if jobs > 1 else contextlib.nullcontext() as pool:
+    fresh = multiprocessing.get_context("spawn")  # a fork of a process in which torch has threads may crash
+    with ProcessPoolExecutor(jobs, fresh) if jobs > 1 else contextlib.nullcontext() as pool:
         try:
             for verdicts in map(_run_some, work) if pool is None else pool.map(_run_some, work):
                 done += 1
