@@ -1,0 +1,66 @@
+"""A guard and its rank as two processes without MPI: stopped and continued, asked to stop, in trouble of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from drilling import is_running
+
+# The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
+PROGRAM = """
+import os, signal, sys
+from ecrm.train.guard import guard, hold_signals
+{before}
+hold_signals()
+guarded = guard(5.0, 100.0)
+signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
+guarded.up()
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+guarded.done()
+os._exit(7)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
+    guards = []
+
+    def begin(before: str = "") -> tuple[subprocess.Popen, int]:
+        line = [sys.executable, "-c", PROGRAM.format(before=before)]
+        guards.append(
+            subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        return guards[-1], int(guards[-1].stdout.readline())
+
+    yield begin
+    for guard in guards:
+        guard.kill()
+        guard.communicate()
+
+
+def test_a_guard_stopped_for_a_while_goes_on(start):
+    guard, rank = start()
+    for _ in range(3):
+        os.kill(guard.pid, signal.SIGSTOP)
+        time.sleep(0.8)
+        os.kill(guard.pid, signal.SIGCONT)
+        time.sleep(0.1)
+    assert guard.poll() is None and is_running(rank)
+    guard.send_signal(signal.SIGUSR1)
+    assert guard.stdout.readline() == "asked\n"
+    _, errors = guard.communicate("\n", timeout=20)
+    assert (guard.returncode, errors) == (7, "")
+
+
+def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):
+    """If it just left, mpirun would tell nobody."""
+    guard, rank = start("from ecrm.train.neighbours import Neighbours; Neighbours.look = None")
+    assert guard.wait(20) == -signal.SIGKILL and not is_running(rank)
+    assert "TypeError" in guard.stderr.read()
