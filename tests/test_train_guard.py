@@ -18,7 +18,7 @@ import os, signal, sys
 from ecrm.train.guard import guard, hold_signals
 {before}
 hold_signals()
-guarded = guard(5.0, 100.0)
+guarded = guard({hang}, 100.0)
 signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
 guarded.up()
 print(os.getpid(), flush=True)
@@ -32,8 +32,8 @@ os._exit(7)
 def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
     guards = []
 
-    def begin(before: str = "") -> tuple[subprocess.Popen, int]:
-        line = [sys.executable, "-c", PROGRAM.format(before=before)]
+    def begin(before: str = "", hang: float = 5.0) -> tuple[subprocess.Popen, int]:
+        line = [sys.executable, "-c", PROGRAM.format(before=before, hang=hang)]
         guards.append(
             subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -57,6 +57,27 @@ def test_a_guard_stopped_for_a_while_goes_on(start):
     assert guard.stdout.readline() == "asked\n"
     _, errors = guard.communicate("\n", timeout=20)
     assert (guard.returncode, errors) == (7, "")
+
+
+def test_both_stopped_for_longer_than_allowed_and_the_guard_continued_first_go_on(start):
+    """As all processes of a run are by Ctrl-Z, or with the machine."""
+    guard, rank = start(hang=2.0)
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.7)  # the guard has seen it
+    os.kill(guard.pid, signal.SIGSTOP)
+    time.sleep(3.0)
+    os.kill(guard.pid, signal.SIGCONT)
+    time.sleep(0.1)
+    os.kill(rank, signal.SIGCONT)
+    time.sleep(0.7)
+    guard.communicate("\n", timeout=20)
+    assert guard.returncode == 7
+
+
+def test_a_rank_that_stays_stopped_is_killed(start):
+    guard, rank = start(hang=1.0)
+    os.kill(rank, signal.SIGSTOP)
+    assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
 
 
 def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):

@@ -16,13 +16,12 @@ import os
 import select
 import signal
 import sys
-import time
 import traceback
 from typing import NoReturn
 
 from ecrm.errors import Unrecoverable
 from ecrm.launch.preflight import say_once
-from ecrm.train.neighbours import Neighbours
+from ecrm.train.neighbours import AwakeClock, Neighbours
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
@@ -62,9 +61,9 @@ def hold_signals() -> None:
 def guard(hang_seconds: float, start_seconds: float) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host. When it or another rank of this host dies
-    before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with 3. Call
-    before threads exist and before MPI starts.
+    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host. When the child
+    or another rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so
+    and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun = os.getppid()
@@ -83,8 +82,10 @@ def guard(hang_seconds: float, start_seconds: float) -> Guarded:
     try:
         _watch(child, reading, _signals_as_bytes(), mpirun, hang_seconds, Startup(start_seconds, hang_seconds))
     except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
-        traceback.print_exc()
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
         _leave(0, done=False)
 
 
@@ -107,7 +108,8 @@ def _watch(
     child: int, reading: int, signals: int, mpirun: int, hang_seconds: float, startup: Startup | None
 ) -> NoReturn:
     stopped_since: float | None = None
-    neighbours = Neighbours(hang_seconds)
+    clock = AwakeClock(2 * _POLL_SECONDS)
+    neighbours = Neighbours(hang_seconds, clock=clock)
     said = b""
     while True:
         select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4))
@@ -123,7 +125,7 @@ def _watch(
             if pid == 0:
                 break
             if os.WIFSTOPPED(status):
-                stopped_since = time.monotonic()
+                stopped_since = clock()
             elif os.WIFCONTINUED(status):
                 stopped_since = None
             else:
@@ -138,7 +140,7 @@ def _watch(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             _end_start(trouble, startup)
-        if os.getppid() != mpirun or (stopped_since is not None and time.monotonic() - stopped_since > hang_seconds):
+        if os.getppid() != mpirun or (stopped_since is not None and clock() - stopped_since > hang_seconds):
             startup = startup if os.getppid() == mpirun else None
             os.kill(child, signal.SIGKILL)
 

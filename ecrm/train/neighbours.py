@@ -53,6 +53,23 @@ class Noticeboard:
         return notes
 
 
+class AwakeClock:
+    """Seconds, for one that looks at it all the time: of those in which it stood stopped itself, at most `longest` count.
+
+    So of processes that were stopped together none is taken for hung when it is continued before the others.
+    """
+
+    def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest, self._clock = longest, clock
+        self._passed, self._last = 0.0, clock()
+
+    def __call__(self) -> float:
+        now = self._clock()
+        self._passed += min(now - self._last, self._longest)
+        self._last = now
+        return self._passed
+
+
 class Neighbours:
     """`look()` now and then: kills the guards of this host that have stood stopped for `hang_seconds`."""
 
