@@ -208,6 +208,16 @@ def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_row
 
 
 @pytest.mark.drill
+def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(tmp_path, criteo_rows, undisturbed):
+    """The others wait for it in a call, and are left alone."""
+    folder = tmp_path / "run"
+    run = _finish(_start(folder, criteo_rows, "cluster.stuck_seconds=3.0", program=_misbehaving("compute 100000")), folder)
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
+
+
+@pytest.mark.drill
 def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed):
     """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
     folder = tmp_path / "run"

@@ -14,14 +14,15 @@ from drilling import is_running
 
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 from ecrm.train.guard import guard, hold_signals
 {before}
 hold_signals()
-guarded = guard({hang}, 100.0)
+guarded = guard({hang}, 100.0, {stuck})
 signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
 guarded.up()
 print(os.getpid(), flush=True)
+{after}
 sys.stdin.readline()
 guarded.done()
 os._exit(7)
@@ -32,8 +33,8 @@ os._exit(7)
 def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
     guards = []
 
-    def begin(before: str = "", hang: float = 5.0) -> tuple[subprocess.Popen, int]:
-        line = [sys.executable, "-c", PROGRAM.format(before=before, hang=hang)]
+    def begin(before: str = "", after: str = "", hang: float = 5.0, stuck: float = 0.0) -> tuple[subprocess.Popen, int]:
+        line = [sys.executable, "-c", PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck)]
         guards.append(
             subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -78,6 +79,27 @@ def test_a_rank_that_stays_stopped_is_killed(start):
     guard, rank = start(hang=1.0)
     os.kill(rank, signal.SIGSTOP)
     assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+
+
+def test_a_rank_that_loops_for_ever_is_killed(start):
+    guard, rank = start(after="with guarded.calls.call(): pass\nwhile True: pass", stuck=1.0)
+    assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+
+
+@pytest.mark.parametrize(
+    ("after", "stuck"),
+    [
+        ("with guarded.calls.call(): time.sleep(2.5)", 1.0),  # waits for others
+        ("for _ in range(25):\n with guarded.calls.call(): time.sleep(0.1)", 1.0),
+        ("time.sleep(2.5)", 1.0),  # before the first call
+        ("with guarded.calls.call(): pass\ntime.sleep(2.5)", 0.0),
+    ],
+)
+def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck):
+    guard, _ = start(after=after, stuck=stuck)
+    time.sleep(2.8)
+    guard.communicate("\n", timeout=20)
+    assert guard.returncode == 7
 
 
 def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):

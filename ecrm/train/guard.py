@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from ecrm.errors import Unrecoverable
 from ecrm.launch.preflight import say_once
+from ecrm.train.calls import Calls, Stuck
 from ecrm.train.neighbours import AwakeClock, Neighbours
 from ecrm.train.startup import THE_START, Startup, died
 
@@ -35,13 +36,15 @@ _PASSED_ON = {
 
 _WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _POLL_SECONDS = 0.5
+_DYING_SECONDS = 2.0
 
 
 class Guarded:
     """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, calls: Calls) -> None:
         self._descriptor = descriptor
+        self.calls = calls
 
     def up(self) -> None:
         """From now on the other ranks learn of this one's death from MPI."""
@@ -58,15 +61,16 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
-def guard(hang_seconds: float, start_seconds: float) -> Guarded:
+def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host. When the child
+    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host; one that has made
+    no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too, unless that is 0. When the child
     or another rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so
     and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
-    mpirun = os.getppid()
+    mpirun, calls = os.getppid(), Calls()
     hold_signals()
     child = os.fork()
     if child == 0:
@@ -76,11 +80,14 @@ def guard(hang_seconds: float, start_seconds: float) -> Guarded:
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
-        return Guarded(writing)
+        return Guarded(writing, calls)
     os.close(writing)
     os.set_blocking(reading, False)
     try:
-        _watch(child, reading, _signals_as_bytes(), mpirun, hang_seconds, Startup(start_seconds, hang_seconds))
+        clock = AwakeClock(2 * _POLL_SECONDS)
+        stuck = Stuck(calls, stuck_seconds, clock)
+        startup = Startup(start_seconds, hang_seconds)
+        _watch(child, reading, _signals_as_bytes(), mpirun, hang_seconds, startup, stuck, clock)
     except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -105,10 +112,17 @@ def _signals_as_bytes() -> int:
 
 
 def _watch(
-    child: int, reading: int, signals: int, mpirun: int, hang_seconds: float, startup: Startup | None
+    child: int,
+    reading: int,
+    signals: int,
+    mpirun: int,
+    hang_seconds: float,
+    startup: Startup | None,
+    stuck: Stuck,
+    clock: AwakeClock,
 ) -> NoReturn:
     stopped_since: float | None = None
-    clock = AwakeClock(2 * _POLL_SECONDS)
+    killed_at: float | None = None
     neighbours = Neighbours(hang_seconds, clock=clock)
     said = b""
     while True:
@@ -140,9 +154,13 @@ def _watch(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             _end_start(trouble, startup)
-        if os.getppid() != mpirun or (stopped_since is not None and clock() - stopped_since > hang_seconds):
+        hung = stopped_since is not None and clock() - stopped_since > hang_seconds
+        if os.getppid() != mpirun or hung or (b"d" not in said and stuck.look()):
             startup = startup if os.getppid() == mpirun else None
             os.kill(child, signal.SIGKILL)
+            killed_at = killed_at or clock()
+        if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
+            _leave(0, done=False)  # it dies when its call of the system returns, and does nothing until then
 
 
 def _end_start(trouble: str, startup: Startup) -> NoReturn:
