@@ -191,7 +191,7 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(tmp_path, cri
 def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     """m = 1: two trainers hold it. No row is lost with them."""
     folder = tmp_path / "run"
-    run = _ended(_start(folder, criteo_rows, "cluster.spares=0", kills=("4@30:backward", "5@30:backward")), folder)
+    run = _ended(_start(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")), folder)
     assert run.code == 3, run.output
     assert "every replica of the dense model is lost" in json.loads((folder / "failure.json").read_text())["message"]
     assert not (folder / "summary.json").exists()
