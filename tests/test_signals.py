@@ -122,7 +122,8 @@ def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     _check_codes(folder, dead=(1,))
 
 
-@pytest.mark.parametrize("phase", ["evaluate", pytest.param("recover", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("phase", ["evaluate", "recover"])
 def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
     """A rank that is in that phase sends it: the evaluation never ends, no step follows the recovery."""
     folder = tmp_path / "run"
