@@ -185,8 +185,9 @@ def _train(args: argparse.Namespace) -> int:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
+    cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
-    guarded = guard(config.cluster.hang_seconds, config.cluster.start_seconds)  # before threads and MPI exist
+    guarded = guard(cluster.hang_seconds, cluster.start_seconds, cluster.stuck_seconds)  # before threads and MPI exist
     from ecrm.train.stop import StopSignals
 
     stop = StopSignals()

@@ -65,6 +65,10 @@ class ImitatedHosts:
         """Put it in again."""
         _ip("link", "set", self._cable(name), "up")
 
+    def mute(self, name: str) -> None:
+        """The cable out one way: nothing that a host sends comes to the head machine any more, the other hosts hear it."""
+        _ip("-n", self.namespace(name), "route", "add", "blackhole", f"{next(self.subnet.hosts())}/32")
+
     def _cable(self, name: str) -> str:
         return f"ec{os.getpid()}{name}"
 

@@ -74,14 +74,37 @@ def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturb
     assert not is_running(stopped)
 
 
+def _guard_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("rank_too", [True, pytest.param(False, marks=pytest.mark.drill)])
+def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_rows, undisturbed, rank_too):
+    """`pkill -STOP -f` stops both: whoever would notice a stopped rank stands still too."""
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    rank = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    guard = _guard_of(rank)
+    os.kill(guard, signal.SIGSTOP)
+    if rank_too:
+        os.kill(rank, signal.SIGSTOP)
+    run = _finish(process, folder)
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert not is_running(rank) and not is_running(guard)
+    assert not rank_too or 0.9 < run.summary["failures"][0]["stall_seconds"] < 5.0
+
+
 @pytest.mark.drill
 def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
+    """With its guard."""
     folder = tmp_path / "run"
     process = _start(folder, criteo_rows, "cluster.hang_seconds=5.0")
     stopped = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
-    os.kill(stopped, signal.SIGSTOP)
-    time.sleep(1.0)
-    os.kill(stopped, signal.SIGCONT)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in (_guard_of(stopped), stopped):
+            os.kill(pid, number)
+        time.sleep(1.0)
     run = _finish(process, folder)
     assert run.model == undisturbed
     assert run.summary["failures"] == []
@@ -165,6 +188,16 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(tmp_path, cri
 
 
 @pytest.mark.drill
+def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
+    """m = 1: two trainers hold it. No row is lost with them."""
+    folder = tmp_path / "run"
+    run = _ended(_start(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")), folder)
+    assert run.code == 3, run.output
+    assert "every replica of the dense model is lost" in json.loads((folder / "failure.json").read_text())["message"]
+    assert not (folder / "summary.json").exists()
+
+
+@pytest.mark.drill
 def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0", program=_misbehaving("compute 10"))
@@ -172,6 +205,16 @@ def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_row
     assert run.code == 0, run.output
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
     assert run.summary["step_seconds"]["max"] > 10
+
+
+@pytest.mark.drill
+def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(tmp_path, criteo_rows, undisturbed):
+    """The others wait for it in a call, and are left alone."""
+    folder = tmp_path / "run"
+    run = _finish(_start(folder, criteo_rows, "cluster.stuck_seconds=3.0", program=_misbehaving("compute 100000")), folder)
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
 
 
 @pytest.mark.drill

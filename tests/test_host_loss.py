@@ -172,7 +172,6 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
     return found
 
 
-@pytest.mark.drill
 def test_a_host_is_lost(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -244,6 +243,19 @@ def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed
 
 
 @pytest.mark.drill
+def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
+    """Cut one way only: all that the head and the other hosts send still comes, and so do ranks' messages between hosts."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    training.hosts.mute("h2")
+    fenced = training.wait_until_empty("h2", KEEP_ALIVE)
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    assert fenced < failure["time"]
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+
+
+@pytest.mark.drill
 def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -266,7 +278,7 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
         training.process.send_signal(number)
     for name in training.hosts.names:
         training.wait_until_empty(name, 15)
-    assert training.process.wait(15) in (128 + number, -number)
+    assert training.process.wait(15) == (130 if number == signal.SIGTERM else -number)
     assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
 
 

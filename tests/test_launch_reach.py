@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from drilling import is_running
 
 from ecrm.launch import agent
+from ecrm.launch.reach import Reach
 
 KEEP_ALIVE = 1.0
 NO_SHELL, SHELL = "env X={host}", "sh -c {command} {host}"
@@ -133,6 +136,102 @@ def test_a_head_that_falls_silent_has_its_rank_killed(reach, tmp_path):
 def test_the_agent_gives_up_before_the_head_does():
     """So that a host cut off has killed its ranks when the others go on without them, beats on their way and all."""
     assert agent.PATIENCE["agent"] + agent.BEAT < agent.PATIENCE["head"] < 1
+
+
+def test_an_agent_that_is_not_heard_gives_up_before_the_head_does():
+    """The link is cut one way only: the agent hears the head go on, but the head hears nothing."""
+    ours, theirs = socket.socketpair()
+    link = agent.Link(Pipe(ours), KEEP_ALIVE, "agent")
+    began, last, number = time.monotonic(), 0, 0
+    with pytest.raises(agent.Lost, match="it has heard nothing for 0.7 s"):
+        while True:
+            link.beat()
+            if time.monotonic() - began < 0.5:
+                last = json.loads(theirs.recv(4096).splitlines()[-1])[0]
+                heard = time.monotonic()
+            number += 1
+            theirs.sendall(b"[%d, %d]\n" % (number, last))
+            link.receive()
+            time.sleep(0.06)
+    assert time.monotonic() - heard < agent.PATIENCE["head"] * KEEP_ALIVE
+
+
+def test_nonsense_on_the_connection_is_a_lost_one():
+    for nonsense in (b"nonsense\n", b"5\n", b"[1]\n", b'["a", 1]\n', b"\xff\n", b"x" * 100_000):
+        ours, theirs = socket.socketpair()
+        link = agent.Link(Pipe(ours), KEEP_ALIVE, "head")
+        threading.Thread(target=theirs.sendall, args=(nonsense,)).start()
+        with pytest.raises(agent.Lost, match="no message"):
+            until(link.receive, 5)
+
+
+class Pipe:
+    """One end of a pair of sockets, which have no TCP to be told of."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.recv, self.send, self.setblocking = end.recv, end.send, end.setblocking
+
+    def setsockopt(self, *_: object) -> None:
+        """There is nothing to set."""
+
+
+IMPOSTOR = """
+import json, socket, sys, time
+order = json.loads(sys.stdin.readline())
+with socket.create_connection(order["head"]) as head:
+    head.sendall(json.dumps({"token": order["token"]}).encode() + b"\\n" + sys.argv[1].encode() + b"\\n")
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("said", ["nonsense", "5", '{"exit": "3"}', "{}"])
+def test_a_client_that_hears_nonsense_is_a_rank_that_is_killed(reach, tmp_path, said):
+    """An exit of its own would not be noticed: the other ranks would wait for ever."""
+    (tmp_path / "impostor.py").write_text(IMPOSTOR)
+    client = reach("true", starter=f"{sys.executable} {tmp_path}/impostor.py {shlex.quote(said)} {{host}}")
+    _, errors = client.communicate(timeout=30)
+    assert client.returncode == -signal.SIGKILL
+    assert errors == "ecrm: host there: rank 1 is given up: what came is no message\n"
+
+
+def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_begun(tmp_path):
+    (tmp_path / "hosts").write_text("here\n")
+    line = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(tmp_path / "hosts"), "--head", "127.0.0.1"]
+    for begun, ended in ((tmp_path / "hosts", 0), (tmp_path / "nothing", -signal.SIGTERM)):
+        words = [*line, "--starter", NO_SHELL, "--begun", str(begun), "--", "true"]
+        program = f"import subprocess, sys, time; print(subprocess.run({words!r}).returncode, flush=True); time.sleep(0.5)"
+        environ = {**os.environ, "PMIX_RANK": "not a number", "OMPI_COMM_WORLD_SIZE": "1"}
+        mpirun = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=30)
+        assert mpirun.stderr.startswith("ecrm: error: ValueError in the client of rank not a number: ")
+        assert mpirun.stderr.count("\n") == 1
+        assert mpirun.returncode == ended
+        assert mpirun.stdout in ("", f"{-signal.SIGKILL}\n")
+
+
+def test_a_starter_that_cannot_be_killed_is_left_to_itself(monkeypatch):
+    """As one that runs as another user, by sudo."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    with subprocess.Popen(["sleep", "100"], process_group=0) as starter:
+        client = Reach.__new__(Reach)
+        client._process = starter
+        monkeypatch.setattr(os, "killpg", refuse)
+        client.leave(0)
+        starter.kill()
+
+
+def test_a_rank_that_stands_stopped_is_killed(reach, tmp_path):
+    """It is a guard, and its own rank may stand stopped too; the agent, which still runs, is heard by the head."""
+    client = reach(sys.executable, "-c", RANK, str(tmp_path / "rank"))
+    rank, _ = rank_and_agent(tmp_path / "rank")
+    for number, seconds in ((signal.SIGSTOP, 0.6), (signal.SIGCONT, 0.1), (signal.SIGSTOP, 0.6)):
+        os.kill(rank, number)
+        time.sleep(seconds)
+    assert is_running(rank)
+    client.communicate(timeout=30)
+    assert client.returncode == -signal.SIGKILL and not is_running(rank)
 
 
 @pytest.mark.parametrize("which", ["client", "agent"])

@@ -139,6 +139,18 @@ def test_two_wrong_units_are_not_taken_for_one():
                 assert find_wrong_unit(code.coefficients, code.encode(units[:k]) ^ units[k:]) is None
 
 
+def test_two_wrong_units_in_one_byte_can_look_like_a_third():
+    """What docs/guarantees.md warns of: there is such a pair of errors."""
+    code = ReedSolomon(3, 2)
+    found = set()
+    for error in range(1, 256):
+        units = np.zeros((5, 16), np.uint8)
+        units[0, 3], units[1, 3] = 1, error
+        blamed = find_wrong_unit(code.coefficients, code.encode(units[:3]) ^ units[3:])
+        found.add(None if blamed is None else blamed[0])
+    assert found == {None, 2, 3, 4}
+
+
 # -- found and put right ---------------------------------------------------------------------------
 
 SHAPES = [(k, m, layout) for k, m in ((1, 2), (3, 2), (2, 3)) for layout in ("dedicated", "colocated")]

@@ -31,7 +31,7 @@ def _begin(folder: Path, line: list[str], event: str = "progress") -> subprocess
     """Start it and wait for the first such event."""
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=_environment(folder),
     )  # fmt: skip
     deadline = time.monotonic() + RUN_SECONDS
     file = folder / "events.jsonl"
@@ -41,8 +41,20 @@ def _begin(folder: Path, line: list[str], event: str = "progress") -> subprocess
     return process
 
 
-def _launch(folder: Path, data: Path, *sets: str, more: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "ecrm", "launch", *_words(folder, data, *sets), *more]
+def _environment(folder: Path) -> dict[str, str]:
+    codes = folder.with_name("codes")
+    codes.mkdir()
+    return {**os.environ, "OMP_NUM_THREADS": "1", "ECRM_TEST_CODES": str(codes)}
+
+
+def _launch(folder: Path, data: Path, *sets: str, more: tuple[str, ...] = (), how: str = "nothing") -> list[str]:
+    return [sys.executable, MISBEHAVING, how, "launch", *_words(folder, data, *sets), *more]
+
+
+def _check_codes(folder: Path, dead: tuple[int, ...] = ()) -> None:
+    """Every rank has ended with 0, but for those killed."""
+    codes = {int(file.name): int(file.read_text()) for file in folder.with_name("codes").iterdir()}
+    assert codes == {rank: -signal.SIGKILL if rank in dead else 0 for rank in range(6)}
 
 
 def _stopped(folder: Path) -> dict:
@@ -56,19 +68,19 @@ def _check_gone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "sets"),
+    ("number", "sets"),
     [
-        (signal.SIGINT, 130, ("protection.commit_interval=1000",)),
-        pytest.param(signal.SIGTERM, 143, (), marks=pytest.mark.drill),
+        (signal.SIGINT, ("protection.commit_interval=1000",)),
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.drill),
     ],
 )
-def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, criteo_rows, number, code, sets):
+def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, criteo_rows, number, sets):
     folder = tmp_path / "run"
     process = _begin(folder, _launch(folder, criteo_rows, *sets))
     process.send_signal(number)
     asked = time.monotonic()
     output, _ = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == code, output
+    assert process.returncode == 130, output
     assert time.monotonic() - asked < 9, "mpirun was not left to be killed"
     stopped = _stopped(folder)
     assert stopped["signal"] == number.name
@@ -77,34 +89,55 @@ def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, cr
     line = rf"stopped by {number.name} after step {stopped['steps']} of 5000; .* in {re.escape(str(folder))}/stopped.json"
     assert len(re.findall(line, output)) == 1 and "error" not in output, output
     _check_gone(folder)
+    _check_codes(folder)
 
 
 @pytest.mark.drill
 def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows):
     folder = tmp_path / "run"
-    line = [sys.executable, MISBEHAVING, "asked before the first step", *_launch(folder, criteo_rows)[3:]]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_SECONDS)
+    line = _launch(folder, criteo_rows, how="asked before the first step")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_SECONDS, env=_environment(folder))
     assert done.returncode == 130, done.stdout + done.stderr
     assert "stopped by SIGINT before the first step; 0 samples, 0 failures survived; in " in done.stdout
     assert done.stderr == ""
     assert (_stopped(folder)["steps"], _stopped(folder)["train_logloss"]) == (0, None)
     _check_gone(folder)
+    _check_codes(folder)
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("event", ["failure", "view", "resumed", "evaluation"])
-def test_a_signal_while_recovering_rebuilding_or_evaluating(tmp_path, criteo_rows, event):
+@pytest.mark.parametrize("event", ["failure", "view", "resumed"])
+def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
+    """One row a step: the signal comes long before the last one is back."""
     folder = tmp_path / "run"
-    sets = ("train.eval_every_steps=30", "protection.rebuild_rows_per_step=1")
-    kills = () if event == "evaluation" else ("--kill", "1@20:parity")
-    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=kills), event)
+    sets = ("protection.rebuild_rows_per_step=1",)
+    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), event)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == 143, output
+    assert process.returncode == 130, output
     stopped = _stopped(folder)
-    assert [failure["ranks"] for failure in stopped["failures"]] == ([] if event == "evaluation" else [[1]])
-    assert stopped["failures_left"] == (1 if event == "evaluation" else 0)
+    assert [failure["ranks"] for failure in stopped["failures"]] == [[1]]
+    assert stopped["failures_left"] == 0
     _check_gone(folder)
+    _check_codes(folder, dead=(1,))
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("phase", ["evaluate", "recover"])
+def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
+    """A rank that is in that phase sends it: the evaluation never ends, no step follows the recovery."""
+    folder = tmp_path / "run"
+    kills = ("--kill", "1@20:parity") if phase == "recover" else ()
+    line = _launch(folder, criteo_rows, "train.eval_every_steps=30", more=kills, how=f"asked in {phase}:2")
+    done = subprocess.run(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS, env=_environment(folder)
+    )
+    assert done.returncode == 130, done.stdout
+    events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert "evaluation" not in events and "resumed" not in events and ("failure" in events) == (phase == "recover")
+    assert _stopped(folder)["steps"] == (20 if phase == "recover" else 30)
+    _check_gone(folder)
+    _check_codes(folder, dead=(1,) if phase == "recover" else ())
 
 
 @pytest.mark.drill
@@ -131,6 +164,7 @@ def test_a_signal_to_one_rank_stops_the_run(tmp_path, criteo_rows):
     process = _begin(folder, _launch(folder, criteo_rows))
     os.kill(json.loads((folder / "ranks.json").read_text())["ranks"][2]["pid"], signal.SIGTERM)
     output, _ = process.communicate(timeout=RUN_SECONDS)
-    assert process.returncode == 143, output
+    assert process.returncode == 130, output
     assert _stopped(folder)["failures"] == []
     _check_gone(folder)
+    _check_codes(folder)

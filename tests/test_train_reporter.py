@@ -44,6 +44,45 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
     assert steps(folder) == [*range(19 - KEPT_COMMITS, 20), 20]
 
 
+def finding(step: int, space: int, stripe: int) -> dict:
+    return {
+        "event": "corruption", "step": step, "kind": "unknown", "space": space, "stripe": stripe, "rows": [0, 1],
+        "repaired": False, "exact": False,
+    }  # fmt: skip
+
+
+def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
+    """The reporter has died between writing the one and the other."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    findings = [finding(7, 0, 3), finding(7, 0, 4), finding(7, 1, 4)]
+    first.event(findings[0])
+    for one in findings:
+        second.event(one)
+    cluster.reporter = 1
+    second.progress({"step": 8}, "")
+    written = [(event["space"], event["stripe"]) for event in folder.events() if event["event"] == "corruption"]
+    assert written == [(0, 3), (0, 4), (1, 4)]
+
+
+def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    checkpoint = {"event": "checkpoint", "step": 1, "kind": "full", "rows": 1, "bytes": 1, "seconds": 1.0, "stall_seconds": 1.0}
+    rolled_back = {"event": "rolled_back", "step": 0, "epoch": 1, "from_step": 2, "why": "", "seconds": 1.0}
+    for reporter in (first, second):
+        reporter.progress({"step": 1}, "")
+        reporter.event(checkpoint)
+        reporter.event(rolled_back)
+    second.progress({"step": 1}, "")  # the first has died before it came to it
+    second.event(checkpoint)
+    cluster.reporter = 1
+    second.progress({"step": 2}, "")
+    assert [event["event"] for event in folder.events()] == [
+        "progress", "checkpoint", "rolled_back", "progress", "checkpoint", "progress",
+    ]  # fmt: skip
+
+
 def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.event({"event": "start"})

@@ -123,6 +123,12 @@ class ClusterConfig:
         choices=("rank", "host"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
+    stuck_seconds: float = key(
+        0.0,
+        "a rank that computes, reads or writes by itself for so long, without a call to others, counts as dead and is killed; "
+        "0 = never. More than a step, an evaluation batch and the writing of a checkpoint ever take",
+        minimum=0,
+    )
     start_seconds: float = key(120.0, "the run ends if MPI is not up on all ranks after so long", minimum=1)
 
 

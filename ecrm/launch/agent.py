@@ -5,8 +5,8 @@ standard library and needs neither a current folder nor variables. What to do co
 its standard input, out of the sight of other users: where the head listens, the token to show there, and
 the rank's command, folder and variables.
 
-A rank whose head is not heard is killed before the head gives the rank up (see PATIENCE), so a host that
-was only cut off comes back without it.
+A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see Link), so a
+host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import time
 from typing import Any
 
 START_SECONDS = 30.0  # for the starter, the order and the connection
-BEAT = 0.1  # of the keep-alive time, between two signs of life
+BEAT = 0.05  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 1 << 16  # what one side says in one object
 
 
 class Lost(Exception):
@@ -36,14 +36,22 @@ class Lost(Exception):
 
 
 class Link:
-    """One end of a keep-alive connection: JSON objects, one a line; an empty line is a mere sign of life."""
+    """One end of a keep-alive connection: JSON, one line each; objects are messages, lists are signs of life.
+
+    A sign of life is [its number, the number of the last one that came]. So the agent knows when the head has
+    heard it last, to within what it sent by then, whichever way the connection is cut: it gives up PATIENCE after
+    it sent that, the head its own, longer PATIENCE after it came.
+    """
 
     def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._beat, self._patience = BEAT * keep_alive, PATIENCE[side] * keep_alive
-        self._heard = time.monotonic()
+        self._heard = self._known_heard = time.monotonic()
+        self._side = side
+        self._sent: dict[int, float] = {}
+        self._number = self._last = 0
         self._next_beat = 0.0
         self._unread = b""
 
@@ -56,31 +64,51 @@ class Link:
         self._write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """The objects that have come; raises Lost when the other side has closed, or has said nothing for too long."""
+        """The objects that have come; raises Lost when the other side has closed, has said nothing, or has not heard for too long."""
         messages = []
         try:
             while received := self._socket.recv(4096):
                 self._heard = time.monotonic()
                 *lines, self._unread = (self._unread + received).split(b"\n")
-                messages += [json.loads(line) for line in lines if line]
+                messages += [message for line in lines if (message := self._understand(line)) is not None]
             if not messages:
                 raise Lost("the connection was closed")
         except BlockingIOError:
             pass
         except OSError as error:
             raise Lost(f"the connection broke: {error.strerror}") from None
-        silence = time.monotonic() - self._heard
-        if silence > self._patience:
-            raise Lost(f"nothing was heard for {silence:.1f} s")
+        if len(self._unread) > _LONGEST_LINE:
+            raise Lost("what came is no message")
+        now = time.monotonic()
+        if now - self._heard > self._patience:
+            raise Lost(f"nothing was heard for {now - self._heard:.1f} s")
+        if self._side == "agent" and now - self._known_heard > self._patience:
+            raise Lost(f"it has heard nothing for {now - self._known_heard:.1f} s")
         return messages
 
     def beat(self) -> float:
         """Send a sign of life if one is due; returns the seconds until there is something to do."""
         now = time.monotonic()
         if now >= self._next_beat:
-            self._write(b"\n")
+            self._number += 1
+            self._sent[self._number] = now
+            self._write(b"[%d, %d]\n" % (self._number, self._last))
             self._next_beat = now + self._beat
-        return max(min(self._next_beat, self._heard + self._patience + 0.001) - now, 0.001)
+        until = min(self._heard, self._known_heard) if self._side == "agent" else self._heard
+        return max(min(self._next_beat, until + self._patience + 0.001) - now, 0.001)
+
+    def _understand(self, line: bytes) -> dict[str, Any] | None:
+        """The object on a line, None for a sign of life."""
+        try:
+            said = json.loads(line)
+            if isinstance(said, dict):
+                return said
+            self._last, heard = map(int, said)
+        except (ValueError, TypeError):
+            raise Lost("what came is no message") from None
+        self._known_heard = self._sent.get(heard, self._known_heard)
+        self._sent = {number: at for number, at in self._sent.items() if number > heard}
+        return None
 
     def finish(self) -> None:
         """Close; what was sent has arrived, or the other side is lost."""
@@ -151,6 +179,7 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
     except OSError as error:
         return {"error": f"{error.filename}: {error.strerror}"}
     ended = os.pidfd_open(rank.pid)
+    stopped_since: float | None = None
     try:
         while True:
             ready, _, _ = select.select([link, ended], [], [], link.beat())
@@ -160,6 +189,10 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
             for message in link.receive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, message["signal"])
+            while change := os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
+            if stopped_since is not None and time.monotonic() - stopped_since > order["keep_alive"]:
+                rank.kill()
     finally:
         os.close(ended)
 

@@ -114,13 +114,10 @@ class Reach:
             for message in link.receive():
                 if "error" in message:
                     raise Lost(f"cannot start the rank there: {message['error']}")
+                if not isinstance(message.get("exit", message.get("signal")), int):
+                    raise Lost("what came is no message")
                 link.finish()
                 return message
-
-    def end_all(self) -> None:
-        """Tell mpirun to end: the other ranks would wait in MPI_Init for this one, for ever."""
-        if os.getppid() == self._parent:
-            os.kill(self._parent, signal.SIGTERM)
 
     def leave(self, seconds: float) -> None:
         """Give the starter so long to pass on the rank's last output, then end it."""
@@ -128,7 +125,8 @@ class Reach:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
             if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):  # of another user, as under sudo: it ends with its connection
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
         prctl = ctypes.CDLL(None).prctl  # looked up before the fork
@@ -154,7 +152,8 @@ class Reach:
         while time.monotonic() < deadline:
             for ready in self._wait([self._listener, *waiting], _POLL_SECONDS):
                 if ready is self._listener:
-                    waiting.append(self._listener.accept()[0])
+                    with contextlib.suppress(OSError):  # one that has gone again
+                        waiting.append(self._listener.accept()[0])
                     if len(waiting) > _MOST_WAITING:
                         waiting.pop(0).close()
                 elif self._shows_token(ready):
@@ -196,29 +195,53 @@ class Reach:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Be the rank that mpirun started, on the host that the hosts file gives it; ends as the rank does."""
+    """Be the rank that mpirun started, on the host that the hosts file gives it; ends as the rank does.
+
+    Whatever goes wrong here ends in SIGKILL: an exit of its own would leave the other ranks waiting for ever.
+    """
     args = _parser().parse_args(argv)
-    rank, ranks = (int(os.environ[name]) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
+    parent = os.getppid()
     try:
+        rank, ranks = (int(os.environ[name]) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
         host = place(read_hosts(args.hosts), ranks, args.hosts)[rank]
-        reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
+        _be(rank, host, args)
     except (EcrmError, OSError) as error:
         _say(f"ecrm: error: {error}")
-        _die()
+    except BaseException as error:  # noqa: BLE001 - see above
+        _say(f"ecrm: error: {type(error).__name__} in the client of rank {os.environ.get('PMIX_RANK')}: {error}")
+    if not _begun(args):
+        _end_all(parent)
+    _die()
+
+
+def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
+    parent = os.getppid()
+    reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
     try:
         end = reach.run()
     except Lost as error:
-        begun = args.begun is None or args.begun.exists()
+        begun = _begun(args)
         _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
         reach.leave(0)
         if not begun:
-            reach.end_all()
+            _end_all(parent)
         _die()
     if "signal" in end:
         reach.leave(OUTPUT_SECONDS)
         _die()
     reach.leave(LEAVE_SECONDS)
     os._exit(end["exit"])
+
+
+def _begun(args: argparse.Namespace) -> bool:
+    """Whether all ranks have met, as far as this process has been told where to look."""
+    return args.begun is None or args.begun.exists()
+
+
+def _end_all(parent: int) -> None:
+    """Tell mpirun to end: the other ranks would wait in MPI_Init for this one, for ever."""
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGTERM)
 
 
 def _parser() -> argparse.ArgumentParser:

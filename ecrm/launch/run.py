@@ -22,6 +22,10 @@ from ecrm.train.kill import parse_kill
 from ecrm.train.plan import plan
 
 
+STOPPED_EXIT_CODE = 130
+"""Of a launch that was asked to stop, by whichever signal."""
+
+
 class RunFailed(EcrmError):
     """A run that was started did not complete; ends the program with the code given here.
 
@@ -131,11 +135,10 @@ def judge(folder: Path, ending: Ending) -> None:
         raise RunFailed(f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True)
     stopped = read_json(folder / "stopped.json")
     if stopped:
-        code = 128 + (ending.stopped_by or signal.Signals[stopped["signal"]])
-        raise RunFailed(f"the run has stopped when asked to; see {folder / 'stopped.json'}", code, told=True)
+        raise RunFailed(f"the run has stopped when asked to; see {folder / 'stopped.json'}", STOPPED_EXIT_CODE, told=True)
     if ending.stopped_by is not None:
         raise RunFailed(
-            f"stopped by {ending.stopped_by.name} before the run was complete{where}", 128 + ending.stopped_by
+            f"stopped by {ending.stopped_by.name} before the run was complete{where}", STOPPED_EXIT_CODE
         )
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"

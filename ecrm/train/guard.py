@@ -4,6 +4,7 @@ ULFM learns within milliseconds of a process killed by a signal, but never of on
 throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays behind as a
 guard of a few megabytes and the rank runs as its child: when the child goes without having said that it
 is done, or stands stopped for too long, the guard kills it and then itself, which mpirun tells everybody.
+A guard that is stopped itself is killed by the other guards of its host, and its rank with it.
 It also keeps a fenced rank from ever coming back, and ends the rank when mpirun is gone.
 """
 
@@ -12,13 +13,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
-import time
+import traceback
 from typing import NoReturn
 
 from ecrm.errors import Unrecoverable
 from ecrm.launch.preflight import say_once
+from ecrm.train.calls import Calls, Stuck
+from ecrm.train.neighbours import AwakeClock, Neighbours
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
@@ -32,13 +36,15 @@ _PASSED_ON = {
 
 _WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _POLL_SECONDS = 0.5
+_DYING_SECONDS = 2.0
 
 
 class Guarded:
     """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, calls: Calls) -> None:
         self._descriptor = descriptor
+        self.calls = calls
 
     def up(self) -> None:
         """From now on the other ranks learn of this one's death from MPI."""
@@ -55,15 +61,16 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
-def guard(hang_seconds: float, start_seconds: float) -> Guarded:
+def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed. When it or another rank of this host dies
-    before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with 3. Call
-    before threads exist and before MPI starts.
+    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host; one that has made
+    no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too, unless that is 0. When the child
+    or another rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so
+    and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
-    mpirun = os.getppid()
+    mpirun, calls = os.getppid(), Calls()
     hold_signals()
     child = os.fork()
     if child == 0:
@@ -73,20 +80,57 @@ def guard(hang_seconds: float, start_seconds: float) -> Guarded:
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
-        return Guarded(writing)
+        return Guarded(writing, calls)
     os.close(writing)
     os.set_blocking(reading, False)
-    _watch(child, reading, mpirun, hang_seconds, Startup(start_seconds, hang_seconds))
+    try:
+        clock = AwakeClock(2 * _POLL_SECONDS)
+        stuck = Stuck(calls, stuck_seconds, clock)
+        startup = Startup(start_seconds, hang_seconds)
+        _watch(child, reading, _signals_as_bytes(), mpirun, hang_seconds, startup, stuck, clock)
+    except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        _leave(0, done=False)
 
 
-def _watch(child: int, reading: int, mpirun: int, hang_seconds: float, startup: Startup | None) -> NoReturn:
+def _signals_as_bytes() -> int:
+    """A pipe that gets the number of every signal that a guard waits for.
+
+    CPython's sigtimedwait makes up a signal when the process was stopped for longer than its timeout.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in _WATCHED:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    return reading
+
+
+def _watch(
+    child: int,
+    reading: int,
+    signals: int,
+    mpirun: int,
+    hang_seconds: float,
+    startup: Startup | None,
+    stuck: Stuck,
+    clock: AwakeClock,
+) -> NoReturn:
     stopped_since: float | None = None
+    killed_at: float | None = None
+    neighbours = Neighbours(hang_seconds, clock=clock)
     said = b""
     while True:
-        caught = signal.sigtimedwait(_WATCHED, min(_POLL_SECONDS, hang_seconds / 4))
-        if caught is not None and caught.si_signo != signal.SIGCHLD:
-            os.kill(child, _PASSED_ON[signal.Signals(caught.si_signo)])
-            startup = None  # ranks end because they were asked to
+        select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4))
+        for number in _read(signals):
+            if number in _PASSED_ON:
+                os.kill(child, _PASSED_ON[signal.Signals(number)])
+                startup = None  # ranks end because they were asked to
         said += _read(reading)
         if b"u" in said:
             startup = None
@@ -95,7 +139,7 @@ def _watch(child: int, reading: int, mpirun: int, hang_seconds: float, startup: 
             if pid == 0:
                 break
             if os.WIFSTOPPED(status):
-                stopped_since = time.monotonic()
+                stopped_since = clock()
             elif os.WIFCONTINUED(status):
                 stopped_since = None
             else:
@@ -103,14 +147,20 @@ def _watch(child: int, reading: int, mpirun: int, hang_seconds: float, startup: 
                 if startup is not None and not said:
                     _end_start(died(startup.rank), startup)
                 _leave(status, b"d" in said)
+        if startup is None:
+            neighbours.look()
         trouble = None if startup is None else startup.trouble()
         if trouble is not None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             _end_start(trouble, startup)
-        if os.getppid() != mpirun or (stopped_since is not None and time.monotonic() - stopped_since > hang_seconds):
+        hung = stopped_since is not None and clock() - stopped_since > hang_seconds
+        if os.getppid() != mpirun or hung or (b"d" not in said and stuck.look()):
             startup = startup if os.getppid() == mpirun else None
             os.kill(child, signal.SIGKILL)
+            killed_at = killed_at or clock()
+        if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
+            _leave(0, done=False)  # it dies when its call of the system returns, and does nothing until then
 
 
 def _end_start(trouble: str, startup: Startup) -> NoReturn:
@@ -122,7 +172,7 @@ def _end_start(trouble: str, startup: Startup) -> NoReturn:
 
 def _read(descriptor: int) -> bytes:
     try:
-        return os.read(descriptor, 2)
+        return os.read(descriptor, 64)
     except BlockingIOError:
         return b""
 

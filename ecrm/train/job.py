@@ -45,6 +45,7 @@ from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
+from ecrm.train.counted import CountedTransport
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
@@ -85,6 +86,8 @@ def run(
     try:
         transport = MpiTransport()
         guarded.up()
+        if config.cluster.stuck_seconds:
+            transport = CountedTransport(transport, guarded.calls)
         code = _run(transport, config, run_dir, kills, stop, resume)
     except EcrmError as error:
         if transport is None:

@@ -30,9 +30,24 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def _name_of(fields: dict[str, Any]) -> tuple[object, ...]:
-    """What two ranks' accounts of one event have in common: ranks die once, views have numbers."""
-    return fields["event"], tuple(fields.get("ranks", ())) or fields.get("epoch", fields.get("step"))
+def _name_of(fields: dict[str, Any], rollbacks: int) -> tuple[object, ...]:
+    """What two ranks' accounts of one event have in common: ranks die once, views have numbers, the stripes of a
+    step's corruptions differ; steps come again after a rollback, of which there were so many before the event."""
+    event = fields["event"]
+    if event == "corruption":
+        return event, fields["step"], rollbacks, fields["space"], fields["stripe"]
+    if fields.get("ranks"):
+        return event, tuple(fields["ranks"])
+    return (event, fields["epoch"]) if "epoch" in fields else (event, fields.get("step"), rollbacks)
+
+
+def _names(events: list[dict[str, Any]]) -> set[tuple[object, ...]]:
+    """The names of all events of a file, which has them in their order."""
+    names, rollbacks = set(), 0
+    for fields in events:
+        names.add(_name_of(fields, rollbacks))
+        rollbacks += fields["event"] == "rolled_back"
+    return names
 
 
 class Reporter:
@@ -43,7 +58,8 @@ class Reporter:
     ) -> None:
         self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
         self._engine: Engine | None = None
-        self._kept: list[tuple[int, dict[str, Any], str]] = []
+        self._kept: list[tuple[int, int, dict[str, Any], str]] = []
+        self._rollbacks = 0
 
     def watch(self, engine: Engine) -> None:
         """Report on this engine from now on."""
@@ -87,12 +103,13 @@ class Reporter:
         """Write an event, after those that a reporter before this one may have left out; or keep it."""
         commits = self._engine.commits
         self._kept = [(at, *rest) for at, *rest in self._kept if at >= commits - KEPT_COMMITS]
-        self._kept.append((commits, fields, in_words))
+        self._kept.append((commits, self._rollbacks, fields, in_words))
+        self._rollbacks += fields["event"] == "rolled_back"
         if not self._speaks:
             return
-        before = {_name_of(event) for event in self._folder.events()} if len(self._kept) > 1 else set()
-        for _, kept, text in self._kept:
-            if _name_of(kept) not in before:
+        before = _names(self._folder.events()) if len(self._kept) > 1 else set()
+        for _, rollbacks, kept, text in self._kept:
+            if _name_of(kept, rollbacks) not in before:
                 self._folder.event(kept)
                 if text:
                     say(text)

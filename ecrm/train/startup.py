@@ -1,8 +1,8 @@
 """The time before MPI is up, in which nobody but the guards notices a death.
 
 A rank that dies before or inside MPI_Init leaves the others waiting there for ever, and mpirun with them
-(measured, Open MPI 5.0.11: killed or exited, with any code). So the guard of each rank leaves a note with
-its pid in the job's folder, and until MPI is up in its own rank it looks after the others of this host.
+(measured, Open MPI 5.0.11: killed or exited, with any code). So until MPI is up in its own rank, the guard
+of each rank looks after the others of this host, by the notes that they have left (`ecrm.train.neighbours`).
 Once MPI_Init has returned in one rank, all have come to its end, and MPI reports deaths itself.
 """
 
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ecrm.launch.preflight import JOB_FOLDER, SIZE
+from ecrm.launch.preflight import SIZE
+from ecrm.train.neighbours import JOB, RANK, Noticeboard
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
-JOB, RANK = "PMIX_NAMESPACE", "PMIX_RANK"
 THE_START = "the start"
 """What all messages of this time are about, so that each host prints one of them."""
 
@@ -42,15 +42,11 @@ class Startup:
         self._began = clock()
         self._job = environ.get(JOB, "")
         self._here = int(environ.get(LOCAL_SIZE, 1))
-        self._notes = Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-guards-{self._job}"
         self._known = set(range(self._here)) if environ.get(SIZE) == environ.get(LOCAL_SIZE) else {self.rank}
         self._since: dict[int, tuple[str, float]] = {}
         self._processes: dict[int, int] = {}
-        with contextlib.suppress(OSError):  # no such folder: no mpirun, or its daemon is not on this host
-            self._notes.mkdir(exist_ok=True)
-            draft = self._notes / f".{self.rank}"
-            draft.write_text(str(os.getpid()))
-            draft.rename(self._notes / str(self.rank))
+        self._noticeboard = Noticeboard(environ)
+        self._noticeboard.put(self.rank, os.getpid())
 
     def trouble(self) -> str | None:
         """Why this start cannot succeed any more, None while it may."""
@@ -86,12 +82,7 @@ class Startup:
 
     def _noted(self) -> dict[int, int]:
         """Pids of the guards that have left a note, by rank."""
-        notes = {}
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._notes):
-                if name.isdigit():
-                    notes[int(name)] = int((self._notes / name).read_text())
-        return notes
+        return {rank: note.pid for rank, note in self._noticeboard.notes().items()}
 
 
 def died(rank: int) -> str:

@@ -10,14 +10,18 @@ library of a rank that mpirun has left ends it (measured).
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import threading
+import time
 
 from ecrm.train.guard import PR_SET_PDEATHSIG
 
 REQUESTS = {signal.SIGINT, signal.SIGTERM}
 LEAVE_SECONDS = 20
-"""From the signal to the end of this rank, stopped or not."""
+"""From the end of its guard to the end of a rank that was asked to stop, stopped or not; while the guard lives, no limit."""
+
+_POLL_SECONDS = 0.1
 
 
 class StopSignals:
@@ -25,6 +29,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._guard = os.getppid()
         self._prctl = ctypes.CDLL(None).prctl
         self._watching = threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
@@ -37,4 +42,6 @@ class StopSignals:
         self._watching.set()
         self.received = signal.Signals(signal.sigwait(REQUESTS))
         self._prctl(PR_SET_PDEATHSIG, 0)
+        while os.getppid() == self._guard:
+            time.sleep(_POLL_SECONDS)
         signal.alarm(LEAVE_SECONDS)

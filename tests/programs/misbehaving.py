@@ -1,7 +1,8 @@
 """The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it,
 or (`set KEY=VALUE`) that was started with another config.
 
-Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program.
+Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program, and
+through noting.py with the variable ECRM_TEST_CODES as FOLDER, if there is one.
 """
 
 import ctypes
@@ -46,10 +47,13 @@ def end() -> None:
 if arguments[0] == "launch":
     import ecrm.launch.run as run
 
-    mpirun_line = run.mpirun_line
+    os.environ["ECRM_TEST_LAUNCH"] = str(os.getpid())
+    mpirun_line, noting = run.mpirun_line, []
+    if "ECRM_TEST_CODES" in os.environ:
+        noting = [sys.executable, os.path.join(os.path.dirname(__file__), "noting.py"), os.environ["ECRM_TEST_CODES"]]
 
     def line(config, words, **kwargs):
-        return mpirun_line(config, [words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
+        return mpirun_line(config, [*noting, words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
 
     run.mpirun_line = line
 elif how == "bad disk":
@@ -82,6 +86,19 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
         build_engine = job.build_engine
         job.build_engine = lambda *args: (os.kill(os.getpid(), signal.SIGINT), build_engine(*args))[1]
+    if how.startswith("asked in "):  # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
+        from ecrm.train.kill import KillSwitch
+
+        enter_phase, asked = KillSwitch.__call__, []
+
+        def ask(self: KillSwitch, step: int, phase: str) -> None:
+            if phase == how.split()[-1] and not asked:
+                asked.append(step)
+                os.kill(int(os.environ["ECRM_TEST_LAUNCH"]), signal.SIGTERM)
+                time.sleep(1.0)
+            enter_phase(self, step, phase)
+
+        KillSwitch.__call__ = ask
     if how == "at exit":
         from ecrm.transport.mpi import MpiTransport
 

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-signal.signal(signal.SIGTERM, lambda *_: None)  # mpirun ends what is left of a job: the note comes first
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # from mpirun, for the command; the note comes first
+    signal.signal(number, lambda *_: None)
 process = subprocess.Popen(sys.argv[2:])
 code = process.wait()
 (Path(sys.argv[1]) / os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
