@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ecrm.drill.options import Disturbance, RandomKills
+from ecrm.drill.options import Disturbance, HostKill, RandomKills
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, kill_labels
 from ecrm.drill.record import KillDone, RunRecord, run_record
@@ -29,8 +29,8 @@ def every_second(first: int, last: int, shift: float = 0.0) -> list[tuple[int, f
     return [(step, step + shift) for step in range(first, last + 1)]
 
 
-def kill(at: float, rank: int = 1, scheduled: str = "1@10:parity") -> dict:
-    return {"time": T + at, "event": "kill", "rank": rank, "scheduled": scheduled}
+def kill(at: float, rank: int = 1, scheduled: str | None = "1@10:parity") -> KillDone:
+    return KillDone(T + at, rank, scheduled, pid=99)
 
 
 def failure(at: float, step: int, ranks=(1,), shards=(1,), redone: int = 1) -> dict:
@@ -57,9 +57,11 @@ def rebuilt(at: float, seconds: float, ranks=(1,)) -> dict:
     return {"time": T + at, "event": "rebuilt", "ranks": list(ranks), **fields}
 
 
-def run(*events: dict, last: int = 20, sha: str = "a" * 64, failures=(), outside=(), completed=True) -> RunRecord:
+def run(*happened: dict | KillDone, last: int = 20, sha: str = "a" * 64, failures=(), completed=True) -> RunRecord:
     summary = {"completed": True, "steps": last, "model_sha256": sha, "failures": list(failures)} if completed else {}
-    return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, outside)
+    kills = [one for one in happened if isinstance(one, KillDone)]
+    events = [one for one in happened if not isinstance(one, KillDone)]
+    return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, kills)
 
 
 UNDISTURBED = run(steps(*every_second(1, 20)))
@@ -260,10 +262,23 @@ def test_a_kill_that_never_happened():
     assert problems(SCHEDULED, UNDISTURBED, UNDISTURBED) == ["never happened: --kill 1@10:parity"]
     none = Disturbance(random=RandomKills(60.0))
     assert problems(none, UNDISTURBED, UNDISTURBED) == ["the run was over before any rank was killed (mean gap 60 s)"]
-    outside = run(steps(*every_second(1, 20)), outside=[KillDone(T + 5, 1, pid=99)])
+    outside = run(steps(*every_second(1, 20)), kill(5, scheduled=None))
     assert problems(none, UNDISTURBED, outside) == []
     two = Disturbance(random=RandomKills(60.0, 2))
     assert problems(two, UNDISTURBED, outside) == ["1 of 2 kills happened before the run was over"]
+
+
+def test_a_rank_that_killed_itself_was_not_killed_from_outside():
+    own = {"time": T + 10.2, "event": "kill", "rank": 1, "scheduled": "1@10:parity"}
+    assert problems(SCHEDULED, UNDISTURBED, run(steps(*every_second(1, 20)), own)) == ["never happened: --kill 1@10:parity"]
+
+
+def test_a_host_of_which_no_rank_was_killed():
+    wanted = Disturbance(hosts=(HostKill("a", 5), HostKill("1", 9)))
+    assert problems(wanted, UNDISTURBED, UNDISTURBED) == ["never happened: --kill-host a@5, --kill-host 1@9"]
+    one = run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"))
+    assert problems(wanted, UNDISTURBED, one) == ["never happened: --kill-host a@5"]
+    assert problems(wanted, UNDISTURBED, run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"), kill(5.1, 0, "a@5"))) == []
 
 
 def test_wrong_parity_at_the_end_is_a_problem():
@@ -272,7 +287,7 @@ def test_wrong_parity_at_the_end_is_a_problem():
 
 
 def test_notes():
-    late = run(steps(*every_second(1, 20)), outside=[KillDone(T + 30, 4, pid=99, waited_seconds=1.5)])
+    late = run(steps(*every_second(1, 20)), KillDone(T + 30, 4, pid=99, waited_seconds=1.5))
     notes = report(late, Disturbance(random=RandomKills(1.0))).notes
     assert notes == (
         "killed as the run ended, when nobody had to notice any more: 4",

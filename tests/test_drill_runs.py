@@ -48,6 +48,10 @@ def test_scheduled_kills(tmp_path, criteo_rows):
     assert all(failure["stall_seconds"] > 0 for failure in found["failures"])
     assert found["failures"][0]["rebuilt_bytes"] > 0
     assert [kill["scheduled"] for kill in found["kills"]] == ["1@8:parity", "3@24:input"]
+    ranks = json.loads((folder / "disturbed" / "ranks.json").read_text())["ranks"]
+    assert [kill["pid"] for kill in found["kills"]] == [ranks[1]["pid"], ranks[3]["pid"]], "both from outside"
+    assert '"event": "kill"' not in (folder / "disturbed" / "events.jsonl").read_text(), "and nobody killed itself"
+    assert [failure["phase"] for failure in found["failures"]][0] in ("parity", "update", "dense")
     assert found["throughput"]["undisturbed"]["steps"] == found["throughput"]["disturbed"]["steps"] == 39
     assert all(found["throughput"][part]["samples_per_second"] > 0 for part in ("before", "during", "after"))
     assert found["model_sha256_equal"] and f"model_sha256 equal: {found['disturbed']['model_sha256']}" in output
@@ -80,7 +84,19 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     found = numbers(folder)
     assert sorted(kill["rank"] for kill in found["kills"]) == [1, 5]
     assert sorted(rank for failure in found["failures"] for rank in failure["ranks"]) == [1, 5]
-    assert "! drill: SIGKILL to host" in output and "ranks 1, 5" in output
+    assert {kill["scheduled"] for kill in found["kills"]} == {"1@20"} and output.count("! drill: SIGKILL to rank") == 2
+
+
+@pytest.mark.drill
+def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, monkeypatch):
+    """Its ranks say that they are elsewhere, so the drill cannot kill them, and the models are equal for no reason."""
+    folder = tmp_path / "drill"
+    monkeypatch.setenv("ECRM_HOST", "elsewhere")
+    sets = ("train.steps=30", "cluster.servers=4", "cluster.spares=3", "cluster.failure_domain=host", "testing.imitated_hosts=4")
+    code, output = drill(folder, criteo_rows, "--kill-host", "1@10", sets=sets)
+    assert code == 1, output
+    assert "ecrm: error: the drill failed: never happened: --kill-host 1@10" in output
+    assert numbers(folder)["model_sha256_equal"]
 
 
 @pytest.mark.drill

@@ -11,7 +11,10 @@ from ecrm.drill.events import Event
 
 @dataclass(frozen=True)
 class KillDone:
-    """One SIGKILL: when (seconds since the epoch), whom, and by which `--kill`; by None it came from outside, by pid."""
+    """One SIGKILL: when (seconds since the epoch), whom, by which `--kill` or `--kill-host` (None: at random), and to which pid.
+
+    Without a pid the rank did it itself, as in `ecrm launch --kill`.
+    """
 
     time: float
     rank: int

@@ -94,10 +94,11 @@ def problems(
         found.append("the undisturbed run did not complete")
     if not disturbed.completed:
         found.append(f"the disturbed run did not complete{f': {reason}' if reason else ''}")
-    fired = {kill.scheduled for kill in disturbed.kills}
-    missing = [str(kill) for kill in disturbance.scheduled if str(kill) not in fired]
+    fired = {kill.scheduled for kill in disturbed.kills if kill.pid is not None}
+    missing = [f"--kill {kill}" for kill in disturbance.scheduled if str(kill) not in fired]
+    missing += [f"--kill-host {kill}" for kill in disturbance.hosts if str(kill) not in fired]
     if missing:
-        found.append(f"never happened: {', '.join(f'--kill {kill}' for kill in missing)}")
+        found.append(f"never happened: {', '.join(missing)}")
     wanted = disturbance.random
     if wanted is not None and len(disturbed.kills) < (wanted.count or 1):
         found.append(

@@ -119,7 +119,7 @@ def _run(
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.shape.m, durable=config.checkpoints or bool(resumed))
-    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
     if config.train.profile:
