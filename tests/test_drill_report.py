@@ -293,6 +293,11 @@ def test_notes():
         "killed as the run ended, when nobody had to notice any more: 4",
         "1 of 1 kills were put off until one more could be survived, by 1.5 s at most",
     )
+    per_rank = [{"rank": rank, "resident": rank * 10**8, "unused_spare": rank > 1} for rank in range(4)]
+    first = run_record([], {"completed": True, "steps": 20, "memory_bytes_per_rank": per_rank})
+    assert first.unused_spares == {2: 200_000_000, 3: 300_000_000}
+    held = make_report("tiny", BATCH, Disturbance(), first, late).notes[1]
+    assert held == "unused spares of the undisturbed run: 2, with 200 to 300 MB of memory of their own each"
     slow = run(steps(*[(step, 2.0 * step) for step in range(1, 21)]))
     assert "0.50 times as fast" in report(slow).notes[0]
 

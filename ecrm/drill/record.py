@@ -76,6 +76,12 @@ class RunRecord:
         return self.summary.get("completed") is True
 
     @property
+    def unused_spares(self) -> dict[int, int]:
+        """Resident memory, in bytes, of each rank that had no role at the end of the run."""
+        ranks = self.summary.get("memory_bytes_per_rank", [])
+        return {entry["rank"]: entry["resident"] for entry in ranks if entry.get("unused_spare")}
+
+    @property
     def last_step(self) -> int:
         """Number of steps that the run is known to have finished."""
         return max([self.summary.get("steps", 0), *(step for step, _ in self.finished)])

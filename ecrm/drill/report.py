@@ -126,6 +126,12 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
             )
         if run.damaged_lines:
             notes.append(f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out")
+    spares = [*undisturbed.unused_spares.values()]
+    if spares:
+        notes.append(
+            f"unused spares of the undisturbed run: {len(spares)}, with {min(spares) / 1e6:.0f} to {max(spares) / 1e6:.0f} MB of "
+            "memory of their own each"
+        )
     noticed = {rank for failure in disturbed.failures for rank in failure.ranks}
     late = [kill.rank for kill in disturbed.kills if kill.rank not in noticed]
     if late and disturbed.completed:
@@ -185,4 +191,5 @@ def _run_dict(run: RunRecord) -> dict[str, Any]:
         **{name: run.summary.get(name) for name in kept},
         "unwritten_steps": run.unwritten_steps,
         "damaged_lines": run.damaged_lines,
+        "unused_spares_bytes": run.unused_spares,
     }
