@@ -93,7 +93,7 @@ def test_a_failure_is_put_together_from_its_events():
     assert (found.ranks, found.step, found.phase, found.shards) == ((1,), 10, "parity", (1,))
     assert found.killed_at == T + 10.2 and found.noticed_at == T + 10.5 and found.whole_at == T + 15.5
     assert (found.stall_seconds, found.recovery_seconds, found.rebuild_seconds) == (3.0, 0.5, 5.0)
-    assert (found.redone_steps, found.on_demand_rows, found.rebuilt_bytes) == (1, 42, 1234567)
+    assert (found.redone_steps, found.on_demand_rows, found.lost_bytes) == (1, 42, 1234567)
 
 
 def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary():
@@ -101,14 +101,14 @@ def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary
     entry |= {"stall_seconds": 3.0, "rebuild_seconds": 5.0, "rebuilt_bytes": 9, "on_demand_rows": 8}
     (found,) = run(steps(*every_second(1, 20)), kill(10.2), failures=[entry]).failures
     assert (found.noticed_at, found.began_at, found.whole_at) == (None, T + 10.2, T + 15.2)
-    assert (found.rebuilt_bytes, found.on_demand_rows) == (9, 8)
+    assert (found.lost_bytes, found.on_demand_rows) == (9, 8)
     (found,) = run(steps(*every_second(1, 20)), failures=[entry]).failures
     assert found.began_at == T + 10, "no kill is known either: when the last step before it was finished"
 
 
 def test_a_failure_without_lost_rows_is_over_with_its_recovery():
     (found,) = run(steps(*every_second(1, 20)), failure(10.5, 10, shards=())).failures
-    assert (found.whole_at, found.rebuild_seconds, found.rebuilt_bytes) == (T + 11.0, 0.0, 0)
+    assert (found.whole_at, found.rebuild_seconds, found.lost_bytes) == (T + 11.0, 0.0, 0)
 
 
 # -- throughput ---------------------------------------------------------------------------------------
@@ -309,6 +309,7 @@ def test_the_table():
     text = as_text(report(SURVIVED, notes=["a note"]))
     lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
     assert lines[0] == "drill of tiny: 1 rank killed, 1 failure survived, the same model to the bit"
+    assert lines[1].endswith("rebuild s  lost bytes") and "lost: the size of the lost shards" in text
     assert lines[1].split("  ")[:7] == ["ranks", "step", "at s", "phase", "noticed ms", "recovery ms", "gap ms"]
     assert lines[2] == "1  10  10.20  parity  300  500  3,000  1  42  5.00  1,234,567"
     assert "undisturbed run  10  1.00  19  19.00" in lines
