@@ -61,22 +61,22 @@ def test_scheduled_kills(tmp_path, criteo_rows):
 
 
 SPARE_BYTES = 180_000_000
-"""What an unused spare may hold of its own, most of it torch; one of the next m holds FBGEMM and TorchRec besides."""
+"""What an unused spare may hold of its own, most of it torch; one of the next 2m holds FBGEMM and TorchRec besides."""
 
 
 @pytest.mark.drill
 def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
-    """Three spares, m = 1: the first is ready to take over and does, then the second is, and the third is as it was."""
+    """Four spares, m = 1: two are ready to take over; one does, and the third gets ready in its place, the fourth is as it was."""
     folder = tmp_path / "drill"
-    sets = ("train.steps=300", "cluster.spares=3", "model.dense_arch=torchrec")
+    sets = ("train.steps=300", "cluster.spares=4", "model.dense_arch=torchrec")
     code, output = drill(folder, criteo_rows, "--kill", "1@20", sets=sets)
     assert code == 0, output
     found = numbers(folder)
     before = {int(rank): held for rank, held in found["undisturbed"]["unused_spares_bytes"].items()}
     after = {int(rank): held for rank, held in found["disturbed"]["unused_spares_bytes"].items()}
-    assert sorted(before) == [4, 5, 6] and sorted(after) == [5, 6], (before, after)
-    assert max(before[5], before[6], after[6]) < SPARE_BYTES < min(before[4], after[5]), (before, after)
-    assert "unused spares of the undisturbed run: 3, with" in output
+    assert sorted(before) == [4, 5, 6, 7] and sorted(after) == [5, 6, 7], (before, after)
+    assert max(before[6], before[7], after[7]) < SPARE_BYTES < min(before[4], before[5], after[6]), (before, after)
+    assert "unused spares of the undisturbed run: 4, with" in output
 
 
 @pytest.mark.drill

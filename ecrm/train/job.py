@@ -48,7 +48,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
-from ecrm.train.ready import Loading
+from ecrm.train.ready import READY_SPARES_PER_M, Loading
 from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.startup import THE_START
@@ -212,7 +212,7 @@ def build_engine(
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
     replicas = protection.shape.m + 1
     optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
-    loading = Loading(transport.rank, view, protection.shape.m, arch, backend, optimizer)
+    loading = Loading(transport.rank, view, READY_SPARES_PER_M * protection.shape.m, arch, backend, optimizer)
 
     def event(fields: dict[str, Any]) -> None:
         if fields["event"] == "view":

@@ -12,10 +12,13 @@ from ecrm.placement.view import View
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer, Store
 
+READY_SPARES_PER_M = 2
+"""m may die at once, and m more while the spares that move up are loading."""
 
-def takes_over_soon(rank: int, view: View, at_once: int) -> bool:
-    """Whether a rank has a role in this view, or would be given one if the next `at_once` ranks died together."""
-    return rank not in view.spares or rank in view.dense or rank in view.spares[:at_once]
+
+def takes_over_soon(rank: int, view: View, ready: int) -> bool:
+    """Whether a rank has a role in this view, or would be given one if the next `ready` ranks died."""
+    return rank not in view.spares or rank in view.dense or rank in view.spares[:ready]
 
 
 class Loading:
@@ -25,15 +28,15 @@ class Loading:
     the steps of the others; whoever makes a store or dense parts earlier loads them then.
     """
 
-    def __init__(self, rank: int, view: View, at_once: int, arch: str, backend: str, optimizer: SparseOptimizer) -> None:
-        self._rank, self._at_once, self._arch, self._backend, self._optimizer = rank, at_once, arch, backend, optimizer
-        self.began = takes_over_soon(rank, view, at_once)
+    def __init__(self, rank: int, view: View, ready: int, arch: str, backend: str, optimizer: SparseOptimizer) -> None:
+        self._rank, self._ready, self._arch, self._backend, self._optimizer = rank, ready, arch, backend, optimizer
+        self.began = takes_over_soon(rank, view, ready)
         if self.began:
             self._load()
 
     def heed(self, view: View) -> None:
         """Begin to load if this rank is to, now that roles are as in `view`."""
-        if not self.began and takes_over_soon(self._rank, view, self._at_once):
+        if not self.began and takes_over_soon(self._rank, view, self._ready):
             self.began = True
             threading.Thread(target=self._load, name="loading", daemon=True).start()
 
