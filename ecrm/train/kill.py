@@ -1,4 +1,4 @@
-"""Scheduled kills: at a step and phase a rank SIGKILLs itself, or, in `ecrm drill`, stands still there to be killed from outside."""
+"""Scheduled kills: in a phase of a step a rank SIGKILLs itself, or, in `ecrm drill`, waits there to be killed from outside."""
 
 from __future__ import annotations
 
