@@ -77,7 +77,7 @@ drill: $(STAMP)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
 drill-long: dataset
-	$(BIN)/ecrm drill drill-long --set data.path=$(DATASET) --mtbf 1.5 --kills 40 $(ARGS)
+	$(BIN)/ecrm drill drill-long --set data.path=$(DATASET) --mtbf 1 --kills 40 $(ARGS)
 
 simulate: $(STAMP)
 	$(BIN)/ecrm simulate --seeds $(SEEDS)

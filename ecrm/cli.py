@@ -117,7 +117,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RANK@STEP[:PHASE]",
-        help="that rank SIGKILLs itself as that phase of that step begins; may be repeated",
+        help="that rank dies as that phase of that step begins: it SIGKILLs itself, or in `ecrm drill` waits for SIGKILL from "
+        "outside; may be repeated",
     )
 
 

@@ -42,6 +42,7 @@ def test_scheduled_and_random_kills():
         (([], "5", None, None, ["a@3"]), "--kill-host a@3 and --mtbf 5: type one or the other"),
         (([], None, None, None, ["a"]), "--kill-host a: type HOST@STEP"),
         (([], None, None, None, ["a@b"]), "--kill-host a@b: type HOST@STEP"),
+        (([], None, None, None, ["a@2", "a@3"]), "--kill-host: host a is to die 2 times, a host dies once"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, said):
@@ -58,16 +59,18 @@ def test_hosts_go_by_name_or_number():
     with pytest.raises(UsageError, match="--kill-host 2@5: there is no host 2; hosts are a, b, or 0 to 1"):
         HostKill("2", 5).name_among(["a", "b"])
     with pytest.raises(UsageError, match="type --set cluster.failure_domain=host"):
-        check_survivable(config(), Disturbance(hosts=(kill,)))
+        check_survivable(config(), Disturbance(hosts=(kill,)), 41)
+    with pytest.raises(UsageError, match="--kill-host node3@40: there is no step 40 to follow, the last is 39"):
+        check_survivable(config(), Disturbance(hosts=(kill,)), 40)
 
 
 def test_random_kills_that_nobody_could_survive_are_refused():
     with pytest.raises(UsageError, match="protection.name is none"):
-        check_survivable(config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)))
+        check_survivable(config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)), 9)
     with pytest.raises(UsageError, match="there are 7 ranks"):
-        check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)))
-    check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)))
-    check_survivable(config(protection={"name": "none"}), Disturbance(scheduled=(Kill(1, 3),)))
+        check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)), 9)
+    check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)), 9)
+    check_survivable(config(protection={"name": "none"}), Disturbance(scheduled=(Kill(1, 3),)), 9)
 
 
 @pytest.mark.parametrize(("every", "changed"), [(5, False), (10, False), (50, True), (0, True)])
@@ -87,6 +90,7 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
         (["tiny", *data], "needs something to survive"),
         (["tiny", *data, "--kill", "6@3"], "there is no rank 6"),
         (["tiny", *data, "--kill", "1@20"], "there is no step 20"),
+        (["tiny", *data, "--kill-host", "0@999999", "--set", "cluster.failure_domain=host"], "there is no step 999999 to follow"),
         (["tiny", *data, "--kill", "1@3", "--run-dir", "full"], "--run-dir full: not empty"),
         (["tiny", "--set", "data.path=absent", "--mtbf", "5"], "absent: there is no such directory"),
         (["absent.toml", "--mtbf", "5"], "no config file"),

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from ecrm.drill.options import RandomKills
-from ecrm.drill.outside import Killer, Survivability, draws
+from ecrm.drill.options import HostKill, RandomKills
+from ecrm.drill.outside import HostKiller, RandomKiller, ScheduledKiller, Survivability, draws
+from ecrm.train.kill import KILLED_FROM_OUTSIDE, Kill, KillSwitch
 
 START = {"time": 0.0, "event": "start", "world_size": 4}
 RANKS = [{"rank": rank, "live": True, "pid": 100 + rank} for rank in (2, 0, 3, 1)]
@@ -85,7 +86,7 @@ def wait_until(true, seconds=20.0):
 
 def test_a_rank_is_killed_by_pid_and_recorded(tmp_path, sleeper):
     said = []
-    killer = Killer(tmp_path, RandomKills(0.001, 1), said.append)
+    killer = RandomKiller(tmp_path, RandomKills(0.001, 1), said.append)
     killer.start()
     write_run(tmp_path, sleeper.pid)
     assert sleeper.wait(20) == -9
@@ -99,7 +100,7 @@ def test_a_rank_is_killed_by_pid_and_recorded(tmp_path, sleeper):
 def test_no_kill_once_the_run_is_over(tmp_path, sleeper, marker):
     write_run(tmp_path, sleeper.pid)
     (tmp_path / marker).write_text("{}")
-    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer = RandomKiller(tmp_path, RandomKills(0.001), print)
     killer.start()
     assert wait_until(lambda: not killer.is_alive())
     killer.finish()
@@ -108,7 +109,7 @@ def test_no_kill_once_the_run_is_over(tmp_path, sleeper, marker):
 
 def test_it_waits_for_as_long_as_a_kill_would_not_be_survived(tmp_path, sleeper):
     write_run(tmp_path, sleeper.pid, left=0)
-    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer = RandomKiller(tmp_path, RandomKills(0.001), print)
     killer.start()
     time.sleep(0.3)
     killer.finish()
@@ -118,11 +119,107 @@ def test_it_waits_for_as_long_as_a_kill_would_not_be_survived(tmp_path, sleeper)
 
 def test_a_pid_that_is_another_program_by_now_is_let_be(tmp_path):
     write_run(tmp_path, os.getpid())
-    killer = Killer(tmp_path, RandomKills(0.001), print)
+    killer = RandomKiller(tmp_path, RandomKills(0.001), print)
     killer.start()
     time.sleep(0.3)
     killer.finish()
     assert killer.done == []
+
+
+def write_host(folder, pid, host, step=5):
+    events = (START, {"event": "progress", "step": step, "failures_left": 1})
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": 0.0, **event}) + "\n" for event in events)
+    rank = {"rank": 2, "pid": pid, "host": host, "live": True, "failure_domain": "a"}
+    (folder / "ranks.json").write_text(json.dumps({"ranks": [rank]}))
+
+
+def test_a_host_is_killed_once_its_step_is_finished(tmp_path, sleeper):
+    write_host(tmp_path, sleeper.pid, socket.gethostname())
+    killer = HostKiller(tmp_path, [(HostKill("0", 6), "a")], print)
+    killer.start()
+    time.sleep(0.3)
+    assert killer.is_alive() and sleeper.poll() is None, "only five steps are finished"
+    write_host(tmp_path, sleeper.pid, socket.gethostname(), step=16)
+    assert sleeper.wait(20) == -9
+    assert wait_until(lambda: not killer.is_alive())
+    killer.finish()
+    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [(2, sleeper.pid, "0@6")]
+
+
+def test_a_host_that_is_not_this_machine_is_not_killed(tmp_path, sleeper):
+    write_host(tmp_path, sleeper.pid, "elsewhere")
+    killer = HostKiller(tmp_path, [(HostKill("a", 5), "a")], print)
+    killer.start()
+    assert wait_until(lambda: not killer.is_alive())
+    killer.finish()
+    assert killer.done == [] and sleeper.poll() is None
+
+
+def test_no_host_is_killed_once_the_run_is_over(tmp_path, sleeper):
+    write_host(tmp_path, sleeper.pid, socket.gethostname())
+    (tmp_path / ".summary.json").write_text("{}")
+    killer = HostKiller(tmp_path, [(HostKill("a", 5), "a")], print)
+    killer.start()
+    assert wait_until(lambda: not killer.is_alive())
+    assert killer.done == [] and sleeper.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "event"),
+    [
+        (lambda folder: HostKiller(folder, [(HostKill("a", 5), "a")], print), {"event": "progress"}),
+        (lambda folder: ScheduledKiller(folder, [Kill(2, 5)], print), {"event": "kill_due"}),
+        (lambda folder: RandomKiller(folder, RandomKills(0.001), print), {"event": "start"}),
+    ],
+)
+def test_what_goes_wrong_in_the_thread_is_raised_where_the_drill_waits(tmp_path, make, event):
+    (tmp_path / "events.jsonl").write_text(json.dumps({"time": 0.0, **event}) + "\n")
+    killer = make(tmp_path)
+    killer.start()
+    assert wait_until(lambda: not killer.is_alive())
+    with pytest.raises(KeyError):
+        killer.finish()
+
+
+WAITING = """
+import json, os, sys
+from ecrm.train.kill import Kill, KillSwitch
+def write(event):
+    with open(sys.argv[1] + "/events.jsonl", "a") as file:
+        file.write(json.dumps({"time": 0.0, **event}) + chr(10))
+switch = KillSwitch([Kill(2, 5, "parity")], 2, None, write)
+switch(4, "parity")
+switch(5, "update")
+print("waits", flush=True)
+switch(5, "parity")
+print("went on", flush=True)
+"""
+
+
+def test_a_rank_waits_in_its_phase_and_is_killed_by_pid(tmp_path):
+    environ = {**os.environ, KILLED_FROM_OUTSIDE: "1"}
+    rank = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environ)
+    killer = ScheduledKiller(tmp_path, [Kill(2, 5, "parity"), Kill(1, 9)], print)
+    killer.start()
+    events = tmp_path / "events.jsonl"
+    assert wait_until(lambda: events.exists() and events.read_text().endswith("\n"))
+    assert rank.poll() is None, "it kills nothing by itself, and ranks.json does not say yet who it is"
+    entry = {"rank": 2, "pid": rank.pid, "host": socket.gethostname(), "live": True}
+    (tmp_path / "ranks.json").write_text(json.dumps({"ranks": [entry]}))
+    output, _ = rank.communicate(timeout=20)
+    killer.finish()
+    assert rank.returncode == -9 and output == "waits\n"
+    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [(2, rank.pid, "2@5:parity")]
+
+
+def test_a_rank_that_nobody_kills_goes_on():
+    waited, written = [], []
+    switch = KillSwitch([Kill(2, 5)], 2, None, written.append, {KILLED_FROM_OUTSIDE: "1"}, waited.append)
+    for step in range(4, 8):
+        switch(step, "input")
+    assert len(waited) == 1
+    assert written == [{"event": "kill_due", "rank": 2, "step": 5, "phase": "input", "scheduled": "2@5:input"}]
 
 
 def test_a_seed_draws_the_same_kills_and_gaps_have_the_mean():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ecrm.drill.options import Disturbance, RandomKills
+from ecrm.drill.options import Disturbance, HostKill, RandomKills
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, kill_labels
 from ecrm.drill.record import KillDone, RunRecord, run_record
@@ -29,8 +29,8 @@ def every_second(first: int, last: int, shift: float = 0.0) -> list[tuple[int, f
     return [(step, step + shift) for step in range(first, last + 1)]
 
 
-def kill(at: float, rank: int = 1, scheduled: str = "1@10:parity") -> dict:
-    return {"time": T + at, "event": "kill", "rank": rank, "scheduled": scheduled}
+def kill(at: float, rank: int = 1, scheduled: str | None = "1@10:parity") -> KillDone:
+    return KillDone(T + at, rank, scheduled, pid=99)
 
 
 def failure(at: float, step: int, ranks=(1,), shards=(1,), redone: int = 1) -> dict:
@@ -57,9 +57,11 @@ def rebuilt(at: float, seconds: float, ranks=(1,)) -> dict:
     return {"time": T + at, "event": "rebuilt", "ranks": list(ranks), **fields}
 
 
-def run(*events: dict, last: int = 20, sha: str = "a" * 64, failures=(), outside=(), completed=True) -> RunRecord:
+def run(*happened: dict | KillDone, last: int = 20, sha: str = "a" * 64, failures=(), completed=True) -> RunRecord:
     summary = {"completed": True, "steps": last, "model_sha256": sha, "failures": list(failures)} if completed else {}
-    return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, outside)
+    kills = [one for one in happened if isinstance(one, KillDone)]
+    events = [one for one in happened if not isinstance(one, KillDone)]
+    return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, kills)
 
 
 UNDISTURBED = run(steps(*every_second(1, 20)))
@@ -91,7 +93,7 @@ def test_a_failure_is_put_together_from_its_events():
     assert (found.ranks, found.step, found.phase, found.shards) == ((1,), 10, "parity", (1,))
     assert found.killed_at == T + 10.2 and found.noticed_at == T + 10.5 and found.whole_at == T + 15.5
     assert (found.stall_seconds, found.recovery_seconds, found.rebuild_seconds) == (3.0, 0.5, 5.0)
-    assert (found.redone_steps, found.on_demand_rows, found.rebuilt_bytes) == (1, 42, 1234567)
+    assert (found.redone_steps, found.on_demand_rows, found.lost_bytes) == (1, 42, 1234567)
 
 
 def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary():
@@ -99,14 +101,14 @@ def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary
     entry |= {"stall_seconds": 3.0, "rebuild_seconds": 5.0, "rebuilt_bytes": 9, "on_demand_rows": 8}
     (found,) = run(steps(*every_second(1, 20)), kill(10.2), failures=[entry]).failures
     assert (found.noticed_at, found.began_at, found.whole_at) == (None, T + 10.2, T + 15.2)
-    assert (found.rebuilt_bytes, found.on_demand_rows) == (9, 8)
+    assert (found.lost_bytes, found.on_demand_rows) == (9, 8)
     (found,) = run(steps(*every_second(1, 20)), failures=[entry]).failures
     assert found.began_at == T + 10, "no kill is known either: when the last step before it was finished"
 
 
 def test_a_failure_without_lost_rows_is_over_with_its_recovery():
     (found,) = run(steps(*every_second(1, 20)), failure(10.5, 10, shards=())).failures
-    assert (found.whole_at, found.rebuild_seconds, found.rebuilt_bytes) == (T + 11.0, 0.0, 0)
+    assert (found.whole_at, found.rebuild_seconds, found.lost_bytes) == (T + 11.0, 0.0, 0)
 
 
 # -- throughput ---------------------------------------------------------------------------------------
@@ -260,10 +262,23 @@ def test_a_kill_that_never_happened():
     assert problems(SCHEDULED, UNDISTURBED, UNDISTURBED) == ["never happened: --kill 1@10:parity"]
     none = Disturbance(random=RandomKills(60.0))
     assert problems(none, UNDISTURBED, UNDISTURBED) == ["the run was over before any rank was killed (mean gap 60 s)"]
-    outside = run(steps(*every_second(1, 20)), outside=[KillDone(T + 5, 1, pid=99)])
+    outside = run(steps(*every_second(1, 20)), kill(5, scheduled=None))
     assert problems(none, UNDISTURBED, outside) == []
     two = Disturbance(random=RandomKills(60.0, 2))
     assert problems(two, UNDISTURBED, outside) == ["1 of 2 kills happened before the run was over"]
+
+
+def test_a_rank_that_killed_itself_was_not_killed_from_outside():
+    own = {"time": T + 10.2, "event": "kill", "rank": 1, "scheduled": "1@10:parity"}
+    assert problems(SCHEDULED, UNDISTURBED, run(steps(*every_second(1, 20)), own)) == ["never happened: --kill 1@10:parity"]
+
+
+def test_a_host_of_which_no_rank_was_killed():
+    wanted = Disturbance(hosts=(HostKill("a", 5), HostKill("1", 9)))
+    assert problems(wanted, UNDISTURBED, UNDISTURBED) == ["never happened: --kill-host a@5, --kill-host 1@9"]
+    one = run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"))
+    assert problems(wanted, UNDISTURBED, one) == ["never happened: --kill-host a@5"]
+    assert problems(wanted, UNDISTURBED, run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"), kill(5.1, 0, "a@5"))) == []
 
 
 def test_wrong_parity_at_the_end_is_a_problem():
@@ -272,12 +287,17 @@ def test_wrong_parity_at_the_end_is_a_problem():
 
 
 def test_notes():
-    late = run(steps(*every_second(1, 20)), outside=[KillDone(T + 30, 4, pid=99, waited_seconds=1.5)])
+    late = run(steps(*every_second(1, 20)), KillDone(T + 30, 4, pid=99, waited_seconds=1.5))
     notes = report(late, Disturbance(random=RandomKills(1.0))).notes
     assert notes == (
         "killed as the run ended, when nobody had to notice any more: 4",
         "1 of 1 kills were put off until one more could be survived, by 1.5 s at most",
     )
+    per_rank = [{"rank": rank, "resident": rank * 10**8, "unused_spare": rank > 1} for rank in range(4)]
+    first = run_record([], {"completed": True, "steps": 20, "memory_bytes_per_rank": per_rank})
+    assert first.unused_spares == {2: 200_000_000, 3: 300_000_000}
+    held = make_report("tiny", BATCH, Disturbance(), first, late).notes[1]
+    assert held == "unused spares of the undisturbed run: 2, with 200 to 300 MB of memory of their own each"
     slow = run(steps(*[(step, 2.0 * step) for step in range(1, 21)]))
     assert "0.50 times as fast" in report(slow).notes[0]
 
@@ -289,6 +309,7 @@ def test_the_table():
     text = as_text(report(SURVIVED, notes=["a note"]))
     lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
     assert lines[0] == "drill of tiny: 1 rank killed, 1 failure survived, the same model to the bit"
+    assert lines[1].endswith("rebuild s  lost bytes") and "lost: the size of the lost shards" in text
     assert lines[1].split("  ")[:7] == ["ranks", "step", "at s", "phase", "noticed ms", "recovery ms", "gap ms"]
     assert lines[2] == "1  10  10.20  parity  300  500  3,000  1  42  5.00  1,234,567"
     assert "undisturbed run  10  1.00  19  19.00" in lines

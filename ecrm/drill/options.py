@@ -73,15 +73,15 @@ def parse_disturbance(
             if value is not None:
                 raise UsageError(f"{name} {value}: goes with --mtbf, which is not given")
         if hosts:
-            return Disturbance(hosts=tuple(_host_kill(text) for text in hosts))
+            wanted = tuple(_host_kill(text) for text in hosts)
+            _once("--kill-host: host", [kill.host for kill in wanted], "host")
+            return Disturbance(hosts=wanted)
         if not kills:
             raise UsageError(
                 "a drill needs something to survive: type --kill RANK@STEP[:PHASE], --mtbf SECONDS, or --kill-host HOST@STEP"
             )
         scheduled = tuple(parse_kill(kill) for kill in kills)
-        rank, times = Counter(kill.rank for kill in scheduled).most_common(1)[0]
-        if times > 1:
-            raise UsageError(f"--kill: rank {rank} is to die {times} times, a rank dies once")
+        _once("--kill: rank", [kill.rank for kill in scheduled], "rank")
         return Disturbance(scheduled=scheduled)
     if kills:
         raise UsageError(f"--kill {kills[0]} and --mtbf {mtbf}: type one or the other")
@@ -94,8 +94,12 @@ def parse_disturbance(
     )
 
 
-def check_survivable(config: Config, disturbance: Disturbance) -> None:
-    """Raise UsageError when no random kill could ever be survived, or not so many, or hosts are not told apart."""
+def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> None:
+    """Raise UsageError when no random kill could ever be survived, or not so many, or hosts are not told apart or outlive
+    the run of that many `steps`."""
+    for kill in disturbance.hosts:
+        if kill.step >= steps:
+            raise UsageError(f"--kill-host {kill}: there is no step {kill.step} to follow, the last is {steps - 1}")
     if disturbance.hosts and config.cluster.failure_domain != "host":
         raise UsageError(
             "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host; "
@@ -117,6 +121,12 @@ def with_step_times(config: Config, overrides: Sequence[str]) -> tuple[list[str]
         return list(overrides), None
     note = f"train.log_every_steps is {LOG_EVERY_STEPS} in both runs ({every} in the config), so that step times survive"
     return [*overrides, f"train.log_every_steps={LOG_EVERY_STEPS}"], note
+
+
+def _once(option: str, named: Sequence[int | str], noun: str) -> None:
+    name, times = Counter(named).most_common(1)[0]
+    if times > 1:
+        raise UsageError(f"{option} {name} is to die {times} times, a {noun} dies once")
 
 
 def _host_kill(text: str) -> HostKill:

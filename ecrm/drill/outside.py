@@ -1,4 +1,7 @@
-"""SIGKILLs from outside, by pid, while a run goes on: of random ranks, where the run can survive it, or of whole hosts."""
+"""SIGKILLs from outside, by pid, while a run goes on.
+
+Of ranks that wait for it in a phase of a step, of random ranks where the run can survive it, or of whole hosts.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.drill.events import Event, EventTail
-from ecrm.drill.options import RandomKills
+from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.record import KillDone
 from ecrm.launch.supervise import read_json
+from ecrm.train.kill import KILL_DUE, Kill
 from ecrm.train.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05
+DUE_POLL_SECONDS = 0.005  # a rank waits for its death and the others for it
 OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
 
 
@@ -69,20 +74,19 @@ def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
         yield numbers.expovariate(1 / wanted.mtbf_seconds), numbers.random()
 
 
-class Killer(threading.Thread):
-    """Kills ranks of the run in `folder` until `finish` is called; `done` are the kills so far.
+class KillerThread(threading.Thread):
+    """Kills ranks of the run in `folder` until it has killed all it is to or `finish` is called; `done` are the kills so far.
 
-    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be survived.
-
-    `say` gets a line per kill.
+    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be survived. `say` gets a line
+    per kill. What to kill, and when, is the `_kill_all` of each kind.
     """
 
-    def __init__(self, folder: Path, wanted: RandomKills, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         super().__init__(name="drill-killer", daemon=True)
         self.done: list[KillDone] = []
         self.held_back_seconds = 0.0
-        self._folder, self._wanted, self._say = folder, wanted, say
-        self._tail, self._state = EventTail(folder / "events.jsonl"), Survivability()
+        self._folder, self._say = folder, say
+        self._tail = EventTail(folder / "events.jsonl")
         self._ending = threading.Event()
         self._error: Exception | None = None
 
@@ -94,21 +98,45 @@ class Killer(threading.Thread):
             raise self._error
 
     def run(self) -> None:
-        """The thread: wait for the start, then for each gap, then for a moment at which a kill is survivable."""
+        """The thread; an error waits for `finish`."""
         try:
-            while not self._state.started:
-                if self._wait(POLL_SECONDS):
-                    return
-                self._state.take(self._tail.new_events())
-            for gap, position in itertools.islice(draws(self._wanted), self._wanted.count):
-                if self._wait(gap) or not self._kill_when_survivable(position):
-                    return
+            self._kill_all()
         except Exception as error:  # noqa: BLE001 - raised again where the drill waits for this thread
             self._error = error
+
+    def _kill_all(self) -> None:
+        raise NotImplementedError
 
     def _wait(self, seconds: float) -> bool:
         """True if there is nothing more to kill."""
         return self._ending.wait(seconds) or any((self._folder / name).exists() for name in OVER)
+
+    def _kill(self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None) -> bool:
+        """SIGKILL one rank unless its process is gone."""
+        kill = kill_rank(self._folder, entry, waited_seconds, scheduled)
+        if kill is None:
+            return False
+        self.done.append(kill)
+        self._say(f"! drill: SIGKILL to rank {kill.rank} (pid {kill.pid})")
+        return True
+
+
+class RandomKiller(KillerThread):
+    """Kills `wanted` random ranks, each at a moment at which that is survivable."""
+
+    def __init__(self, folder: Path, wanted: RandomKills, say: Callable[[str], None]) -> None:
+        super().__init__(folder, say)
+        self._wanted, self._state = wanted, Survivability()
+
+    def _kill_all(self) -> None:
+        """Wait for the start, then for each gap, then for a moment at which a kill is survivable."""
+        while not self._state.started:
+            if self._wait(POLL_SECONDS):
+                return
+            self._state.take(self._tail.new_events())
+        for gap, position in itertools.islice(draws(self._wanted), self._wanted.count):
+            if self._wait(gap) or not self._kill_when_survivable(position):
+                return
 
     def _kill_when_survivable(self, position: float) -> bool:
         """Kill the rank at `position` (0 to below 1) of the live ones as soon as may be; False if the run was over before."""
@@ -122,48 +150,42 @@ class Killer(threading.Thread):
                 self.held_back_seconds = time.monotonic() - due
                 return False
 
-    def _kill(self, entry: dict[str, Any], waited_seconds: float) -> bool:
-        """SIGKILL one rank unless its process is gone."""
-        kill = kill_rank(self._folder, entry, waited_seconds)
-        if kill is None:
-            return False
-        self.done.append(kill)
-        self._say(f"! drill: SIGKILL to rank {kill.rank} (pid {kill.pid})")
-        return True
+
+class ScheduledKiller(KillerThread):
+    """Kills each rank of `kills` when it says that its phase has begun, where it then waits to be killed."""
+
+    def __init__(self, folder: Path, kills: Sequence[Kill], say: Callable[[str], None]) -> None:
+        super().__init__(folder, say)
+        self._due = {str(kill): kill.rank for kill in kills}
+
+    def _kill_all(self) -> None:
+        waiting: list[str] = []
+        while self._due and not self._ending.wait(DUE_POLL_SECONDS):
+            events = self._tail.new_events()
+            waiting += [event["scheduled"] for event in events if event["event"] == KILL_DUE and event["scheduled"] in self._due]
+            entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
+            for kill in [kill for kill in waiting if self._due[kill] in entries]:  # ranks.json may come after the first of them
+                waiting.remove(kill)
+                self._kill(entries[self._due.pop(kill)], scheduled=kill)
 
 
-class HostKiller(threading.Thread):
-    """Kills whole hosts of the run in `folder`, each once its step is known to be finished; `done` are the kills so far.
+class HostKiller(KillerThread):
+    """Kills whole hosts, each once its step is known to be finished; `wanted` are the kills and the hosts' names."""
 
-    `wanted` are (name of the host, step). `say` gets a line per host.
-    """
+    def __init__(self, folder: Path, wanted: Sequence[tuple[HostKill, str]], say: Callable[[str], None]) -> None:
+        super().__init__(folder, say)
+        self._wanted = sorted(wanted, key=lambda one: one[0].step)
 
-    def __init__(self, folder: Path, wanted: Sequence[tuple[str, int]], say: Callable[[str], None]) -> None:
-        super().__init__(name="drill-host-killer", daemon=True)
-        self.done: list[KillDone] = []
-        self.held_back_seconds = 0.0
-        self._folder, self._wanted, self._say = folder, sorted(wanted, key=lambda one: one[1]), say
-        self._ending = threading.Event()
-
-    def finish(self) -> None:
-        """Kill no more."""
-        self._ending.set()
-        self.join()
-
-    def run(self) -> None:
-        """The thread: follow the progress events."""
-        tail, step = EventTail(self._folder / "events.jsonl"), 0
-        left = list(self._wanted)
-        while left and not self._ending.wait(POLL_SECONDS):
-            step = max([step, *(event["step"] for event in tail.new_events() if event["event"] == "progress")])
-            while left and step >= left[0][1]:
-                self._kill_host(left.pop(0)[0])
-
-    def _kill_host(self, name: str) -> None:
-        entries = [entry for entry in _here(self._folder) if entry["live"] and entry["failure_domain"] == name]
-        kills = [kill for kill in (kill_rank(self._folder, entry) for entry in entries) if kill is not None]
-        self.done += kills
-        self._say(f"! drill: SIGKILL to host {name}: ranks {', '.join(str(kill.rank) for kill in kills)}")
+    def _kill_all(self) -> None:
+        left, step = list(self._wanted), 0
+        while left and not self._wait(POLL_SECONDS):
+            step = max([step, *(event["step"] for event in self._tail.new_events() if event["event"] == "progress")])
+            while left and step >= left[0][0].step:
+                kill, name = left.pop(0)
+                self._say(f"! drill: host {name} is to die after step {kill.step}")
+                for entry in _here(self._folder):
+                    if entry["live"] and entry["failure_domain"] == name:
+                        self._kill(entry, scheduled=str(kill))
 
 
 def hosts_of(folder: Path) -> list[str]:
@@ -172,7 +194,9 @@ def hosts_of(folder: Path) -> list[str]:
     return list(dict.fromkeys(entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])))
 
 
-def kill_rank(folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0) -> KillDone | None:
+def kill_rank(
+    folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
+) -> KillDone | None:
     """SIGKILL a rank of the run in `folder`; None if its process is gone, or its pid is another program's by now."""
     try:
         if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(b"\0"):
@@ -181,7 +205,7 @@ def kill_rank(folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0) 
         os.kill(entry["pid"], signal.SIGKILL)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return KillDone(now, entry["rank"], pid=entry["pid"], waited_seconds=waited_seconds)
+    return KillDone(now, entry["rank"], scheduled, entry["pid"], waited_seconds)
 
 
 def _here(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,10 @@ from ecrm.drill.events import Event
 
 @dataclass(frozen=True)
 class KillDone:
-    """One SIGKILL: when (seconds since the epoch), whom, and by which `--kill`; by None it came from outside, by pid."""
+    """One SIGKILL: when (seconds since the epoch), whom, by which `--kill` or `--kill-host` (None: at random), and to which pid.
+
+    Without a pid the rank did it itself, as in `ecrm launch --kill`.
+    """
 
     time: float
     rank: int
@@ -25,8 +28,8 @@ class FailureRecord:
     """One failure that the run survived; None is what nobody lived to write, or what did not happen any more.
 
     `step`, `phase`: where the survivors noticed. `noticed_at`, `whole_at`: seconds since the epoch, the
-    latter when no row lost by this failure was missing any more. `rebuilt_bytes`: bytes of the lost
-    shards' rows, optimizer state and parity.
+    latter when no row lost by this failure was missing any more. `lost_bytes`: bytes of the lost
+    shards' rows, optimizer state and parity, also of rows never updated, which there is nothing to rebuild of.
     """
 
     ranks: tuple[int, ...]
@@ -40,7 +43,7 @@ class FailureRecord:
     shards: tuple[int, ...]
     rebuild_seconds: float | None
     whole_at: float | None
-    rebuilt_bytes: int | None
+    lost_bytes: int | None
     on_demand_rows: int | None
 
     @property
@@ -71,6 +74,12 @@ class RunRecord:
     def completed(self) -> bool:
         """Whether the run came to its end."""
         return self.summary.get("completed") is True
+
+    @property
+    def unused_spares(self) -> dict[int, int]:
+        """Resident memory, in bytes, of each rank that had no role at the end of the run."""
+        ranks = self.summary.get("memory_bytes_per_rank", [])
+        return {entry["rank"]: entry["resident"] for entry in ranks if entry.get("unused_spare")}
 
     @property
     def last_step(self) -> int:
@@ -142,7 +151,7 @@ def _failures(
             shards=tuple(int(shard) for shard in either["shards"]),
             rebuild_seconds=either.get("rebuild_seconds"),
             whole_at=None,
-            rebuilt_bytes=either.get("rebuilt_bytes"),
+            lost_bytes=either.get("rebuilt_bytes"),
             on_demand_rows=either.get("on_demand_rows"),
         )
         failures.append(_with_end(failure, rebuilt.get(ranks)))
@@ -154,7 +163,7 @@ def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:
     noticed_at = failure.noticed_at if failure.noticed_at is not None else failure.killed_at
     if not failure.shards:
         whole_at = None if noticed_at is None else noticed_at + failure.recovery_seconds
-        return replace(failure, rebuild_seconds=0.0, rebuilt_bytes=0, on_demand_rows=0, whole_at=whole_at)
+        return replace(failure, rebuild_seconds=0.0, lost_bytes=0, on_demand_rows=0, whole_at=whole_at)
     if rebuilt is not None:
         return replace(failure, whole_at=rebuilt["time"])
     if failure.rebuild_seconds is not None and noticed_at is not None:

@@ -94,10 +94,11 @@ def problems(
         found.append("the undisturbed run did not complete")
     if not disturbed.completed:
         found.append(f"the disturbed run did not complete{f': {reason}' if reason else ''}")
-    fired = {kill.scheduled for kill in disturbed.kills}
-    missing = [str(kill) for kill in disturbance.scheduled if str(kill) not in fired]
+    fired = {kill.scheduled for kill in disturbed.kills if kill.pid is not None}
+    missing = [f"--kill {kill}" for kill in disturbance.scheduled if str(kill) not in fired]
+    missing += [f"--kill-host {kill}" for kill in disturbance.hosts if str(kill) not in fired]
     if missing:
-        found.append(f"never happened: {', '.join(f'--kill {kill}' for kill in missing)}")
+        found.append(f"never happened: {', '.join(missing)}")
     wanted = disturbance.random
     if wanted is not None and len(disturbed.kills) < (wanted.count or 1):
         found.append(
@@ -125,6 +126,12 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
             )
         if run.damaged_lines:
             notes.append(f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out")
+    spares = [*undisturbed.unused_spares.values()]
+    if spares:
+        notes.append(
+            f"unused spares of the undisturbed run: {len(spares)}, with {min(spares) / 1e6:.0f} to {max(spares) / 1e6:.0f} MB of "
+            "memory of their own each"
+        )
     noticed = {rank for failure in disturbed.failures for rank in failure.ranks}
     late = [kill.rank for kill in disturbed.kills if kill.rank not in noticed]
     if late and disturbed.completed:
@@ -184,4 +191,5 @@ def _run_dict(run: RunRecord) -> dict[str, Any]:
         **{name: run.summary.get(name) for name in kept},
         "unwritten_steps": run.unwritten_steps,
         "damaged_lines": run.damaged_lines,
+        "unused_spares_bytes": run.unused_spares,
     }

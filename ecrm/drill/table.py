@@ -23,14 +23,14 @@ FAILURE_COLUMNS = (
     ("redone", "steps"),
     ("on demand", "rows"),
     ("rebuild", "s"),
-    ("rebuilt", "bytes"),
+    ("lost", "bytes"),
 )
 """(name, unit) of each column of the table of failures."""
 
 FAILURE_LEGEND = (
     "at: killed so many seconds after the start; step, phase: where survivors noticed; noticed: from the kill; recovery: from "
     "noticing until the survivors train again; gap: between the steps finished before and after; rebuild: from noticing until "
-    "every lost row was back"
+    "every lost row was back; lost: the size of the lost shards, with rows never updated, which need no rebuilding"
 )
 
 PACE_COLUMNS = (("throughput", ""), ("useful", "samples/s"), ("ratio", ""), ("steps", ""), ("time", "s"))
@@ -69,7 +69,7 @@ def _failure_row(report: Report, failure: FailureRecord) -> list[str]:
         str(failure.redone_steps),
         "-" if not lost else f"{failure.on_demand_rows:,}" if failure.on_demand_rows is not None else "?",
         "-" if not lost else f"{failure.rebuild_seconds:.2f}" if rebuilt else "never",
-        "-" if not lost else f"{failure.rebuilt_bytes:,}" if rebuilt and failure.rebuilt_bytes is not None else "?",
+        "-" if not lost else f"{failure.lost_bytes:,}" if failure.lost_bytes is not None else "?",
     ]
 
 

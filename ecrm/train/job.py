@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,14 +34,14 @@ from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
-from ecrm.model.dlrm import build_dense_parts, import_dense_arch, resolve_dense_arch
+from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.tables import Table
 from ecrm.placement.start import CannotKeepApart, initial_view
 from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
-from ecrm.storage import resolve_backend, store_factory
+from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
@@ -51,6 +51,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
+from ecrm.train.ready import READY_SPARES_PER_M, Loading
 from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.startup import THE_START
@@ -126,7 +127,7 @@ def _run(
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.shape.m, durable=config.checkpoints or bool(resumed))
-    switch = KillSwitch(kills, transport.rank, reporter.killing)
+    switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
     if config.train.profile:
@@ -214,9 +215,15 @@ def build_engine(
     """This rank's engine for a config, at the undisturbed start, `view`."""
     model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
-    import_dense_arch(arch)
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
     replicas = protection.shape.m + 1
+    optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
+    loading = Loading(transport.rank, view, READY_SPARES_PER_M * protection.shape.m, arch, backend, optimizer)
+
+    def event(fields: dict[str, Any]) -> None:
+        if fields["event"] == "view":
+            loading.heed(fields["view"])
+        hooks.event(fields)
 
     def make_dense() -> FlatDenseReplica:
         parts = build_dense_parts(arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed)
@@ -227,7 +234,7 @@ def build_engine(
         tables=tables,
         view=view,
         protection=protection,
-        make_store=store_factory(backend, SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)),
+        make_store=loading.make_store,
         make_dense=make_dense,
         seed=train.seed,
         policy=EnginePolicy(
@@ -238,7 +245,7 @@ def build_engine(
             reshape=config.protection.reshape,
             skip_undo=config.testing.skip_undo,
         ),
-        hooks=hooks,
+        hooks=replace(hooks, event=event),
         durable=durable,
     )
 

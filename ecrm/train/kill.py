@@ -1,12 +1,14 @@
-"""Scheduled kills: a rank SIGKILLs itself at a step and phase, for drills."""
+"""Scheduled kills: in a phase of a step a rank SIGKILLs itself, or, in `ecrm drill`, waits there to be killed from outside."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ecrm.errors import UsageError
 
@@ -29,6 +31,16 @@ PHASES = (
     "evaluate",
     "finish",
 )
+
+
+KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
+"""Environment variable under which ranks wait for their scheduled kills; `ecrm drill` sets it, and kills them."""
+
+KILL_DUE = "kill_due"
+"""The event with which a rank says that it waits to be killed."""
+
+WAIT_SECONDS = 20.0
+"""How long it waits; then it goes on, and the kill has not happened."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +82,31 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
 
 
 class KillSwitch:
-    """Dies at this rank's scheduled kills; `before(kill, step)` is called just before."""
+    """Ends this rank at its scheduled kills, each of which happens once; `before(kill, step)` is called just before.
 
-    def __init__(self, kills: Sequence[Kill], rank: int, before: Callable[[Kill, int], None]) -> None:
+    Where `environ` says that kills come from outside, `write` gets the event of the kill's being due instead, and the rank
+    stands still in that phase until it comes.
+    """
+
+    def __init__(
+        self,
+        kills: Sequence[Kill],
+        rank: int,
+        before: Callable[[Kill, int], None],
+        write: Callable[[dict[str, Any]], None],
+        environ: Mapping[str, str] = os.environ,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._mine = {kill for kill in kills if kill.rank == rank}
-        self._before = before
+        self._before, self._write, self._wait = before, write, wait
+        self._from_outside = KILLED_FROM_OUTSIDE in environ
 
     def __call__(self, step: int, phase: str) -> None:
-        for kill in self._mine:
-            if step >= kill.step and phase == kill.phase:
+        for kill in [kill for kill in self._mine if step >= kill.step and phase == kill.phase]:
+            self._mine.remove(kill)
+            if self._from_outside:
+                self._write({"event": KILL_DUE, "rank": kill.rank, "step": step, "phase": phase, "scheduled": str(kill)})
+                self._wait(WAIT_SECONDS)
+            else:
                 self._before(kill, step)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -243,10 +243,12 @@ class Trainer:
             "seconds": time.monotonic() - self._started,
         }
     def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
-        """Collective: complete each rank's entry by what it really holds, and held at most."""
+        """Collective: complete each rank's entry by what it really holds, and held at most, and whether it is an unused spare."""
+        view = self._engine.view
         shared = self._engine.transport.share([torch.tensor(mine)])
         for entry in memory.per_rank:
             entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
+            entry["unused_spare"] = entry["rank"] in view.spares and entry["rank"] not in view.dense
 
     def _summary(
         self,
