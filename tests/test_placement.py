@@ -131,7 +131,7 @@ def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together(
 def test_more_than_m_in_a_stripe_is_refused_with_names():
     view = initial_view("dedicated", SHAPE, 2, 0, 2, 2)
     with pytest.raises(Unrecoverable, match="ranks 0, 1 died.*erasure k=3 m=1.*2 of 3 needed units left"):
-        plan_recovery(view, [0, 1], SHAPE, 2)
+        plan_recovery(view, [0, 1], SHAPE, 2, "erasure k=3 m=1")
     with pytest.raises(Unrecoverable, match="every replica of the dense model is lost"):
         plan_recovery(view, [4, 5], SHAPE, 2)
 

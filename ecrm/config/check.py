@@ -167,6 +167,12 @@ def problems_of_fit(config: Config) -> list[str]:
         )
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
+    elif protection.name == "chain":
+        if protection.copies > cluster.servers:
+            problems.append(
+                f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}: "
+                f"set cluster.servers={protection.copies} or protection.copies={max(cluster.servers, 2)}"
+            )
     elif protection.scrub_rows_per_step:
         problems.append(
             f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
@@ -193,7 +199,7 @@ def _problems_of_flip(config: Config) -> list[str]:
         return [f"testing.flip is {show(text)}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}"]
     if steps and flip.step >= steps:
         return [f"testing.flip is {show(text)}: there is no step {flip.step}, the last is {steps - 1}"]
-    if flip.kind == "parity" and config.protection.name != "erasure":
+    if flip.kind == "parity" and config.protection.name not in ("erasure", "chain"):
         return [f"testing.flip is {show(text)}, but protection.name is {config.protection.name}: there is no parity"]
     if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
         return [f"testing.flip is {show(text)}, but train.sparse_optimizer is sgd: it keeps no state"]

@@ -595,7 +595,7 @@ class Engine:
             names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
             raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
         if dead:
-            self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas)
+            self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas, self.protection.in_words)
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
         return self._spread_dense()

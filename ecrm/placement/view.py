@@ -86,8 +86,8 @@ def keeps_apart(view: View, shape: StripeShape) -> bool:
     return not any(conflicts(shard, host, view, shape) for shard, host in enumerate(view.shards))
 
 
-def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
-    """The next view after `dead` ranks are gone.
+def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int, protection: str = "protection") -> View:
+    """The next view after `dead` ranks are gone; messages call what protects the rows `protection`.
 
     A spare takes over everything its dead rank had, servers first, if that keeps stripe members apart;
     each other shard goes to the live rank that keeps them apart (or, where none can, has the fewest
@@ -102,7 +102,6 @@ def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
     try:
         shape.check_recoverable({*view.rebuilding, *lost})
     except Unrecoverable as error:
-        protection = f"erasure k={shape.k} m={shape.m}" if shape.m else "protection none"
         raise Unrecoverable(f"{named}: more was lost than {protection} can bring back: {error}") from None
     if not any(rank in live for rank in view.dense):
         raise Unrecoverable(f"{named}: every replica of the dense model is lost (held by ranks {list(view.dense)})")

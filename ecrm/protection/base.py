@@ -71,6 +71,11 @@ class Protection(ABC):
     keeps_deltas: bool
 
     @property
+    def in_words(self) -> str:
+        """Its name and numbers, as messages have them."""
+        return f"protection {self.name}"
+
+    @property
     @abstractmethod
     def parity_bytes(self) -> int: ...
 

@@ -43,6 +43,10 @@ class ErasureProtection(Protection):
         self._scrub: Scrub | None = None
 
     @property
+    def in_words(self) -> str:
+        return f"erasure k={self.shape.k} m={self.shape.m}"
+
+    @property
     def parity_bytes(self) -> int:
         return sum(parity.records.nbytes for parity in self.parity.values())
 

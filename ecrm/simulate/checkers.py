@@ -99,7 +99,7 @@ class Checkers:
             if wrong.numel():
                 row = int(rows[local[wrong[0]]])
                 raise Violation(f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's")
-        if engine.protection.name == "erasure":
+        if engine.protection.shape.m:
             self._check_parity(rank, engine, step)
         if engine.dense is not None and not torch.equal(engine.dense.value, self._truth.dense[step]):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
@@ -125,7 +125,7 @@ class Checkers:
 def _hosts_its_shards(rank: int, engine: Engine) -> None:
     """A rank has the shards that its view gives it, rows and parity, and misses rows of none but those that are rebuilding."""
     due = {(shard, space) for shard in engine.view.shards_of(rank) for space in range(len(engine.spaces))}
-    for held in (engine.hosted, engine.protection.parity) if engine.protection.name == "erasure" else (engine.hosted,):
+    for held in (engine.hosted, engine.protection.parity) if engine.protection.shape.m else (engine.hosted,):
         if set(held) != due:
             raise Violation(f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}")
         for (shard, space), rows in held.items():

@@ -36,7 +36,7 @@ class Schedule:
         w = self.workload
         hosts = f" on {len(set(w.domains))} hosts" if w.domains else ""
         return (
-            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, k={w.k} m={w.m}, {w.slots} slots, "
+            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, {w.slots} slots, "
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
             f"scrub {w.scrub_rows_per_step} rows a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
@@ -91,8 +91,11 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there was scrubbing.
-    return replace(schedule, workload=replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000))))
+    # Drawn last, so that everything else of a seed is as it was before there was scrubbing and chains.
+    workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
+    if workload.k == 1 and rng.random() < 0.5:
+        workload = replace(workload, protection="chain")
+    return replace(schedule, workload=workload)
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

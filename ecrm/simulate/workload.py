@@ -19,6 +19,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.start import initial_view
 from ecrm.placement.view import View
+from ecrm.protection.chain import ChainProtection
 from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.erasure import ErasureProtection
@@ -94,6 +95,8 @@ class Workload:
         )
 
     def make_protection(self) -> Protection:
+        if self.protection == "chain":
+            return ChainProtection(self.servers, self.m + 1)
         if self.protection != "erasure":
             return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](self.servers)
         return ErasureProtection(self.servers, self.k, self.m)

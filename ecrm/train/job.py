@@ -252,11 +252,9 @@ def build_engine(
 
 def _in_words(config: Config, protection: Protection, about: dict[str, Any], steps: int) -> str:
     """What begins, in one line."""
-    shape = protection.shape
-    protected = f"erasure k={shape.k} m={shape.m}" if shape.m else f"protection {protection.name}"
     resumed = f"from step {about['resumed']['step']}, " if "resumed" in about else ""
     return (
-        f"{resumed}{config.ranks_in_words}, {protected}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
+        f"{resumed}{config.ranks_in_words}, {protection.in_words}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
         f"storage {about['storage']}, dense arch {about['dense_arch']}, kernels {about['kernels']}"
     )
 

@@ -1,0 +1,72 @@
+"""Chain replication: every row and its optimizer state whole on `copies` ranks, kept current from head to tail.
+
+After van Renesse and Schneider, "Chain Replication for Supporting High Throughput and Availability" (OSDI 2004). The chain of
+a row is its stripe of one data unit: the head, shard s, runs the optimizer and sends the change to shard s - 1, which applies
+it and sends it on, down to the tail, shard s - (copies - 1). A commit is the tail's acknowledgement: nothing is
+committed before every link has the change. What is sent is the XOR of the record before and after, so that a link takes an
+uncommitted change back by applying it again, as parity does; a link is parity whose only coefficient is 1.
+
+Steps read from the head, which is where the next step's rows are before the tail has them. When a head is lost, the next link
+stands in for it row by row, until the shard's new host has all of them; then the host fills the links that were lost with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import ShardSpace
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.transport.message import in_groups
+
+MOST_COPIES = 4
+"""With one data unit and up to three parity units every coefficient of the code is 1: a parity unit is a copy."""
+
+
+class ChainProtection(ErasureProtection):
+    """`copies` of every row on as many ranks: any `copies` - 1 lost ranks are survived bit for bit."""
+
+    name = "chain"
+
+    def __init__(self, shards: int, copies: int) -> None:
+        if not 2 <= copies <= MOST_COPIES:
+            raise ValueError(f"a chain has 2 to {MOST_COPIES} copies, not {copies}")
+        super().__init__(shards, 1, copies - 1)
+
+    @property
+    def in_words(self) -> str:
+        return f"chain replication, {self.shape.m + 1} copies"
+
+    def with_shape(self, shape: StripeShape) -> ChainProtection:
+        return ChainProtection(shape.shards, shape.m + 1)
+
+    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+        """One exchange per link after the head; each rank sends on what it was sent before."""
+        for (shard, space), (rows, _) in deltas.items():
+            if self._scrub is not None:
+                self._scrub.used(shard, space, rows)
+        # (shard of the head, space): its stripes and their changes, on the rank of the link that has them last.
+        held = {
+            key: (self._context.layouts[key[1]].stripes_of_data(key[0], rows), delta) for key, (rows, delta) in deltas.items()
+        }
+        for link in reversed(range(self.shape.m)):
+            outgoing: dict[int, list[Tensor]] = {}
+            for (head, space), (stripes, delta) in sorted(held.items()):
+                if stripes.numel():
+                    outgoing.setdefault(view.shards[self._holder(head, link)], []).extend(
+                        (torch.tensor([head, space]), stripes, delta)
+                    )
+            held = {}
+            for tensors in self._context.transport.exchange(outgoing).values():
+                for key, stripes, delta in in_groups(tensors, 3):
+                    head, space = key.tolist()
+                    held[head, space] = stripes, delta.view(stripes.numel(), -1)
+                    local = self._context.layouts[space].local_of_unit(stripes, 1 + link)
+                    ones = torch.ones(stripes.numel(), dtype=self._coefficients.dtype)
+                    self.parity[self._holder(head, link), space].apply(local, ones, held[head, space][1])
+
+    def _holder(self, head: int, link: int) -> int:
+        """Shard that holds parity unit `link`, the tail 0, of the rows whose head is shard `head`."""
+        return self.shape.shard_of_unit(self.shape.residue_of_unit(head, 0), 1 + link)
