@@ -67,8 +67,8 @@ def _wrong_source(engine):
 def _marked_whole(patch):
     """A recovery that hands out lost shards as if they were whole."""
 
-    def careless(view, dead, shape, replicas):
-        after = plan_recovery(view, dead, shape, replicas)
+    def careless(view, dead, shape, replicas, *words):
+        after = plan_recovery(view, dead, shape, replicas, *words)
         return mark_whole(after, set(after.rebuilding) - set(view.rebuilding))
 
     patch.setattr(engine_module, "plan_recovery", careless)
@@ -77,8 +77,8 @@ def _marked_whole(patch):
 def _healthy_shard_moved(patch):
     """A recovery that gives a lost shard's heir a healthy one instead, and the lost one to that one's host."""
 
-    def swapping(view, dead, shape, replicas):
-        after = plan_recovery(view, dead, shape, replicas)
+    def swapping(view, dead, shape, replicas, *words):
+        after = plan_recovery(view, dead, shape, replicas, *words)
         healthy = [shard for shard in range(shape.shards) if shard not in after.rebuilding]
         if not after.rebuilding or not healthy:
             return after
@@ -100,8 +100,8 @@ def _no_spares(patch):
 def _all_rebuild(patch):
     """A recovery after which every shard counts as rebuilding, so that nobody may die for a while."""
 
-    def anxious(view, dead, shape, replicas):
-        after = plan_recovery(view, dead, shape, replicas)
+    def anxious(view, dead, shape, replicas, *words):
+        after = plan_recovery(view, dead, shape, replicas, *words)
         return replace(after, rebuilding=tuple(range(shape.shards)))
 
     patch.setattr(engine_module, "plan_recovery", anxious)
@@ -138,9 +138,9 @@ def _refuses_early(least_m):
 
 
 def _says_nothing(patch):
-    def silent(view, dead, shape, replicas):
+    def silent(view, dead, shape, replicas, *words):
         try:
-            return plan_recovery(view, dead, shape, replicas)
+            return plan_recovery(view, dead, shape, replicas, *words)
         except Unrecoverable:
             raise Unrecoverable("somebody died") from None
 

@@ -70,8 +70,14 @@ def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturb
     run = _finish(process, folder)
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
-    assert 1.0 < run.summary["failures"][0]["stall_seconds"] < 5.0
+    assert 1.0 < _longest_gap(run) < 5.0
     assert not is_running(stopped)
+
+
+def _longest_gap(run: Run) -> float:
+    """Seconds; a rank stopped inside the agreement on a commit holds up that step, not the one in which its death is noticed."""
+    finished = sorted(when for event in run.events_of("progress") for _, when in event["finished"])
+    return max(later - earlier for earlier, later in zip(finished, finished[1:]))
 
 
 def _guard_of(pid: int) -> int:
@@ -92,7 +98,7 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert not is_running(rank) and not is_running(guard)
-    assert not rank_too or 0.9 < run.summary["failures"][0]["stall_seconds"] < 5.0
+    assert not rank_too or 0.9 < _longest_gap(run) < 5.0
 
 
 @pytest.mark.drill
