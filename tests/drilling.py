@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,30 @@ def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: t
     assert run.summary["parity"]["mismatches"] == 0, run.output
     assert run.summary["parity"]["stripes"] > 0 or run.summary["protection"]["m"] == 0, run.output
     return run
+
+
+def resume(folder: Path, data: Path, given: Path, sets: dict[str, Any]) -> Run:
+    """`ecrm launch --resume`, to its end."""
+    words = [*launch_words(folder, data, sets), "--resume", str(given)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    return Run(done.returncode, done.stdout, folder)
+
+
+def kill_everything_once(begun: Callable[[], bool], wait: float, folder: Path, data: Path, sets: dict[str, Any]) -> None:
+    """Start a run and SIGKILL all of its processes `wait` seconds after something was `begun`."""
+    run = Mpirun(mpirun_line(folder, data, sets))
+    deadline = time.monotonic() + RUN_SECONDS
+    try:
+        while not begun() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(wait)
+    finally:
+        while members := run.members:
+            for pid in members:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        run.end(RUN_SECONDS)
+    assert not (folder / "summary.json").exists(), "killed too late"
 
 
 def is_running(pid: int) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import subprocess
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from drilling import BASE, RUN_SECONDS, Mpirun, Run, launch, launch_words, mpirun_line
+from drilling import (
+    BASE,
+    Run,
+    kill_everything_once,
+    launch,
+    launch_words,
+    resume,
+)
 
 from ecrm.checkpoint.folder import Checkpoint, name_of
 from ecrm.cli import main
@@ -19,28 +23,9 @@ from ecrm.cli import main
 CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
 
 
-def resume(folder: Path, data: Path, given: Path, sets: dict) -> Run:
-    """`ecrm launch --resume`, to its end."""
-    words = [*launch_words(folder, data, sets), "--resume", str(given)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
-    return Run(done.returncode, done.stdout, folder)
-
-
-def kill_everything_after(folder: Path, data: Path, sets: dict, steps: int, wait: float) -> None:
-    """Start a run and SIGKILL all of its processes `wait` seconds after its checkpoint of so many steps was there."""
-    run = Mpirun(mpirun_line(folder, data, sets))
-    deadline = time.monotonic() + RUN_SECONDS
-    try:
-        while not (folder / "checkpoints" / name_of(steps) / "manifest.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(wait)
-    finally:
-        while members := run.members:
-            for pid in members:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        run.end(RUN_SECONDS)
-    assert not (folder / "summary.json").exists(), "killed too late"
+def there(folder: Path, steps: int) -> Callable[[], bool]:
+    """Whether the checkpoint of so many steps is there."""
+    return (folder / "checkpoints" / name_of(steps) / "manifest.json").exists
 
 
 LONG = {"train.steps": 200, "train.global_batch": 64}
@@ -54,7 +39,8 @@ def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, 
     wait = draw.uniform(0, 0.5)
     print(f"killed {wait} s after step 40")
     written = {"checkpoint.every_steps": 20, "checkpoint.mode": "async", "checkpoint.kind": "incremental"}
-    kill_everything_after(tmp_path / "killed", criteo_rows, {**BASE, **LONG, **written}, 40, wait)
+    killed = tmp_path / "killed"
+    kill_everything_once(there(killed, 40), wait, killed, criteo_rows, {**BASE, **LONG, **written})
     for number, shape in enumerate(
         (
             {"cluster.servers": 5, "protection.m": 2, "cluster.spares": 0, **written},

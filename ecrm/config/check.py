@@ -183,6 +183,10 @@ def problems_of_fit(config: Config) -> list[str]:
             "protection.name is checkpoint, but checkpoint.every_steps and checkpoint.every_minutes are both 0: "
             "set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
         )
+    if protection.name == "mapped" and config.checkpoints:
+        problems.append(
+            "protection.name is mapped, which keeps every commit in its files: set checkpoint.every_steps=0 and checkpoint.every_minutes=0"
+        )
     problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems

@@ -139,8 +139,8 @@ class ProtectionConfig:
     name: str = key(
         "erasure",
         "none; erasure = Reed-Solomon parity over rows and optimizer state; chain = chain replication; "
-        "checkpoint = a failure takes all back to the newest checkpoint",
-        choices=("none", "erasure", "chain", "checkpoint"),
+        "checkpoint = a failure takes all back to the newest checkpoint; mapped = to the last commit, in memory-mapped files",
+        choices=("none", "erasure", "chain", "checkpoint", "mapped"),
     )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
     m: int = key(
@@ -181,6 +181,18 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class MappedConfig:
+    """Where `protection.name = "mapped"` keeps everything, and what it survives."""
+
+    path: str = key("", "folder of the files, new or empty, on persistent memory, tmpfs or disk, seen by all ranks; empty = mapped/ in the run folder")
+    flush: str = key(
+        "none",
+        "none = what is committed survives the death of every process; commit = of the machine too: each step waits for the device",
+        choices=("none", "commit"),
+    )
+
+
+@dataclass(frozen=True)
 class StorageConfig:
     """Where the rows of a shard live."""
 
@@ -214,6 +226,7 @@ class Config:
     cluster: ClusterConfig = ClusterConfig()
     protection: ProtectionConfig = ProtectionConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    mapped: MappedConfig = MappedConfig()
     storage: StorageConfig = StorageConfig()
     testing: TestingConfig = TestingConfig()
 

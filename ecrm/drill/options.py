@@ -108,7 +108,7 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
     wanted = disturbance.random
     if wanted is None:
         return
-    if config.failures_survived == 0:
+    if config.failures_survived == 0 and config.protection.name != "mapped" and not config.checkpoints:
         raise UsageError("--mtbf: protection.name is none, no rank may die; type --set protection.name=erasure")
     if wanted.count is not None and wanted.count >= config.world_size:
         raise UsageError(f"--kills {wanted.count}: there are {config.world_size} ranks, and one must be left")

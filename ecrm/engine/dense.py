@@ -29,6 +29,9 @@ class DenseReplica(Protocol):
     def export(self) -> list[Tensor]:
         """The committed state, for a rank that is to become a holder."""
 
+    def present(self) -> list[Tensor]:
+        """The state as it is now, committed or not, as `export` would give it after a commit."""
+
     def load(self, state: Sequence[Tensor]) -> None:
         """Become a replica whose committed and present state is an exported one."""
 

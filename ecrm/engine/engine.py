@@ -29,13 +29,26 @@ from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, ShardRequests, SlotRequests, sort_results, split_riders
+from ecrm.engine.routing import (
+    DENSE,
+    STOP,
+    ShardRequests,
+    SlotRequests,
+    sort_results,
+    split_riders,
+)
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
-from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
+from ecrm.protection.base import (
+    Protection,
+    ProtectionContext,
+    RepairReport,
+    ShardSpace,
+    VerifyReport,
+)
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
@@ -326,6 +339,7 @@ class Engine:
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
     def _agree_on_commit(self) -> None:
+        self.protection.prepare(self.step, self.dense)
         if not self.transport.agree(self.scrub is None or self.scrub.clean):
             self.scrub.tell()
             if not self.transport.agree(True):
@@ -608,16 +622,17 @@ class Engine:
         for shard in mine:
             for space, layout in enumerate(self.layouts):
                 if (shard, space) not in self.hosted:
-                    store = self._new_store(shard, space, layout)
+                    store = self._new_store(shard, space, layout, self.protection)
                     self.hosted[shard, space] = HostedShard(store, layout.data_rows_per_shard, missing)
 
-    def _new_store(self, shard: int, space: int, layout: RowLayout) -> Store:
-        """A store of a shard's rows of a row space, none updated yet."""
+    def _new_store(self, shard: int, space: int, layout: RowLayout, protection: Protection) -> Store:
+        """A store of a shard's rows of a row space, none updated yet unless `protection` gives it memory that holds some."""
 
         def initial(local: Tensor) -> Tensor:
             return initial_rows(self.spaces[space], layout.rows_of(shard, local), self._seed)
 
-        return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial)
+        allocate = protection.allocator(shard, space)
+        return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate)
 
     def _spread_dense(self) -> DenseReplica | None:
         """Send the committed dense state from its lowest holder to new holders of the view."""

@@ -23,7 +23,7 @@ class Reshape:
     `began`, by the engine's clock; `moved_bytes`, of records, over all ranks once `run` is through.
 
     Takes no row from the old layout, so that a failure before the agreement only drops this.
-    `make_store(shard, space, layout)` gives an empty store under the new layout.
+    `make_store(shard, space, layout, protection)` gives an empty store under the new layout.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class Reshape:
         view: View,
         old: ProtectionContext,
         protection: Protection,
-        make_store: Callable[[int, int, RowLayout], Store],
+        make_store: Callable[[int, int, RowLayout, Protection], Store],
         began: float,
     ) -> None:
         self.shape, self.view, self.began = shape, view, began
         self.layouts = tuple(RowLayout(shape, layout.rows) for layout in old.layouts)
+        self.protection = protection.with_shape(shape)
         self.hosted: dict[ShardSpace, HostedShard] = {
-            (shard, space): HostedShard(make_store(shard, space, layout), layout.data_rows_per_shard, missing=False)
+            (shard, space): HostedShard(make_store(shard, space, layout, self.protection), layout.data_rows_per_shard, missing=False)
             for shard in view.shards_of(old.transport.rank)
             for space, layout in enumerate(self.layouts)
         }
-        self.protection = protection.with_shape(shape)
         self.protection.start(ProtectionContext(old.transport, self.layouts, old.record_bytes, self.hosted), view)
         self.moved_bytes = 0
         self._old = old

@@ -47,19 +47,19 @@ class Rollback:
         row_counts: Sequence[int],
         record_bytes: tuple[int, ...],
         protection: Protection,
-        make_store: Callable[[int, int, RowLayout], Store],
+        make_store: Callable[[int, int, RowLayout, Protection], Store],
         dense_replicas: int,
     ) -> None:
         newest, shape, self.commits = _newest(transport, *mine)
         dead = [rank for rank in newest.live if rank not in transport.live]
         self.view = plan_rollback(newest, dead, shape, dense_replicas)
         self.layouts = tuple(RowLayout(shape, rows) for rows in row_counts)
+        self.protection = protection.with_shape(shape)
         self.hosted = {
-            (shard, space): HostedShard(make_store(shard, space, layout), layout.data_rows_per_shard, missing=False)
+            (shard, space): HostedShard(make_store(shard, space, layout, self.protection), layout.data_rows_per_shard, missing=False)
             for shard in self.view.shards_of(transport.rank)
             for space, layout in enumerate(self.layouts)
         }
-        self.protection = protection.with_shape(shape)
         self.protection.start(ProtectionContext(transport, self.layouts, record_bytes, self.hosted), self.view)
         self.step, self.dense = durable.restore(transport, self.layouts, self.hosted, self.protection, self.view)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ecrm.checkpoint.fits import plan_resume
 from ecrm.config import load_config
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.launch.command import mpirun_line, train_command
@@ -20,7 +19,7 @@ from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import Ending, read_json, supervise
 from ecrm.train.kill import parse_kill
 from ecrm.train.plan import plan
-
+from ecrm.train.start import plan_start
 
 STOPPED_EXIT_CODE = 130
 """Of a launch that was asked to stop, by whichever signal."""
@@ -49,20 +48,19 @@ def launch(
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
-    `resume` is a run folder or a checkpoint to go on from.
+    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from.
     With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
     all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides)
     steps = plan(config, [parse_kill(kill) for kill in kills])
-    plan_resume(resume, config, steps)
+    folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
+    plan_start(config, steps, folder, resume)
     if run_dir is not None:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
-    folder = run_dir if run_dir is not None else fresh_run_dir(config_name)
-    folder = folder.absolute()
     command = [sys.executable, "-m", "ecrm", *train_command(
         config_name, overrides, str(folder), kills, None if resume is None else str(resume.absolute())
     )]

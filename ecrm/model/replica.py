@@ -105,6 +105,9 @@ class FlatDenseReplica:
     def export(self) -> list[Tensor]:
         return self._saved
 
+    def present(self) -> list[Tensor]:
+        return self._tensors()
+
     def load(self, state: Sequence[Tensor]) -> None:
         for received, saved in zip(state, self._saved, strict=True):
             saved.copy_(received.view_as(saved))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ecrm.config.schema import Config
 from ecrm.protection.base import Protection
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
 
 
-def make_protection(config: Config) -> Protection:
-    """The protection that a config names."""
+def make_protection(config: Config, mapped: Path | None = None) -> Protection:
+    """The protection that a config names; `mapped` is the folder of mapped files."""
+    if config.protection.name == "mapped":
+        return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")
     if config.protection.name == "none":
         return NoProtection(config.cluster.servers)
     if config.protection.name == "checkpoint":

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ecrm.storage.hosted import HostedShard
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
+from ecrm.storage.base import Allocate
+from ecrm.storage.hosted import HostedShard
 from ecrm.transport.base import Transport
 
 if TYPE_CHECKING:
+    from ecrm.engine.dense import DenseReplica
     from ecrm.protection.scrub import Scrub, ScrubReport
 
 ShardSpace = tuple[int, int]
@@ -95,9 +97,17 @@ class Protection(ABC):
     def adopt(self, view: View) -> None:
         """Take on what this rank hosts in a new view; shards new to it start with everything missing."""
 
+    def allocator(self, shard: int, space: int) -> Allocate | None:
+        """What gives the rows of a shard hosted here their memory; None for plain memory."""
+        return None
+
     @abstractmethod
     def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
         """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit."""
+
+    def prepare(self, step: int, dense: DenseReplica | None) -> None:
+        """Before the agreement on a commit: rows, and this rank's dense replica, are complete as of `step`."""
+        return None
 
     @abstractmethod
     def committed(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,13 +17,14 @@ from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine, EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
-from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.start import initial_view
+from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
+from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.checkpoint import CheckpointProtection
-from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
@@ -52,6 +54,9 @@ class TinyDense:
     def export(self) -> list[Tensor]:
         return [self._saved]
 
+    def present(self) -> list[Tensor]:
+        return [self.value]
+
     def load(self, state: Sequence[Tensor]) -> None:
         self._saved = state[0].clone()
         self.undo()
@@ -59,7 +64,7 @@ class TinyDense:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out."""
+    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files."""
 
     seed: int = 0
     tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
@@ -72,6 +77,7 @@ class Workload:
     spares: int = 1
     layout: str = "dedicated"
     protection: str = "erasure"
+    folder: str = ""
     k: int = 3
     m: int = 1
     commit_interval: int = 1
@@ -97,6 +103,8 @@ class Workload:
     def make_protection(self) -> Protection:
         if self.protection == "chain":
             return ChainProtection(self.servers, self.m + 1)
+        if self.protection == "mapped":
+            return MappedProtection(self.servers, Path(self.folder), durable=False)
         if self.protection != "erasure":
             return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](self.servers)
         return ErasureProtection(self.servers, self.k, self.m)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
-from torch import Tensor
-
 from ecrm.errors import UsageError
 from ecrm.storage.base import SparseOptimizer, Store
 
@@ -19,8 +17,9 @@ def resolve_backend(name: str) -> str:
     return ("fbgemm" if installed else "native") if name == "auto" else name
 
 
-StoreFactory = Callable[[int, int, Callable[[Tensor], Tensor]], Store]
-"""(rows, dim, initial values of local rows) -> a store in which no row was ever updated."""
+StoreFactory = Callable[..., Store]
+"""(rows, dim, initial values of local rows, allocate=None) -> a store in what memory `allocate` gives, by default zeros: no row was
+ever updated."""
 
 
 def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
@@ -29,4 +28,4 @@ def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
         from ecrm.storage.fbgemm import FbgemmStore as Kind
     else:
         from ecrm.storage.native import NativeStore as Kind
-    return lambda rows, dim, initial: Kind(rows, dim, optimizer, initial)
+    return lambda rows, dim, initial, allocate=None: Kind(rows, dim, optimizer, initial, allocate)

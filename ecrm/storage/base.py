@@ -29,21 +29,27 @@ class SparseOptimizer:
     epsilon: float = 1e-8
 
 
+Allocate = Callable[..., Tensor]
+"""(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
+
+
 class Store(ABC):
     """Rows and optimizer state, updated in place.
 
     A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has been
     updated: what parity protects, what undo restores, what travels when a row is rebuilt. `initial`
-    gives initial values of local rows, float32 [R, dim].
+    gives initial values of local rows, float32 [R, dim]. `allocate` gives the memory, as `lazy_zeros` does: zeros
+    unless it holds a store of the same shape already.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how many,
     B is `record_bytes`. Ranges are not checked.
     """
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
-        self.weights = lazy_zeros(rows, dim)
-        self.state = tuple(lazy_zeros(*shape) for shape in state_shapes(optimizer.name, rows, dim))
-        self._touched = lazy_zeros(rows)
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
+        allocate = allocate or lazy_zeros
+        self.weights = allocate(rows, dim)
+        self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
+        self._touched = allocate(rows)
         self._initial = initial
 
     @property

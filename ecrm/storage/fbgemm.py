@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor
 
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import Allocate, SparseOptimizer, Store
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -29,8 +32,8 @@ _SLICE_FLOATS = 1 << 30
 class FbgemmStore(Store):
     """One-table FBGEMM TBEs over consecutive slices of this store's memory, each small enough for FBGEMM's offsets."""
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(rows, dim, optimizer, initial)
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
+        super().__init__(rows, dim, optimizer, initial, allocate)
         self._slice_rows = max(_SLICE_FLOATS // dim, 1)
         slices = [slice(first, first + self._slice_rows) for first in range(0, max(rows, 1), self._slice_rows)]
         self._slices = [_embedding(self.weights[s], [part[s] for part in self.state], optimizer) for s in slices]

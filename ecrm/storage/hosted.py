@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,13 +15,15 @@ from ecrm.storage.missing import MissingRows
 class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
     `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
-    know which were changed, or None."""
+    know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
+    None."""
 
     def __init__(self, store: Store, rows: int, missing: bool) -> None:
         self.store = store
         self.missing = MissingRows(rows) if missing and rows else None
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
+        self.journal: Callable[[Tensor, Tensor], None] | None = None
         self._log: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -49,6 +53,8 @@ class HostedShard:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
         if self.touched is not None:
             self.touched[rows] = True
+        if self.journal is not None and rows.numel():
+            self.journal(rows, self.store.read(rows))
         if not keep_delta:
             self.store.update(rows, gradients)
         elif rows.numel():

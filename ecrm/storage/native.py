@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.sparse_update import sparse_update
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import Allocate, SparseOptimizer, Store
 
 _ONE = int(torch.ones(1).view(torch.int32))
 
@@ -16,8 +16,8 @@ _ONE = int(torch.ones(1).view(torch.int32))
 class NativeStore(Store):
     """Update and delta in one pass over the rows."""
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(rows, dim, optimizer, initial)
+    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
+        super().__init__(rows, dim, optimizer, initial, allocate)
         self._optimizer = optimizer
 
     def update_with_delta(self, rows: Tensor, gradients: Tensor) -> Tensor:

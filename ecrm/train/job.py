@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
-from ecrm.checkpoint.fits import identity, plan_resume
+from ecrm.checkpoint.fits import identity
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -34,10 +34,12 @@ from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
+from ecrm.mapped.manifest import make_folder
+from ecrm.mapped.reopen import Reopened
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
-from ecrm.placement.tables import Table
 from ecrm.placement.start import CannotKeepApart, initial_view
+from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
@@ -54,6 +56,7 @@ from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.ready import READY_SPARES_PER_M, Loading
 from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.start import Start, plan_start
 from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
 from ecrm.train.trainer import Trainer
@@ -121,12 +124,15 @@ def _run(
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
     _check_alike(transport, config, steps)
-    resumed, refused = _together(transport, lambda: plan_resume(resume, config, steps))
+    start = _together(transport, lambda: plan_start(config, steps, run_dir, resume))
+    goes_on = resume is not None
     folder = _together(transport, lambda: RunFolder(run_dir))
-    protection = make_protection(config)
+    if start.mapped is not None and not goes_on:
+        _together(transport, lambda: make_folder(start.mapped, config, transport.rank == transport.live[0]))
+    protection = make_protection(config, start.mapped)
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
-    reporter = Reporter(folder, processes, protection.shape.m, durable=config.checkpoints or bool(resumed))
+    reporter = Reporter(folder, processes, protection.shape.m, _durable_in_words(config, start))
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
@@ -143,13 +149,17 @@ def _run(
     began = time.monotonic()
     hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
-    durable = Restorer(own, resumed, say) if config.checkpoints or resumed else None
+    durable = None
+    if start.mapped is not None:
+        durable = Reopened()
+    elif config.checkpoints or goes_on:
+        durable = Restorer(own, start.checkpoints, say)
     engine = build_engine(config, transport, protection, view, dataset, hooks, durable)
     reporter.watch(engine)
     flipping.watch(engine)
-    if resumed:
+    if goes_on:
         if transport.rank == transport.live[0]:
-            for line in refused:
+            for line in start.refused:
                 say(line)
         engine.resume()
     about = {
@@ -161,7 +171,7 @@ def _run(
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
-    if resumed:
+    if goes_on:
         about["resumed"] = {"from": str(resume), "step": engine.step}
     about["set_up_seconds"] = time.monotonic() - began
     reporter.started(about, _in_words(config, protection, about, steps))
@@ -177,6 +187,13 @@ def _run(
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
     return 0 if folder.is_complete or trainer.stopped else 1
+
+
+def _durable_in_words(config: Config, start: Start) -> str:
+    """What all roll back to when more is lost than the protection covers; empty where there is nothing."""
+    if start.mapped is not None:
+        return "the last commit in the mapped files"
+    return "a checkpoint" if config.checkpoints or start.checkpoints else ""
 
 
 def start_view(config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]) -> View:

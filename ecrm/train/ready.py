@@ -10,7 +10,7 @@ from torch import Tensor
 from ecrm.model.dlrm import import_dense_arch
 from ecrm.placement.view import View
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import Allocate, SparseOptimizer, Store
 
 READY_SPARES_PER_M = 2
 """m may die at once, and m more while the spares that move up are loading."""
@@ -40,10 +40,12 @@ class Loading:
             self.began = True
             threading.Thread(target=self._load, name="loading", daemon=True).start()
 
-    def make_store(self, rows: int, dim: int, initial: Callable[[Tensor], Tensor]) -> Store:
+    def make_store(
+        self, rows: int, dim: int, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None
+    ) -> Store:
         """A store as `store_factory` makes it; a lone row, which only tells the size of a record, loads nothing for it."""
         backend = self._backend if self.began or rows > 1 else "native"
-        return store_factory(backend, self._optimizer)(rows, dim, initial)
+        return store_factory(backend, self._optimizer)(rows, dim, initial, allocate)
 
     def _load(self) -> None:
         store_factory(self._backend, self._optimizer)

@@ -15,7 +15,6 @@ from ecrm.placement.view import View
 from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
 
-
 KEPT_COMMITS = 3
 """Asking to stop for want of a disk takes one commit, a reshape may add one."""
 
@@ -54,7 +53,7 @@ class Reporter:
     """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
 
     def __init__(
-        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: bool = False
+        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: str = ""
     ) -> None:
         self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
         self._engine: Engine | None = None
@@ -123,7 +122,7 @@ class Reporter:
         if then < self._protected:
             survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
         if self._durable:
-            survives += "; beyond that all roll back to a checkpoint"
+            survives += f"; beyond that all roll back to {self._durable}"
         return (
             f"! {_named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "

@@ -1,0 +1,36 @@
+"""Reading and writing at a place of a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from io import FileIO
+from pathlib import Path
+
+from ecrm.errors import DataError
+
+
+def open_file(path: Path) -> FileIO:
+    """The file, made where it is not there, for reading and writing. Raises OSError."""
+    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+
+
+def write_at(file: FileIO, data: bytes, at: int, durable: bool) -> None:
+    """Write all of it; with `durable` it is on the device on return. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file.fileno(), left, at)
+        left, at = left[written:], at + written
+    if durable:
+        os.fdatasync(file.fileno())
+
+
+def read_at(file: FileIO, size: int, at: int) -> bytes:
+    """All of `size` bytes. Raises OSError, and DataError where the file ends before."""
+    pieces, end = [], at + size
+    while at < end:
+        piece = os.pread(file.fileno(), end - at, at)
+        if not piece:
+            raise DataError(f"{file.name}: ends at byte {at}, {end} are needed")
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,73 @@
+"""What mapped files belong to: the model and data that their bits depend on, and how many shards they are. Light: no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.fits import KEYS, identity
+from ecrm.config.schema import Config
+from ecrm.errors import DataError, UsageError
+
+FOLDER = "mapped"
+MANIFEST = "manifest.json"
+VERSION = 1
+
+
+def folder_of(config: Config, run_dir: Path | None, resume: Path | None) -> Path:
+    """Where the files are, or will be. Raises UsageError, with what to type, where they cannot be used.
+
+    `resume` is the folder of a run, or that of the files, to go on from.
+    """
+    if resume is not None:
+        folder = next((path for path in (resume, resume / FOLDER) if (path / MANIFEST).exists()), None)
+        if folder is None and config.mapped.path and (Path(config.mapped.path) / MANIFEST).exists():
+            folder = Path(config.mapped.path)
+        if folder is None:
+            raise UsageError(
+                f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped, "
+                "or set protection.name to another to go on from a checkpoint"
+            )
+        _check_fit(folder, config)
+        return folder
+    if not config.mapped.path and run_dir is None:
+        raise UsageError("protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path")
+    folder = Path(config.mapped.path) if config.mapped.path else run_dir / FOLDER
+    if (folder / MANIFEST).exists():
+        raise UsageError(f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: not an empty folder: name one that is new or empty")
+    return folder
+
+
+def make_folder(folder: Path, config: Config, first: bool) -> None:
+    """Make the folder; the `first` rank says in it what its files will belong to. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not first:
+        return
+    new = folder / f".{MANIFEST}"
+    new.write_text(json.dumps(_about(config), indent=1))
+    os.replace(new, folder / MANIFEST)
+
+
+def _about(config: Config) -> dict[str, Any]:
+    return {"version": VERSION, "servers": config.cluster.servers, "identity": identity(config)}
+
+
+def _check_fit(folder: Path, config: Config) -> None:
+    try:
+        said = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / MANIFEST}: cannot be read: {error}") from None
+    mine = json.loads(json.dumps(_about(config)))
+    if said.get("version") != VERSION:
+        raise UsageError(f"{folder}: written in format {said.get('version')}, this program has {VERSION}")
+    if said.get("servers") != mine["servers"]:
+        raise UsageError(f"{folder}: files of {said.get('servers')} servers: set cluster.servers={said.get('servers')}")
+    theirs, ours = said.get("identity", {}), mine["identity"]
+    for name in (*KEYS, "tables", "data"):
+        if theirs.get(name) != ours[name]:
+            what = f"{name}={json.dumps(theirs.get(name))}" if name in KEYS else f"other {name}"
+            raise UsageError(f"{folder}: made with {what}: set it as it was, or start without --resume")

@@ -1,0 +1,92 @@
+"""All back to the last commit that is in the mapped files: what `engine.rollback.Durable` is with `protection.name = "mapped"`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.errors import DataError, EcrmError
+from ecrm.mapped.dense_file import DenseFile
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.protection.base import ShardSpace
+from ecrm.protection.mapped import MappedProtection
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.base import PeerFailure, Transport
+
+
+def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
+    """The commit that files with these last steps stand for, `prepared` being the step that each file's rows are of, if complete.
+
+    The newest that any has seen, if all are complete as of it: then all had agreed on it. Else the one before, which all have
+    seen, or can go back to.
+    """
+    newest = max(committed)
+    if all(step >= newest for step in prepared):
+        return newest
+    return min(committed)
+
+
+class Reopened:
+    """Nothing is loaded: the shards hosted here lie in their files; those are brought to the commit that all stand at."""
+
+    def restore(
+        self,
+        transport: Transport,
+        layouts: Sequence[RowLayout],
+        hosted: dict[ShardSpace, HostedShard],
+        protection: MappedProtection,
+        view: View,
+    ) -> tuple[int, list[Tensor] | None]:
+        """As `Durable.restore`."""
+        files = protection.files
+        marks = _share(transport, [[file.committed, file.prepared] for file in files.values()])
+        every = [mark for said in marks.values() for mark in said]
+        step = last_commit([mark[0] for mark in every], [mark[1] for mark in every])
+
+        def go() -> list[Tensor] | None:
+            for key, file in files.items():
+                file.go_to(step, hosted[key].store)
+            protection.stands_at(step)
+            return _dense_of(protection, step) if step and transport.rank in view.dense else None
+
+        return step, _on_all(transport, go)
+
+
+def _dense_of(protection: MappedProtection, step: int) -> list[Tensor]:
+    """The dense state of a step from whichever rank's file has it."""
+    for path in sorted(Path(protection.folder).glob("rank*.words")):
+        file = DenseFile(protection.folder, path.stem, protection.durable)
+        if step in file.steps:
+            return file.state(step)
+    raise DataError(f"{protection.folder}: no file holds the dense state of step {step}")
+
+
+def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
+    """What `action` gives; where it raises an EcrmError on any rank, that of the lowest on every rank."""
+    result, problem = None, ""
+    try:
+        result = action()
+    except EcrmError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+    for rank, text in sorted(_share(transport, problem).items()):
+        if text:
+            error = DataError(text)
+            error.speaker = rank
+            raise error
+    return result
+
+
+def _share(transport: Transport, mine: Any) -> dict[int, Any]:
+    """What every live rank says, in JSON."""
+    shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
+    if not transport.agree(True):  # nobody died: what was shared is what was sent
+        raise PeerFailure("a rank died while files were reopened")
+    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}

@@ -1,0 +1,151 @@
+"""One shard's rows of one row space in a memory-mapped file, with the journal that takes them back to a commit.
+
+Rows are updated where they lie. Before they are, their old records go to the journal of the last commit, so that whatever
+part of an update a kill leaves behind is overwritten with what was there. Two journals take turns: that of the
+commit before is kept, since a rank may have seen a commit that the others never will.
+
+Order of writes, each of which must be in the file before the next begins:
+  note      old records to the journal, then its length; then the caller updates the rows
+  prepare   `prepared` = the step, once every update of the step is in
+  commit    the older journal's length = 0, its base = the step, then `committed` = the step
+Program order is enough to survive the death of every process, since what is mapped or written belongs to the system. To survive
+the machine's, `durable` waits for the device between them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.errors import DataError
+from ecrm.mapped.files import open_file, read_at, write_at
+from ecrm.mapped.words import Words
+from ecrm.storage.base import Store
+
+NEVER = -1
+_WORDS = {"committed": 0, "prepared": 0, "base0": 0, "length0": 0, "base1": NEVER, "length1": 0}
+
+
+class ShardFile:
+    """The files NAME.rows, NAME.words, NAME.journal0 and .journal1 in a folder; made where they are not there.
+
+    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by their step. Raises OSError.
+    """
+
+    def __init__(self, folder: Path, name: str, durable: bool) -> None:
+        self.path = folder / f"{name}.rows"
+        self._durable = durable
+        self._rows = open_file(self.path)
+        self._journals = [open_file(folder / f"{name}.journal{slot}") for slot in (0, 1)]
+        self._words = Words(folder / f"{name}.words", _WORDS)
+        self._maps: list[mmap.mmap] = []
+        self._end = 0
+
+    @property
+    def committed(self) -> int:
+        """Step of the last commit that this file has seen."""
+        return self._words["committed"]
+
+    @property
+    def prepared(self) -> int:
+        """Step that the rows are of, if it is complete: `committed`, or the one after."""
+        return max(self._words["prepared"], self.committed)
+
+    @property
+    def journal_bytes(self) -> int:
+        return self._words["length0"] + self._words["length1"]
+
+    def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """The next piece of the file, zeros where nothing was ever written: takes no space until it is."""
+        size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
+        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if os.fstat(self._rows.fileno()).st_size < self._end + whole:
+            self._rows.truncate(self._end + whole)
+        memory = mmap.mmap(self._rows.fileno(), whole, offset=self._end)
+        self._end += whole
+        self._maps.append(memory)
+        return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
+
+    def note(self, rows: Tensor, records: Tensor) -> None:
+        """Keep the records, uint8 [R, B], of local rows, int64 [R], that are about to be updated."""
+        slot = self._slot_of(self.committed)
+        entry = np.array([rows.numel()], "<i8").tobytes() + rows.numpy().tobytes() + records.numpy().tobytes()
+        length = self._words[f"length{slot}"]
+        write_at(self._journals[slot], entry, length, self._durable)
+        self._words[f"length{slot}"] = length + len(entry)
+        self._flush_words()
+
+    def prepare(self, step: int) -> None:
+        """Every update up to `step` is in the rows."""
+        if self._durable:
+            for memory in self._maps:
+                memory.flush()
+        self._words["prepared"] = step
+        self._flush_words()
+
+    def commit(self, step: int) -> None:
+        """All ranks have agreed on `step`."""
+        slot = 1 - self._slot_of(self.committed)
+        self._words[f"length{slot}"] = 0
+        self._words[f"base{slot}"] = step
+        self._flush_words()
+        self._words["committed"] = step
+        self._flush_words()
+
+    def go_to(self, step: int, store: Store) -> None:
+        """Make this file and `store`, which lies in it, that of commit `step`: the last it has seen, the one before or the one after.
+
+        May be cut off and done again. Raises DataError when the file cannot be brought there.
+        """
+        if step > self.committed:
+            if self.prepared < step:
+                raise DataError(f"{self.path}: rows of step {self.committed}, the others' are of {step}: not files of one run")
+            self.commit(step)
+            return
+        self._words["prepared"] = step  # first: from here on the rows are no longer those of a later one
+        self._flush_words()
+        newest, before = self._slot_of(self.committed), 1 - self._slot_of(self.committed)
+        slots = [newest] if step == self.committed else [newest, before]
+        if self._words[f"base{slots[-1]}"] != step:
+            raise DataError(f"{self.path}: rows of step {self.committed} cannot go back to step {step}: not files of one run")
+        for slot in slots:
+            for rows, records in reversed(list(self._entries(slot, store.record_bytes))):
+                store.write(rows, records)
+        if self._durable:
+            for memory in self._maps:
+                memory.flush()
+        self._words["committed"] = step
+        self._flush_words()
+        for slot in slots:
+            self._words[f"length{slot}"] = 0
+        self._flush_words()
+
+    def start_at(self, step: int) -> None:
+        """The rows, whatever they were, are now those of commit `step`, and cannot go back."""
+        self.prepare(step)
+        self.commit(step)
+
+    def _slot_of(self, step: int) -> int:
+        return 0 if self._words["base0"] == step else 1
+
+    def _entries(self, slot: int, record_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the journal of a slot holds, oldest first."""
+        data = read_at(self._journals[slot], self._words[f"length{slot}"], 0)
+        at = 0
+        while at < len(data):
+            count = int(np.frombuffer(data, "<i8", 1, at)[0])
+            rows = np.frombuffer(data, "<i8", count, at + 8)
+            records = np.frombuffer(data, np.uint8, count * record_bytes, at + 8 + rows.nbytes)
+            at += 8 + rows.nbytes + records.nbytes
+            yield torch.from_numpy(rows.copy()), torch.from_numpy(records.reshape(count, record_bytes).copy())
+
+    def _flush_words(self) -> None:
+        if self._durable:
+            self._words.flush()

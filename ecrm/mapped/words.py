@@ -1,0 +1,44 @@
+"""A few integers in a file, each changed by one store, which no kill can tear."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+WORD = np.dtype("<i8")
+PAGE = mmap.PAGESIZE
+
+
+class Words:
+    """Named int64 words, mapped from one page of a file; a change is in the file once made, on the device once `flush` returns.
+
+    A new file gets `initial` and its name in one step; of one that is there `initial` says the names alone. Raises OSError.
+    """
+
+    def __init__(self, path: Path, initial: dict[str, int]) -> None:
+        self._names = {name: place for place, name in enumerate(initial)}
+        if not path.exists():
+            new = path.with_name(f".{path.name}.new")
+            new.write_bytes(_page(list(initial.values())))
+            os.replace(new, path)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), PAGE)
+        self._words = np.frombuffer(self._map, WORD)
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._words[self._names[name]])
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self._words[self._names[name]] = value
+
+    def flush(self) -> None:
+        """Wait until what was changed is on the device."""
+        self._map.flush()
+
+
+def _page(values: Sequence[int]) -> bytes:
+    return np.array(values, WORD).tobytes().ljust(PAGE, b"\0")

@@ -1,0 +1,74 @@
+"""State in memory-mapped files: no copies on other ranks; after any failure all go back to the last commit, which is in the files.
+
+After Waddington, Dickey, Xu, Janapati Reddy, "Towards Fast Crash-Consistent Cluster Checkpointing" (PyMM). Rows and optimizer state
+live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state is written beside its last commit
+(`ecrm/mapped/dense_file.py`). Every rank opens the files of what it is given to host, so there is nothing to load. What is promised
+is the undisturbed model, bit for bit, for as long as the files are there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ecrm.engine.dense import DenseReplica
+from ecrm.mapped.dense_file import DenseFile
+from ecrm.mapped.shard_file import ShardFile
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import ProtectionContext, ShardSpace
+from ecrm.protection.none import NoProtection
+from ecrm.storage.base import Allocate
+
+
+class MappedProtection(NoProtection):
+    """`files` of the shards hosted here, in `folder`, which every rank that may come to host them sees.
+
+    With `durable`, each commit is on the device before it is agreed on, and survives the machine; without, only the processes.
+    """
+
+    name = "mapped"
+
+    def __init__(self, shards: int, folder: Path, durable: bool) -> None:
+        super().__init__(shards)
+        self.folder, self.durable = folder, durable
+        self.files: dict[ShardSpace, ShardFile] = {}
+        self._dense: DenseFile | None = None
+        self._committed = self._prepared = 0
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(file.journal_bytes for file in self.files.values())
+
+    def with_shape(self, shape: StripeShape) -> MappedProtection:
+        return MappedProtection(shape.shards, self.folder, self.durable)
+
+    def allocator(self, shard: int, space: int) -> Allocate:
+        self.files[shard, space] = ShardFile(self.folder, f"shard{shard}-space{space}", self.durable)
+        return self.files[shard, space].allocate
+
+    def start(self, context: ProtectionContext, view: View) -> None:
+        self._rank = context.transport.rank
+        for key, hosted in context.hosted.items():
+            hosted.journal = self.files[key].note
+
+    def prepare(self, step: int, dense: DenseReplica | None) -> None:
+        if step == self._committed:
+            return
+        for file in self.files.values():
+            file.prepare(step)
+        if dense is not None:
+            if self._dense is None:
+                self._dense = DenseFile(self.folder, f"rank{self._rank}", self.durable)
+            self._dense.keep(step, dense.present(), self._committed)
+        self._prepared = step
+
+    def committed(self) -> None:
+        if self._prepared == self._committed:
+            return
+        for file in self.files.values():
+            file.commit(self._prepared)
+        self._committed = self._prepared
+
+    def stands_at(self, step: int) -> None:
+        """The files have been brought to commit `step`."""
+        self._committed = self._prepared = step

@@ -1,0 +1,57 @@
+"""Mapped files under real mpirun: kills of some and of all, at random instants, and the undisturbed bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from drilling import BASE, drill, kill_everything_once, launch, resume
+
+from ecrm.cli import main
+
+MAPPED = {**BASE, "protection.name": "mapped"}
+LONG = {"train.steps": 400, "train.global_batch": 64}
+
+
+def trains(folder: Path):
+    """Whether training has begun."""
+    events = folder / "events.jsonl"
+    return lambda: events.exists() and '"progress"' in events.read_text()
+
+
+def test_more_than_half_of_the_servers_die_at_once(tmp_path, criteo_rows, undisturbed):
+    run = drill(tmp_path / "run", criteo_rows, MAPPED, ("0@9:update", "1@9:update", "3@20:commit"))
+    assert run.model == undisturbed
+    assert all(failure["redone_steps"] <= 1 for failure in run.summary["failures"]) and run.events_of("rolled_back")
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("flush", ["none", "commit"])
+def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
+    sets = {**MAPPED, **LONG, "mapped.path": str(tmp_path / "files"), "mapped.flush": flush}
+    expected = launch(tmp_path / "undisturbed", criteo_rows, {**BASE, **LONG})
+    draw = random.Random()
+    wait = draw.uniform(0, 0.5)
+    print(f"killed {wait} s after training began")
+    kill_everything_once(trains(tmp_path / "killed"), wait, tmp_path / "killed", criteo_rows, sets)
+    run = resume(tmp_path / "run", criteo_rows, tmp_path / "files", sets)
+    assert run.code == 0, run.output
+    assert run.model == expected.model, run.output
+    assert run.summary["resumed"]["step"] > 0
+
+
+def test_what_cannot_be_gone_on_from_is_told_before_anything_starts(tmp_path, criteo_rows, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    common = ["launch", "tiny", "--set", f"data.path={criteo_rows}", "--set", "protection.name=mapped", "--run-dir", str(tmp_path / "run")]
+    for words, said in (
+        (["--set", f"mapped.path={tmp_path}/full"], "full: not an empty folder: name one that is new or empty"),
+        (["--resume", str(tmp_path / "nothing")], "holds no mapped files"),
+        (["--set", "checkpoint.every_steps=5"], "protection.name is mapped, which keeps every commit in its files"),
+        (["--set", "mapped.flush=now"], "mapped.flush is \"now\": must be one of none, commit"),
+    ):
+        assert main([*common, *words]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and said in error, error
+    assert not (tmp_path / "run").exists()
