@@ -8,17 +8,14 @@ Writes every run to benchmarks/results/recovery.csv and prints the README's tabl
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
+
+import measure
 
 from ecrm.drill.run import read_run
 from ecrm.drill.throughput import before_during_after
@@ -56,25 +53,11 @@ SMOKE = Size(
 FIELDS = (
     "scenario", "repeat", "gap_ms", "recovery_ms", "redone_steps", "step_ms", "samples_per_second_before",
     "samples_per_second_during", "samples_per_second_after", "rebuild_seconds", "rebuilt_bytes", "on_demand_rows",
-    "model_sha256", "ranks", "device", "cores", "torch", "ecrm_commit",
+    "model_sha256", "ranks", "device", "cores", "torch", "openmpi", "ecrm_commit",
 )  # fmt: skip
 
 
-def prepare(folder: Path, rows: int) -> Path:
-    """Generated rows, prepared."""
-    text, data = folder / "rows.txt", folder / "data"
-    _ecrm("generate", "criteo", "--rows", str(rows), "--seed", "1", "--output", str(text))
-    _ecrm("prepare", "criteo", str(text), "--output", str(data))
-    return data
-
-
-def _ecrm(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"ecrm {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
-
-
-def measure(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[str, object]:
+def run(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[str, object]:
     """One run of a scenario as a row of the CSV; ends the program where the run was not what was to be measured."""
     sets, kills = SCENARIOS[name]
     words = ["launch", "quickstart", "--run-dir", str(folder)]
@@ -83,7 +66,7 @@ def measure(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dic
         words += ["--set", one]
     for rank, phase in kills:
         words += ["--kill", f"{rank}@{size.kill_at}:{phase}"]
-    _ecrm(*words)
+    measure.ecrm(*words)
     record = read_run(folder)
     pace = before_during_after(record, size.global_batch)
     failures = record.summary["failures"]
@@ -105,10 +88,7 @@ def measure(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dic
         "on_demand_rows": sum(failure["on_demand_rows"] for failure in failures),
         "model_sha256": record.summary["model_sha256"],
         "ranks": record.summary["world_size"],
-        "device": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": version("torch"),
-        "ecrm_commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        **measure.device(),
     }
 
 
@@ -146,19 +126,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names, size, repeats = names[:1], SMOKE, SMOKE.repeats
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        data = prepare(Path(scratch), size.rows)
+        data = measure.prepare(Path(scratch), size.rows)
         for repeat in range(repeats):  # scenarios in turn, so that a slow spell of the machine hits all of them
             for number, name in enumerate(names):
-                rows.append(measure(name, repeat, data, Path(scratch) / f"{number}-{repeat}", size))
+                rows.append(run(name, repeat, data, Path(scratch) / f"{number}-{repeat}", size))
     hashes = {row["model_sha256"] for row in rows}
     if len(hashes) != 1:
         sys.exit(f"the finished models differ: {hashes}")
     target = options.csv or (Path(tempfile.mkdtemp()) / "recovery.csv" if options.smoke else RESULTS)
-    target.parent.mkdir(exist_ok=True)
-    with target.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
+    measure.write_csv(target, rows)
     print(table(rows))
     print(f"one model_sha256 over all {len(rows)} runs: {hashes.pop()}")
     print(f"written to {target}")

@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "benchmarks" / "bench_recovery.py"
 
 @pytest.fixture
 def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(SOURCE.parent))
     spec = importlib.util.spec_from_file_location("benchmark_of_recovery", SOURCE)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclass looks there
