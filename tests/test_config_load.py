@@ -129,7 +129,7 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("model.bottom_mlp=[]", "model.bottom_mlp is []: must be a list of whole numbers"),
         ("model.bottom_mlp=[0,16]", "model.bottom_mlp is [0, 16]: each must be from 1 to 65536"),
         ("testing.skip_undo=yes", 'testing.skip_undo is "yes": must be true or false'),
-        ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure, chain, checkpoint, mapped; did you mean erasure?'),
+        ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure, chain, replicate, checkpoint, mapped; did you mean erasure?'),
         ("protection.scrub_rows_per_step=-1", "protection.scrub_rows_per_step is -1: must be at least 0"),
         ("model.max_rows_per_table=4294967296", "model.max_rows_per_table is 4294967296: must be from 0 to 2147483647"),
         ("cluster.hang_seconds=1e-300", "cluster.hang_seconds is 1e-300: must be at least 0.1"),

@@ -167,13 +167,13 @@ def problems_of_fit(config: Config) -> list[str]:
         )
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
-    elif protection.name == "chain":
+    elif protection.name in ("chain", "replicate"):
         if protection.copies > cluster.servers:
             problems.append(
                 f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}: "
                 f"set cluster.servers={protection.copies} or protection.copies={max(cluster.servers, 2)}"
             )
-    elif protection.scrub_rows_per_step:
+    if protection.scrub_rows_per_step and protection.name not in ("erasure", "chain"):
         problems.append(
             f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
             "no parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"

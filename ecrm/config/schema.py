@@ -139,14 +139,15 @@ class ProtectionConfig:
     name: str = key(
         "erasure",
         "none; erasure = Reed-Solomon parity over rows and optimizer state; chain = chain replication; "
+        "replicate = copies, counting those that trainers hold; "
         "checkpoint = a failure takes all back to the newest checkpoint; mapped = to the last commit, in memory-mapped files",
-        choices=("none", "erasure", "chain", "checkpoint", "mapped"),
+        choices=("none", "erasure", "chain", "replicate", "checkpoint", "mapped"),
     )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
     m: int = key(
         1, "parity rows per stripe, the failure domains that may be lost at once; used by erasure", minimum=1, maximum=254
     )
-    copies: int = key(2, "whole copies of every row, each in another failure domain; used by chain", minimum=2, maximum=4)
+    copies: int = key(2, "whole copies of every row, each in another failure domain; used by chain and replicate", minimum=2, maximum=4)
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
@@ -250,7 +251,7 @@ class Config:
     @property
     def failures_survived(self) -> int:
         """Number of ranks that may die at once with no way back to a checkpoint: protection.m, copies - 1, or 0 without redundancy."""
-        return {"erasure": self.protection.m, "chain": self.protection.copies - 1}.get(self.protection.name, 0)
+        return {"erasure": self.protection.m, "chain": self.protection.copies - 1, "replicate": self.protection.copies - 1}.get(self.protection.name, 0)
 
     @property
     def ranks_in_words(self) -> str:

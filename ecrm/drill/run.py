@@ -159,8 +159,8 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
 
 def _protection(config: Config) -> str:
     protection = config.protection
-    if protection.name == "chain":
-        return f"chain replication, {protection.copies} copies of every row"
+    if protection.name in ("chain", "replicate"):
+        return f"{protection.name}, {protection.copies} copies of every row"
     if protection.name != "erasure":
         return protection.name
     return f"{protection.name}, k={protection.k} data and m={protection.m} parity rows per stripe"

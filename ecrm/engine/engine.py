@@ -16,7 +16,7 @@ Every live rank calls the same methods in the same order, with empty requests wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -120,7 +120,7 @@ class Engine:
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
     the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
-    `stopping` whether all are to stop at this commit since one of them asks for it.
+    `live_at_commit` the ranks of the view at the last commit of a step, `stopping` whether all are to stop at this commit since one of them asks for it.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Engine:
         self._reshape: Reshape | None = None
         self._reshape_considered = view.epoch
         self._last_finished = clock()
+        self.live_at_commit = view.live
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
         self._context = self._context_of_hosted()
         self._host_shards(missing=False)
@@ -197,7 +198,16 @@ class Engine:
     @property
     def failures_left(self) -> int:
         """How many more ranks may die at once without anything being lost."""
-        return failures_left(self.view, self.protection.shape) if self.protection.keeps_deltas else 0
+        if not self.protection.keeps_deltas:
+            return 0
+        left = failures_left(self.view, self.protection.shape)
+        if self.protection.counts_every_rank:
+            left = min(left, max(self.protection.shape.m - len(self.lost_since_commit(self.view.live)), 0))
+        return left
+
+    def lost_since_commit(self, live: Collection[int]) -> set[int]:
+        """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
+        return {self.view.domains[rank] for rank in self.live_at_commit if rank not in live}
 
     @property
     def failures_left_when_rebuilt(self) -> int:
@@ -276,9 +286,11 @@ class Engine:
             self._riding.board(riders)
             committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
-                self._protect()
+                self._protect(shard_side if looks_ahead else None)
             self.enter("dense")
             replies, slices = split_riders(self._riding.alight())
+            if committing and slot_side is not None:
+                self.protection.retain(slot_side, replies)
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
             if committing and self.scrub is not None and not self.view.rebuilding:
@@ -302,9 +314,9 @@ class Engine:
                 self._protect()
                 self._agree_on_commit()
 
-    def _protect(self) -> None:
+    def _protect(self, ahead: ShardRequests | None = None) -> None:
         self.enter("parity")
-        self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view)
+        self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view, ahead)
         self._note_undo_bytes()
 
     def heed_stop(self) -> None:
@@ -350,6 +362,8 @@ class Engine:
     def _accept_commit(self) -> None:
         """Everything up to `step` can no longer be taken back."""
         self._commits += 1
+        if self.step > self.committed:
+            self.live_at_commit = self.view.live
         self.committed = self.step
         if self._reshape is not None:
             self._adopt_reshaped()
@@ -420,6 +434,7 @@ class Engine:
         reshape, self._reshape, self._ahead = self._reshape, None, None
         self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
         self.protection = reshape.protection
+        self.live_at_commit = self.view.live
         if self.scrub is not None:
             self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
         self._context = self._context_of_hosted()
@@ -608,11 +623,23 @@ class Engine:
         if dead and not self.protection.keeps_deltas:
             names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
             raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
+        if dead and self.protection.counts_every_rank:
+            self._check_copies(dead)
         if dead:
             self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas, self.protection.in_words)
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
         return self._spread_dense()
+
+    def _check_copies(self, dead: list[int]) -> None:
+        """Raise Unrecoverable when shards are lost, and more failure domains since the last commit than leave a copy for sure."""
+        lost = sorted({*self.view.rebuilding, *(shard for shard, host in enumerate(self.view.shards) if host in dead)})
+        domains = self.lost_since_commit(self.transport.live)
+        if lost and len(domains) > self.protection.shape.m:
+            raise Unrecoverable(
+                f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))} died: more was lost than {self.protection.in_words} can "
+                f"bring back: {len(domains)} failure domains since step {self.committed} (shards {', '.join(map(str, lost))} lost)"
+            )
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
@@ -687,6 +714,7 @@ class Engine:
         self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
         self.step = self.committed = loaded.step
         self._commits = loaded.commits
+        self.live_at_commit = self.view.live
         report = None if self.scrub is None else self.scrub.report
         self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, report)
         self.dense = self._make_dense() if self.rank in self.view.dense else None

@@ -50,9 +50,18 @@ class SlotRequests:
                 outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([ROWS, slot, shard, space]), local))
         return outgoing
 
+    def local(self, slot: int, shard: int, space: int) -> Tensor:
+        """Local rows that a slot asks of a shard, in the order asked, int64."""
+        return next(local for number, _, local in self._parts[slot, space] if number == shard)
+
+    @staticmethod
+    def found(replies: Mapping[int, Sequence[Tensor]]) -> dict[tuple[int, int, int], Tensor]:
+        """{(slot, shard, space): rows in the order asked, flat float32}."""
+        return {tuple(head.tolist()[1:]): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
+
     def collect(self, replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
         """Rows of each slot and space in the order asked, float32 [U, dim]."""
-        found = {tuple(head.tolist()[1:]): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
+        found = self.found(replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
         for (slot, space), parts in self._parts.items():
             count = self._rows[slot][space].numel()
@@ -105,6 +114,20 @@ class ShardRequests:
         """Rows asked for that must be recovered first, unique, by hosted shard and space."""
         missing = {key: self._hosted[key].missing_among(asked.rows) for key, asked in self._asked.items()}
         return {key: rows for key, rows in missing.items() if rows.numel()}
+
+    def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
+        """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}."""
+        asked = self._asked.get((shard, space))
+        if asked is None or not asked.rows.numel():
+            return {}
+        at = torch.searchsorted(asked.rows, rows).clamp_(max=asked.rows.numel() - 1)
+        known = asked.rows[at] == rows
+        result = {}
+        for slot, place in asked.places:
+            of_row = torch.full_like(asked.rows, -1)
+            of_row[place] = torch.arange(place.numel())
+            result[slot] = self._ranks[slot], torch.where(known, of_row[at], -1)
+        return result
 
     def replies(self) -> dict[int, list[Tensor]]:
         """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked."""

@@ -11,6 +11,7 @@ from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
+from ecrm.protection.replicate import ReplicateProtection
 
 
 def make_protection(config: Config, mapped: Path | None = None) -> Protection:
@@ -21,6 +22,8 @@ def make_protection(config: Config, mapped: Path | None = None) -> Protection:
         return NoProtection(config.cluster.servers)
     if config.protection.name == "checkpoint":
         return CheckpointProtection(config.cluster.servers)
+    if config.protection.name == "replicate":
+        return ReplicateProtection(config.cluster.servers, config.protection.copies)
     if config.protection.name == "chain":
         return ChainProtection(config.cluster.servers, config.protection.copies)
     return ErasureProtection(config.cluster.servers, config.protection.k, config.protection.m)

@@ -7,6 +7,7 @@ dense model. `none` implements it by doing nothing, `erasure` with Reed-Solomon 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ecrm.transport.base import Transport
 
 if TYPE_CHECKING:
     from ecrm.engine.dense import DenseReplica
+    from ecrm.engine.routing import ShardRequests, SlotRequests
     from ecrm.protection.scrub import Scrub, ScrubReport
 
 ShardSpace = tuple[int, int]
@@ -65,12 +67,14 @@ class Protection(ABC):
 
     Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
     without them no step can be taken back and any failure ends the run; `parity_bytes` and
-    `log_bytes`, memory held on this rank.
+    `log_bytes`, memory held on this rank; `counts_every_rank`, whether any m failure domains that are lost between two commits
+    of steps use up the protection, because ranks without shards hold copies too.
     """
 
     name: str
     shape: StripeShape
     keeps_deltas: bool
+    counts_every_rank = False
 
     @property
     def in_words(self) -> str:
@@ -102,8 +106,17 @@ class Protection(ABC):
         return None
 
     @abstractmethod
-    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
-        """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit."""
+    def protect(
+        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+    ) -> None:
+        """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit.
+
+        `ahead` is what slots ask of these shards for the next step, and are sent with this; None where they do not look ahead.
+        """
+
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
+        """After `protect`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
+        return None
 
     def prepare(self, step: int, dense: DenseReplica | None) -> None:
         """Before the agreement on a commit: rows, and this rank's dense replica, are complete as of `step`."""

@@ -12,6 +12,8 @@ stands in for it row by row, until the shard's new host has all of them; then th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,9 @@ from ecrm.placement.view import View
 from ecrm.protection.base import ShardSpace
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.transport.message import in_groups
+
+if TYPE_CHECKING:
+    from ecrm.engine.routing import ShardRequests
 
 MOST_COPIES = 4
 """With one data unit and up to three parity units every coefficient of the code is 1: a parity unit is a copy."""
@@ -42,7 +47,9 @@ class ChainProtection(ErasureProtection):
     def with_shape(self, shape: StripeShape) -> ChainProtection:
         return ChainProtection(shape.shards, shape.m + 1)
 
-    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+    def protect(
+        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+    ) -> None:
         """One exchange per link after the head; each rank sends on what it was sent before."""
         for (shard, space), (rows, _) in deltas.items():
             if self._scrub is not None:

@@ -6,6 +6,8 @@ parity are of one step. The engine commits every step while anything is being re
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import in_groups
 
+if TYPE_CHECKING:
+    from ecrm.engine.routing import ShardRequests
+
 VERIFY_BYTES = 1 << 26
 """Bytes of records verified at a time on each rank: bounds the memory that a check takes."""
 
@@ -34,6 +39,7 @@ class ErasureProtection(Protection):
 
     name = "erasure"
     keeps_deltas = True
+    rows_kind = ParityRows
 
     def __init__(self, shards: int, k: int, m: int) -> None:
         self.shape = StripeShape(shards, k, m)
@@ -71,11 +77,13 @@ class ErasureProtection(Protection):
         for shard in mine:
             for space, layout in enumerate(self._context.layouts):
                 if (shard, space) not in self.parity:
-                    self.parity[shard, space] = ParityRows(
+                    self.parity[shard, space] = self.rows_kind(
                         layout.parity_rows_per_shard, self._context.record_bytes[space], missing
                     )
 
-    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+    def protect(
+        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+    ) -> None:
         outgoing: dict[int, list[Tensor]] = {}
         for (shard, space), (rows, delta) in sorted(deltas.items()):
             self._route(shard, space, rows, delta, view, outgoing)

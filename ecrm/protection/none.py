@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
+
+if TYPE_CHECKING:
+    from ecrm.engine.routing import ShardRequests
 
 
 class NoProtection(Protection):
@@ -29,7 +34,9 @@ class NoProtection(Protection):
     def adopt(self, view: View) -> None:
         pass
 
-    def protect(self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View) -> None:
+    def protect(
+        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+    ) -> None:
         pass
 
     def committed(self) -> None:

@@ -9,6 +9,12 @@ from ecrm.simulate.arithmetic import Circle, lost_shards
 from ecrm.simulate.workload import Workload
 
 
+def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
+    """Whether a shard is lost, and as many failure domains since a commit of a step as may have held all copies of a row."""
+    domains = {engine.view.domains[rank] for rank in gone.intersection(engine.live_at_commit)}
+    return bool(lost_shards(engine.view, gone)) and len(domains) > m
+
+
 def survivable(workload: Workload, engines: Mapping[int, Engine], dead: Iterable[int], victim: int) -> bool:
     """Whether the run must survive `victim` dying now, `dead` having died before.
 
@@ -21,6 +27,8 @@ def survivable(workload: Workload, engines: Mapping[int, Engine], dead: Iterable
     for view, circle in stood or {(start, Circle(workload.servers, workload.k, workload.m))}:
         if gone.issuperset(view.live) or circle.most_units_on(lost_shards(view, gone)) > workload.m:
             return False
+    if workload.protection == "replicate" and any(_too_many_since_commit(engine, gone, workload.m) for engine in engines.values()):
+        return False
     holders = {rank for rank, engine in engines.items() if engine.dense is not None}
     missing_engines = set(start.dense) - set(engines)
     return bool((holders | missing_engines) - gone)

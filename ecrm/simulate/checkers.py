@@ -10,6 +10,7 @@ from torch import Tensor
 from ecrm.engine.engine import Engine
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import RowLayout
+from ecrm.simulate.copies import check_copies, check_held
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.roles import Roles
 from ecrm.simulate.violation import Violation
@@ -78,6 +79,8 @@ class Checkers:
         for rank, engine in self._engines.items():
             self._check_rank(rank, engine, step)
         self._roles.check(self._engines)
+        if any(engine.protection.name == "replicate" for engine in self._engines.values()):
+            check_copies(self._engines, self._truth, step)
 
     def _never_backwards(self) -> None:
         for rank, engine in self._engines.items():
@@ -99,7 +102,9 @@ class Checkers:
             if wrong.numel():
                 row = int(rows[local[wrong[0]]])
                 raise Violation(f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's")
-        if engine.protection.shape.m:
+        if engine.protection.name == "replicate":
+            check_held(rank, engine, self._truth, step)
+        elif engine.protection.shape.m:
             self._check_parity(rank, engine, step)
         if engine.dense is not None and not torch.equal(engine.dense.value, self._truth.dense[step]):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")

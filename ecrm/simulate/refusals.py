@@ -15,7 +15,8 @@ from ecrm.simulate.violation import Violation
 
 @dataclass(frozen=True)
 class Refusal:
-    """What `rank` said when it refused, the view that it refused on, and who was dead and who held the dense replica then."""
+    """What `rank` said when it refused, the view that it refused on, who was dead and who held the dense replica then;
+    `unrenewed` is how many failure domains were lost since the last commit of a step, where that matters."""
 
     rank: int
     text: str
@@ -24,13 +25,16 @@ class Refusal:
     live: tuple[int, ...]
     killed: tuple[int, ...]
     dense: tuple[int, ...]
+    unrenewed: int = 0
 
     @staticmethod
     def of(rank: int, error: Unrecoverable, engines: Mapping[int, Engine], killed: Sequence[int]) -> Refusal:
         engine = engines[rank]
         live = engine.transport.live
         dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
-        return Refusal(rank, str(error), engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense)
+        counts = engine.protection.counts_every_rank
+        unrenewed = len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live}) if counts else 0
+        return Refusal(rank, str(error), engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense, unrenewed)
 
 
 def check_refusals(refusals: Sequence[Refusal]) -> None:
@@ -62,7 +66,7 @@ def _check(refusal: Refusal, refused: Collection[int]) -> None:
     lost = lost_shards(view, dead)
     if shards is None or not shards.issubset(lost):
         raise Violation(f"a refusal names shards {shards}, lost are {sorted(lost)}: {text}")
-    if circle.most_units_on(shards) <= circle.m:
+    if circle.most_units_on(shards) <= circle.m and refusal.unrenewed <= circle.m:
         raise Violation(f"a refusal although no stripe has lost more than m units, {circle}, shards {sorted(lost)} lost: {text}")
 
 

@@ -91,10 +91,11 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there was scrubbing and chains.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains and replication.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
-    if workload.k == 1 and rng.random() < 0.5:
-        workload = replace(workload, protection="chain")
+    if workload.k == 1:
+        name = rng.choice(("erasure", "chain", "replicate", "replicate"))
+        workload = replace(workload, protection=name, scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step)
     return replace(schedule, workload=workload)
 
 

@@ -26,6 +26,7 @@ from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
+from ecrm.protection.replicate import ReplicateProtection
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
@@ -101,6 +102,8 @@ class Workload:
         )
 
     def make_protection(self) -> Protection:
+        if self.protection == "replicate":
+            return ReplicateProtection(self.servers, self.m + 1)
         if self.protection == "chain":
             return ChainProtection(self.servers, self.m + 1)
         if self.protection == "mapped":

@@ -1,0 +1,184 @@
+"""Ultralight replication: `copies` current copies of every row and its state, counting those that trainers already hold.
+
+After "Lossless Failure Recovery of Parameter Servers with Ultralight Replication" (FreeLauncher). With the last results of a step
+the trainers are sent the rows of their next one, so whoever asks for a row holds its newest values until that row is
+updated again. At a commit the host of a shard counts, for each row changed, the trainers in other failure domains that have just
+been sent it; to those it sends the few bytes of optimizer state that make their copy whole, and only rows that too few ask for are
+sent to backups: hot rows, nearly all of what a step changes, are hardly ever sent twice.
+
+Backups lie where chain replication has its links: a stripe of one data unit, the backup of shard s on shards s - 1, s - 2, ... A backup
+that was passed over is stale; every such row is held by trainers, and updated by the next step, whose commit decides anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.backup import BackupRows
+from ecrm.protection.base import RepairReport, ShardSpace
+from ecrm.protection.chain import ChainProtection
+from ecrm.protection.scrub import Scrub, ScrubReport
+from ecrm.transport.message import in_groups
+
+if TYPE_CHECKING:
+    from ecrm.engine.routing import ShardRequests, SlotRequests
+
+BACKUP, TAIL = range(2)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Copies of rows of one shard and space on a trainer: local rows, int64 [R], and records, uint8 [R, B], as of a commit."""
+
+    rows: Tensor
+    records: Tensor
+
+
+class ReplicateProtection(ChainProtection):
+    """`copies` current copies of every row at every commit: any `copies` - 1 lost ranks are survived bit for bit.
+
+    `held` are this rank's copies as a trainer, as of the last commit.
+    """
+
+    name = "replicate"
+    rows_kind = BackupRows
+    counts_every_rank = True
+
+    def __init__(self, shards: int, copies: int) -> None:
+        super().__init__(shards, copies)
+        self.held: dict[ShardSpace, list[Held]] = {}
+        self._next: dict[ShardSpace, list[Held]] | None = None
+        self._tails: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self._delivered = False
+
+    @property
+    def in_words(self) -> str:
+        return f"ultralight replication, {self.shape.m + 1} copies"
+
+    @property
+    def parity_bytes(self) -> int:
+        copies = [copy for copies in self.held.values() for copy in copies]
+        return super().parity_bytes + sum(copy.rows.nbytes + copy.records.nbytes for copy in copies)
+
+    @property
+    def newest_held(self) -> dict[ShardSpace, list[Held]]:
+        """This rank's copies as a trainer, of the commit that is being made if one is."""
+        return self.held if self._next is None else self._next
+
+    def with_shape(self, shape: StripeShape) -> ReplicateProtection:
+        return ReplicateProtection(shape.shards, shape.m + 1)
+
+    def adopt(self, view: View, missing: bool = True) -> None:
+        super().adopt(view, missing)
+        self._delivered = not view.rebuilding
+
+    def protect(
+        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+    ) -> None:
+        outgoing: dict[int, list[Tensor]] = {}
+        for (shard, space), (rows, _) in sorted(deltas.items()):
+            if rows.numel():
+                records = self._context.hosted[shard, space].store.read(rows)
+                askers = {} if ahead is None else ahead.askers(shard, space, rows)
+                self._spread(shard, space, rows, records, askers, view, outgoing)
+        self._tails, self._next = {}, {}
+        for tensors in self._context.transport.exchange(outgoing).values():
+            for head, where, records in in_groups(tensors, 3):
+                kind, shard, space, slot = head.tolist()
+                if kind == TAIL:
+                    self._tails[slot, shard, space] = where, records.view(where.numel(), -1)
+                else:
+                    self.parity[shard, space].put(where, records.view(where.numel(), -1))
+
+    def _spread(
+        self,
+        shard: int,
+        space: int,
+        rows: Tensor,
+        records: Tensor,
+        askers: Mapping[int, tuple[int, Tensor]],
+        view: View,
+        outgoing: dict[int, list[Tensor]],
+    ) -> None:
+        """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest.
+
+        `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
+        """
+        m, layout = self.shape.m, self._context.layouts[space]
+        copies = torch.zeros(rows.numel(), dtype=torch.int64)
+        own = view.domains[view.shards[shard]]
+        links = [self._holder(shard, link) for link in reversed(range(m))]
+        held_by = {view.domains[view.shards[link]]: torch.zeros(rows.numel(), dtype=torch.bool) for link in links}
+        taken: dict[int, Tensor] = {}
+        width = 4 * self._context.hosted[shard, space].store.weights.shape[1]
+        for slot, (rank, places) in sorted(askers.items()):
+            domain = view.domains[rank]
+            if domain == own:
+                continue
+            already = taken.setdefault(domain, torch.zeros(rows.numel(), dtype=torch.bool))
+            chosen = (places >= 0) & (copies < m) & ~already
+            here = chosen.nonzero().squeeze(1)
+            if not here.numel():
+                continue
+            copies[here] += 1
+            already[here] = True
+            if domain in held_by:
+                held_by[domain][here] = True
+            outgoing.setdefault(rank, []).extend(
+                (torch.tensor([TAIL, shard, space, slot]), places[here], records[here, width:].contiguous())
+            )
+        for link, holder in zip(reversed(range(m)), links, strict=True):
+            here = ((copies < m) & ~held_by[view.domains[view.shards[holder]]]).nonzero().squeeze(1)
+            if here.numel():
+                copies[here] += 1
+                stripes = layout.stripes_of_data(shard, rows[here])
+                outgoing.setdefault(view.shards[holder], []).extend(
+                    (torch.tensor([BACKUP, holder, space, 0]), layout.local_of_unit(stripes, 1 + link), records[here])
+                )
+
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
+        """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
+        found = asked.found(replies) if self._tails else {}
+        for (slot, shard, space), (places, tails) in self._tails.items():
+            local = asked.local(slot, shard, space)
+            values = found[slot, shard, space].view(local.numel(), -1)[places]
+            records = torch.cat([values.view(torch.uint8), tails], dim=1)
+            self._next.setdefault((shard, space), []).append(Held(local[places], records))
+        self._tails = {}
+
+    def committed(self) -> None:
+        super().committed()
+        if self._next is not None:
+            self.held, self._next = self._next, None
+        self._delivered = True
+
+    def undo(self) -> None:
+        super().undo()
+        self._next, self._tails, self._delivered = None, {}, False
+
+    def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        """First the trainers' copies of lost rows, newer than any backup, then as with parity."""
+        if not self._delivered:
+            outgoing: dict[int, list[Tensor]] = {}
+            for (shard, space), copies in sorted(self.held.items()):
+                for copy in copies if shard in view.rebuilding else ():
+                    outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([shard, space]), copy.rows, copy.records))
+            for tensors in self._context.transport.exchange(outgoing).values():
+                for head, rows, records in in_groups(tensors, 3):
+                    hosted = self._context.hosted[tuple(head.tolist())]
+                    lost = hosted.missing_among(rows)
+                    here = torch.isin(rows, lost)
+                    hosted.restore(rows[here], records.view(rows.numel(), -1)[here])
+            wanted = {key: self._context.hosted[key].missing_among(rows) for key, rows in wanted.items()}
+        return super().repair(wanted, budget, view)
+
+    def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
+        """None: a backup may be stale."""
+        return None

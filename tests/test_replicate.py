@@ -1,0 +1,105 @@
+"""Ultralight replication: copies that trainers hold count, hot rows are not sent twice, and the undisturbed bits after kills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from drilling import BASE, drill, launch
+
+from ecrm.engine.engine import Engine
+from ecrm.protection.backup import BackupRows
+from ecrm.protection.parity import ParityRows
+from ecrm.protection.replicate import ReplicateProtection
+from ecrm.simulate.run import Failed, run_schedule
+from ecrm.simulate.schedule import draw
+
+REPLICATE = {**BASE, "protection.name": "replicate", "cluster.servers": 4}
+
+
+def _drawn(count: int) -> list:
+    drawn = (draw(seed, "survivable") for seed in range(10_000))
+    return [schedule for schedule, _ in zip((s for s in drawn if s.workload.protection == "replicate"), range(count), strict=False)]
+
+
+def test_a_backup_is_overwritten_and_taken_back():
+    backup = BackupRows(10, 4, missing=False)
+    first, second = torch.full((2, 4), 7, dtype=torch.uint8), torch.full((2, 4), 9, dtype=torch.uint8)
+    backup.put(torch.tensor([1, 3]), first)
+    backup.committed()
+    backup.put(torch.tensor([3, 5]), second)
+    backup.put(torch.tensor([3, 5]), first)
+    assert backup.log_bytes == 2 * (16 + 8)
+    backup.undo()
+    assert backup.records[[1, 3, 5]].tolist() == [[7] * 4, [7] * 4, [0] * 4]
+
+
+def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit():
+    schedules = _drawn(40)
+    assert {s.workload.m for s in schedules} == {1, 2, 3}
+    assert sum(run_schedule(schedule).deaths for schedule in schedules) > 40
+
+
+@pytest.mark.parametrize("broken", ["tails are not kept", "stale backups count", "trainers are not asked first"])
+def test_a_broken_protection_is_caught(monkeypatch, broken):
+    if broken == "tails are not kept":
+        monkeypatch.setattr(ReplicateProtection, "retain", lambda self, asked, replies: None)
+    elif broken == "stale backups count":
+        monkeypatch.setattr(Engine, "_check_copies", lambda self, dead: None)
+        monkeypatch.setattr("ecrm.simulate.atlas._too_many_since_commit", lambda engine, gone, m: False)
+    else:
+        monkeypatch.setattr(ReplicateProtection, "adopt", _thinks_all_is_delivered)
+    with pytest.raises(Failed):
+        for schedule in _drawn(150):
+            run_schedule(schedule)
+
+
+_adopt = ReplicateProtection.adopt
+
+
+def _thinks_all_is_delivered(self, view, missing=True):
+    _adopt(self, view, missing)
+    self._delivered = True
+
+
+def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
+    sent = {"replicate": 0, "chain": 0}
+    put, apply = BackupRows.put, ParityRows.apply
+
+    def counting_put(self, rows, records):
+        sent["replicate"] += rows.numel()
+        put(self, rows, records)
+
+    def counting_apply(self, rows, coefficients, deltas):
+        sent["chain"] += rows.numel()
+        apply(self, rows, coefficients, deltas)
+
+    monkeypatch.setattr(BackupRows, "put", counting_put)
+    monkeypatch.setattr(ParityRows, "apply", counting_apply)
+    schedule = next(s for s in _drawn(500) if s.workload.slots >= 3 and s.workload.look_ahead and s.workload.commit_interval == 1)
+    for name in sent:
+        workload = replace(schedule.workload, protection=name, steps=12, ids_per_slot=12, spares=0)
+        run_schedule(replace(schedule, deaths=0, workload=workload))
+    assert 0 < sent["replicate"] < 0.7 * sent["chain"]
+
+
+@pytest.mark.parametrize(
+    ("copies", "kills"),
+    [
+        (2, ("1@6:parity", "4@12:forward")),
+        pytest.param(3, ("1@6:parity", "4@6:parity", "0@20:update"), marks=pytest.mark.drill),
+    ],
+)
+def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, copies, kills):
+    sets = {**REPLICATE, "protection.copies": copies, "protection.rebuild_rows_per_step": 100_000, "cluster.spares": 3}
+    run = drill(tmp_path / "run", criteo_rows, sets, kills)
+    assert run.model == undisturbed
+    assert run.summary["failures_left"] == copies - 1
+
+
+@pytest.mark.drill
+def test_a_server_and_a_trainer_at_once_are_more_than_two_copies_cover(tmp_path, criteo_rows):
+    run = launch(tmp_path / "run", criteo_rows, REPLICATE, ("1@6:parity", "4@6:parity"))
+    assert run.code == 3, run.output
+    assert "more was lost than ultralight replication, 2 copies can bring back: 2 failure domains" in run.output
