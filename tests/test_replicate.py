@@ -30,9 +30,11 @@ def test_a_backup_is_overwritten_and_taken_back():
     backup.committed()
     backup.put(torch.tensor([3, 5]), second)
     backup.put(torch.tensor([3, 5]), first)
-    assert backup.log_bytes == 2 * (16 + 8)
+    backup.passed_over(torch.tensor([1, 5]))
+    assert backup.stale(torch.tensor([1, 3, 5])).tolist() == [True, False, True] and backup.log_bytes > 0
     backup.undo()
     assert backup.records[[1, 3, 5]].tolist() == [[7] * 4, [7] * 4, [0] * 4]
+    assert not backup.stale(torch.arange(10)).any()
 
 
 def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit():
@@ -41,11 +43,13 @@ def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit()
     assert sum(run_schedule(schedule).deaths for schedule in schedules) > 40
 
 
-@pytest.mark.parametrize("broken", ["tails are not kept", "stale backups count", "trainers are not asked first"])
+@pytest.mark.parametrize("broken", ["tails are not kept", "too many may die", "trainers are not asked first", "stale backups are used"])
 def test_a_broken_protection_is_caught(monkeypatch, broken):
     if broken == "tails are not kept":
         monkeypatch.setattr(ReplicateProtection, "retain", lambda self, asked, replies: None)
-    elif broken == "stale backups count":
+    elif broken == "stale backups are used":
+        monkeypatch.setattr(BackupRows, "stale", lambda self, rows: torch.zeros(rows.numel(), dtype=torch.bool))
+    elif broken == "too many may die":
         monkeypatch.setattr(Engine, "_check_copies", lambda self, dead: None)
         monkeypatch.setattr("ecrm.simulate.atlas._too_many_since_commit", lambda engine, gone, m: False)
     else:

@@ -40,6 +40,7 @@ class ErasureProtection(Protection):
     name = "erasure"
     keeps_deltas = True
     rows_kind = ParityRows
+    rebuild_kind = Rebuild
 
     def __init__(self, shards: int, k: int, m: int) -> None:
         self.shape = StripeShape(shards, k, m)
@@ -123,7 +124,7 @@ class ErasureProtection(Protection):
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        return Rebuild(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
+        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
         if rows_per_step:

@@ -28,7 +28,7 @@ PROBES_PER_ROW = 4
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Missing local rows of one unit of one hosted shard, and the units they are decoded from, or with `probe` only probed."""
 
     shard: int
@@ -94,9 +94,9 @@ class Rebuild:
                 left[shard], on_demand[shard] = missing, decoded
         return RepairReport(left, on_demand)
 
-    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[_Group]:
+    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[Group]:
         """Groups to recover this round: all wanted rows, then missing data rows, then parity rows, in row order; and to probe."""
-        groups: list[_Group] = []
+        groups: list[Group] = []
         left = dict.fromkeys(self._view.rebuilding, budget)
         k, m = self._shape.k, self._shape.m
         for key in sorted(self._parity):
@@ -116,27 +116,30 @@ class Rebuild:
                 self._add_groups(groups, key, range(k, k + m), background, parity.missing.unprobed(PROBES_PER_ROW * budget))
         return groups
 
-    def _add_groups(self, groups: list[_Group], key: ShardSpace, units: range, chosen: Tensor, probed: Tensor) -> None:
+    def _add_groups(self, groups: list[Group], key: ShardSpace, units: range, chosen: Tensor, probed: Tensor) -> None:
         """One group per unit to recover, and one to probe, of local rows that take the units in turn."""
         probed = probed[~torch.isin(probed, chosen)]
         for place, unit in enumerate(units):
             self._add_group(groups, *key, unit, chosen[chosen % len(units) == place], probe=False)
             self._add_group(groups, *key, unit, probed[probed % len(units) == place], probe=True)
 
-    def _add_group(self, groups: list[_Group], shard: int, space: int, unit: int, local: Tensor, probe: bool) -> None:
+    def _add_group(self, groups: list[Group], shard: int, space: int, unit: int, local: Tensor, probe: bool) -> None:
         if local.numel():
-            residue = self._shape.residue_of_unit(shard, unit)
-            whole = [
-                source
-                for source in range(self._shape.width)
-                if self._shape.shard_of_unit(residue, source) not in self._view.rebuilding
-            ]
-            groups.append(_Group(shard, space, unit, local, tuple(whole[: self._shape.k]), probe))
+            sources = self._sources(self._shape.residue_of_unit(shard, unit))
+            groups.append(Group(shard, space, unit, local, sources, probe))
 
-    def _residue(self, group: _Group) -> int:
+    def _whole(self, residue: int) -> list[int]:
+        """Units of stripes of that residue on shards with nothing missing."""
+        return [u for u in range(self._shape.width) if self._shape.shard_of_unit(residue, u) not in self._view.rebuilding]
+
+    def _sources(self, residue: int) -> tuple[int, ...]:
+        """Units that a missing one is decoded from."""
+        return tuple(self._whole(residue)[: self._shape.k])
+
+    def _residue(self, group: Group) -> int:
         return self._shape.residue_of_unit(group.shard, group.unit)
 
-    def _stripes(self, group: _Group) -> Tensor:
+    def _stripes(self, group: Group) -> Tensor:
         layout = self._context.layouts[group.space]
         if group.unit < self._shape.k:
             return layout.stripes_of_data(group.shard, group.local)
@@ -154,7 +157,7 @@ class Rebuild:
             return self._context.hosted[shard, space].store.updated(local)
         return (self._read(shard, space, unit, local) != 0).any(dim=1)
 
-    def _decode(self, groups: list[_Group], replies: dict[int, list[Tensor]]) -> None:
+    def _decode(self, groups: list[Group], replies: dict[int, list[Tensor]]) -> None:
         """Decode every group from its sources' records and fill its rows in."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in replies.values():

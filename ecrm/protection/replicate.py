@@ -7,7 +7,8 @@ been sent it; to those it sends the few bytes of optimizer state that make their
 sent to backups: hot rows, nearly all of what a step changes, are hardly ever sent twice.
 
 Backups lie where chain replication has its links: a stripe of one data unit, the backup of shard s on shards s - 1, s - 2, ... A backup
-that was passed over is stale; every such row is held by trainers, and updated by the next step, whose commit decides anew.
+that is passed over is told so and marks the row stale; such a row is held by trainers, and updated by the next step, whose commit
+decides anew.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ecrm.placement.view import View
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.base import RepairReport, ShardSpace
 from ecrm.protection.chain import ChainProtection
+from ecrm.protection.copies import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
 
-BACKUP, TAIL = range(2)
+BACKUP, TAIL, STALE = range(3)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ReplicateProtection(ChainProtection):
 
     name = "replicate"
     rows_kind = BackupRows
+    rebuild_kind = CopyRebuild
     counts_every_rank = True
 
     def __init__(self, shards: int, copies: int) -> None:
@@ -94,6 +97,8 @@ class ReplicateProtection(ChainProtection):
                 kind, shard, space, slot = head.tolist()
                 if kind == TAIL:
                     self._tails[slot, shard, space] = where, records.view(where.numel(), -1)
+                elif kind == STALE:
+                    self.parity[shard, space].passed_over(where)
                 else:
                     self.parity[shard, space].put(where, records.view(where.numel(), -1))
 
@@ -134,14 +139,24 @@ class ReplicateProtection(ChainProtection):
             outgoing.setdefault(rank, []).extend(
                 (torch.tensor([TAIL, shard, space, slot]), places[here], records[here, width:].contiguous())
             )
-        for link, holder in zip(reversed(range(m)), links, strict=True):
-            here = ((copies < m) & ~held_by[view.domains[view.shards[holder]]]).nonzero().squeeze(1)
-            if here.numel():
-                copies[here] += 1
-                stripes = layout.stripes_of_data(shard, rows[here])
-                outgoing.setdefault(view.shards[holder], []).extend(
-                    (torch.tensor([BACKUP, holder, space, 0]), layout.local_of_unit(stripes, 1 + link), records[here])
-                )
+        stripes, places = layout.stripes_of_data(shard, rows), {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
+        sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
+        for other_domains in (True, False):  # a copy where none is yet, before a second one in the same failure domain
+            for holder in links:
+                domain = view.domains[view.shards[holder]]
+                here = (copies < m) & ~sent[holder]
+                if other_domains:
+                    here &= ~held_by[domain] if domain != own else False
+                sent[holder] |= here
+                held_by[domain] |= here
+                copies += here
+        for holder in links:
+            local = layout.local_of_unit(stripes, 1 + places[holder])
+            for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
+                here = here.nonzero().squeeze(1)
+                if here.numel():
+                    content = records[here] if kind == BACKUP else records[:0]
+                    outgoing.setdefault(view.shards[holder], []).extend((torch.tensor([kind, holder, space, 0]), local[here], content))
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
         """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""

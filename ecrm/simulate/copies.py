@@ -21,10 +21,11 @@ def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
 
 
 def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None:
-    """Every row is current in as many failure domains as promised, once nothing is rebuilding and all live ranks are there."""
+    """Every row is current in as many failure domains as its shard and its backups are in, once nothing is
+    rebuilding, all live ranks are there and none has died since the commit."""
     engine = next(iter(engines.values()))
     view, shape = engine.view, engine.protection.shape
-    if view.rebuilding or set(view.live) != set(engines) or any(other.view != view for other in engines.values()):
+    if engine.live_at_commit != view.live or view.rebuilding or set(view.live) != set(engines) or any(other.view != view for other in engines.values()):
         return
     for space, layout in enumerate(engine.layouts):
         for shard in range(shape.shards):
@@ -44,7 +45,8 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
                 for copy in other.protection.newest_held.get((shard, space), []):
                     domains[view.domains[rank]] |= torch.isin(local, copy.rows)
             copies = torch.stack(list(domains.values())).sum(dim=0)
-            due = min(shape.m + 1, len(domains))
+            links = {view.domains[view.shards[shape.shard_of_unit(shape.residue_of_unit(shard, 0), 1 + link)]] for link in range(shape.m)}
+            due = len(links | {view.domains[view.shards[shard]]})
             if local.numel() and int(copies.min()) < due:
                 row = int(rows[copies.argmin()])
                 raise Violation(f"commit {step}: row {row} of space {space} has {int(copies.min())} current copies, not {due}")

@@ -1,0 +1,45 @@
+"""One round of repair from copies, of which some may be stale: of all sources the first that is current."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ecrm.protection.rebuild import Group, Rebuild
+from ecrm.transport.message import in_groups
+
+
+class CopyRebuild(Rebuild):
+    """Repair over stripes of one data unit; each source says row by row whether what it sends is current."""
+
+    def _sources(self, residue: int) -> tuple[int, ...]:
+        return tuple(self._whole(residue))
+
+    def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+        """Records of one unit hosted here, with a byte more that is 1 where they are current, uint8 [R, record bytes + 1]."""
+        current = torch.ones(local.numel(), 1, dtype=torch.uint8)
+        if unit:
+            current[:, 0] = ~self._parity[shard, space].stale(local)
+        return torch.cat([super()._read(shard, space, unit, local), current], dim=1)
+
+    def _probe(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+        """As for parity; a stale record says nothing, so it is not zeros."""
+        other = super()._probe(shard, space, unit, local)
+        return other | self._parity[shard, space].stale(local) if unit else other
+
+    def _decode(self, groups: list[Group], replies: dict[int, list[Tensor]]) -> None:
+        units: dict[tuple[int, int], Tensor] = {}
+        for tensors in replies.values():
+            for head, records in in_groups(tensors, 2):
+                units[tuple(head.tolist())] = records
+        for number, group in enumerate(groups):
+            target = self._parity[group.shard, group.space] if group.unit else self._context.hosted[group.shard, group.space]
+            if group.probe:
+                target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
+                continue
+            offered = torch.stack([units[number, source].view(group.local.numel(), -1) for source in group.sources])
+            current = offered[:, :, -1]
+            if not bool(current.any(dim=0).all()):
+                raise AssertionError(f"shard {group.shard}: no current copy of a row is left")
+            chosen = current.argmax(dim=0)
+            target.restore(group.local, offered[chosen, torch.arange(group.local.numel()), :-1].contiguous())
