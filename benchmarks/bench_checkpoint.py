@@ -16,7 +16,8 @@ from measure import RESULTS, device, write_csv
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.engine.engine import Engine, Hooks
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import Alone
 from ecrm.simulate.workload import Workload, make_engine

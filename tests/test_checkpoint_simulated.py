@@ -12,7 +12,7 @@ from ecrm.checkpoint import restore
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.engine.engine import Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.engine.placing import place
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.simulate.checkers import Checkers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ecrm.engine.engine import Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.engine.engine import Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.mapped import dense_file, shard_file
 from ecrm.mapped.reopen import Reopened, last_commit

@@ -86,7 +86,7 @@ class Ran:
 
 
 def _hooks(cluster, rank, events):
-    from ecrm.engine.engine import Hooks
+    from ecrm.engine.hooks import Hooks
 
     return Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=events.append)
 

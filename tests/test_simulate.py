@@ -13,7 +13,7 @@ import torch
 from canaries import CANARIES, Canary
 
 import ecrm.simulate.run as run_module
-from ecrm.engine.engine import Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.simulate.arithmetic import Circle, crowded, widest_k

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ecrm.engine.engine import Hooks, StepAborted, StopAgreed
+from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.simulate.workload import Workload, make_engine, train_step
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 

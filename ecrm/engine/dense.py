@@ -5,11 +5,14 @@ The model behind a replica is the training loop's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from ecrm.errors import Unrecoverable
+from ecrm.transport.base import PeerFailure, Transport
 
 
 class DenseReplica(Protocol):
@@ -62,3 +65,28 @@ class SlicedSum:
     def assemble(self, by_holder: Mapping[int, Tensor]) -> Tensor:
         """The whole sum, [P], from the slices that the holders have summed."""
         return torch.cat([by_holder[holder] for holder in self._holders])
+
+
+def spread_dense(
+    transport: Transport, due: Sequence[int], mine: DenseReplica | None, make: Callable[[], DenseReplica]
+) -> DenseReplica | None:
+    """Collective: send the committed dense state from its lowest holder to those ranks of `due` that have none.
+
+    Returns the replica that this rank has been given, if it has. Raises Unrecoverable on every rank when nobody holds one.
+    """
+    have = transport.share([torch.tensor([int(mine is not None)])])
+    holders = [rank for rank, tensors in have.items() if int(tensors[0][0])]
+    needing = [rank for rank in due if rank not in holders]
+    if not holders:
+        if not transport.agree(True):
+            raise PeerFailure("a rank died in recovery")
+        raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(due)} had none yet)")
+    if not needing:
+        return None
+    outgoing = dict.fromkeys(needing, mine.export()) if transport.rank == holders[0] else {}
+    received = transport.exchange(outgoing)
+    if transport.rank not in needing:
+        return None
+    heir = make()
+    heir.load(received[holders[0]])
+    return heir

@@ -18,101 +18,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ecrm.engine.corruption import corruption_event
-from ecrm.engine.dense import DenseReplica, SlicedSum
+from ecrm.engine.dense import DenseReplica, SlicedSum, spread_dense
+from ecrm.engine.events import failure_event, rebuilt_event, reshaped_event, rolled_back_event
 from ecrm.engine.failures import Failure, FailureLog
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted, StopAgreed
+from ecrm.engine.ledger import Ledger
+from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import (
-    DENSE,
-    STOP,
-    ShardRequests,
-    SlotRequests,
-    sort_results,
-    split_riders,
-)
+from ecrm.engine.routing import DENSE, STOP, ShardRequests, SlotRequests, sort_results, split_riders
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
-from ecrm.protection.base import (
-    Protection,
-    ProtectionContext,
-    RepairReport,
-    ShardSpace,
-    VerifyReport,
-)
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
-
-
-class StepAborted(Exception):
-    """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
-
-
-class StopAgreed(Exception):
-    """A rank asks to stop; every live rank has heard it and stands at the same commit."""
-
-
-@dataclass(frozen=True)
-class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
-    whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
-
-    `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
-    """
-
-    commit_interval: int = 1
-    rebuild_rows_per_step: int = 4096
-    dense_replicas: int = 1
-    scrub_rows_per_step: int = 0
-    reshape: bool = True
-    skip_undo: bool = False
-
-
-MEMORY_KINDS = ("data", "parity", "undo", "dense")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, `dense` replicas."""
-
-    total: dict[str, int]
-    per_rank: list[dict[str, int]]
-
-
-def _ignore(*_: object) -> None:
-    """Default hook."""
-
-
-def _never() -> bool:
-    """Default for a question."""
-    return False
-
-
-@dataclass
-class Hooks:
-    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened,
-    `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through.
-
-    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
-    """
-
-    phase: Callable[[int, str], None] = _ignore
-    event: Callable[[dict[str, object]], None] = _ignore
-    committed: Callable[[], None] = _ignore
-    recovered: Callable[[], None] = _ignore
-    asks: Callable[[], bool] = _never
 
 
 class Engine:
@@ -400,17 +331,7 @@ class Engine:
             return
         self.view = mark_whole(self.view, whole)
         for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
-            self._hooks.event(
-                {
-                    "event": "rebuilt",
-                    "ranks": list(failure.ranks),
-                    "shards": list(failure.shards),
-                    "rebuild_seconds": failure.rebuild_seconds,
-                    "rebuilt_bytes": failure.rebuilt_bytes,
-                    "on_demand_rows": failure.on_demand_rows,
-                    "failures_left": self.failures_left,
-                }
-            )
+            self._hooks.event(rebuilt_event(failure, self.failures_left))
 
     # -- whole again on fewer ranks -----------------------------------------------------------------
 
@@ -440,16 +361,7 @@ class Engine:
         self._context = self._context_of_hosted()
         self._reshape_considered = self.view.epoch
         self._hooks.event(
-            {
-                "event": "reshaped",
-                "step": self.step,
-                "servers": reshape.shape.shards,
-                "k": reshape.shape.k,
-                "m": reshape.shape.m,
-                "seconds": self._clock() - reshape.began,
-                "moved_bytes": reshape.moved_bytes,
-                "failures_left": self.failures_left,
-            }
+            reshaped_event(self.step, reshape.shape, self._clock() - reshape.began, reshape.moved_bytes, self.failures_left)
         )
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
 
@@ -489,17 +401,13 @@ class Engine:
 
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
-        mine = (
-            len(self.view.shards_of(self.rank)),
+        held = (
             sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
             self.protection.parity_bytes,
             self._peak_undo_bytes,
             0 if self.dense is None else self.dense.memory_bytes,
         )
-        shared = self.transport.share([torch.tensor(mine)])
-        names = ("shards", *MEMORY_KINDS)
-        per_rank = [{"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))} for rank, tensors in shared.items()]
-        return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)
+        return gather_memory(self.transport, len(self.view.shards_of(self.rank)), held)
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -569,18 +477,14 @@ class Engine:
 
     def _return_to_commit(self) -> None:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
-        begun = self.step + self._changed - self.committed
-        asks = self.stopping or self._hooks.asks()
-        facts = torch.tensor([self._commits, self.view.epoch, begun, asks, self._state_lost])
-        ledger = [facts, _to_bytes(self.view.to_json())]
-        shared = self.transport.share(ledger)
-        if not self.transport.agree(True):  # nobody died: what was shared is what was sent
-            raise PeerFailure("a rank died in recovery")
-        self.stopping = any(int(tensors[0][3]) for tensors in shared.values())
-        if any(int(tensors[0][4]) for tensors in shared.values()):
+        mine = Ledger(
+            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self._state_lost
+        )
+        agreed = mine.agreed(self.transport)
+        self.stopping = agreed.asks
+        if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
-        commits = max(int(tensors[0][0]) for tensors in shared.values())
-        begun = max(int(tensors[0][2]) for tensors in shared.values() if int(tensors[0][0]) == commits)
+        commits, begun = agreed.commits, agreed.begun
         if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
             raise Unrecoverable(
                 f"ranks lost touch with each other, none of them died: protection {self.protection.name} cannot take back "
@@ -602,9 +506,8 @@ class Engine:
             self._reshape_considered = -1
             if self.dense is not None:
                 self.dense.undo()
-        newest = max(shared.values(), key=lambda tensors: int(tensors[0][1]))
-        if int(newest[0][1]) > self.view.epoch:
-            self.view = View.from_json(_from_bytes(newest[1]))
+        if agreed.view.epoch > self.view.epoch:
+            self.view = agreed.view
         self.step = self.committed
         self._updating = self._changed = False
 
@@ -629,7 +532,7 @@ class Engine:
             self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas, self.protection.in_words)
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
-        return self._spread_dense()
+        return spread_dense(self.transport, self.view.dense, self.dense, self._make_dense)
 
     def _check_copies(self, dead: list[int]) -> None:
         """Raise Unrecoverable when shards are lost, and more failure domains since the last commit than leave a copy for sure."""
@@ -660,25 +563,6 @@ class Engine:
 
         allocate = protection.allocator(shard, space)
         return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate)
-
-    def _spread_dense(self) -> DenseReplica | None:
-        """Send the committed dense state from its lowest holder to new holders of the view."""
-        have = self.transport.share([torch.tensor([int(self.dense is not None)])])
-        holders = [rank for rank, tensors in have.items() if int(tensors[0][0])]
-        needing = [rank for rank in self.view.dense if rank not in holders]
-        if not holders:
-            if not self.transport.agree(True):
-                raise PeerFailure("a rank died in recovery")
-            raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(self.view.dense)} had none yet)")
-        if not needing:
-            return None
-        outgoing = dict.fromkeys(needing, self.dense.export()) if self.rank == holders[0] else {}
-        received = self.transport.exchange(outgoing)
-        if self.rank not in needing:
-            return None
-        heir = self._make_dense()
-        heir.load(received[holders[0]])
-        return heir
 
     def resume(self) -> None:
         """Collective, before the first step: go on from the durable tier, whoever dies meanwhile.
@@ -722,16 +606,7 @@ class Engine:
             self.dense.load(loaded.dense)
         self.rollbacks += 1
         if told:
-            self._hooks.event(
-                {
-                    "event": "rolled_back",
-                    "step": self.step,
-                    "epoch": self.view.epoch,
-                    "from_step": begun,
-                    "why": str(why),
-                    "seconds": self._clock() - began,
-                }
-            )
+            self._hooks.event(rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began))
 
     def _record_failure(
         self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float
@@ -751,25 +626,5 @@ class Engine:
         )
         self.failures.failures.append(failure)
         self._hooks.event(
-            {
-                "event": "failure",
-                "ranks": list(dead),
-                "step": step,
-                "phase": phase,
-                "committed": self.committed,
-                "redone_steps": redone,
-                "recovery_seconds": failure.recovery_seconds,
-                "shards": {shard: self.view.shards[shard] for shard in shards},
-                "slots": {slot: self.view.slots[slot] for slot in slots},
-                "failures_left": self.failures_left,
-                "failures_left_when_rebuilt": self.failures_left_when_rebuilt,
-            }
+            failure_event(failure, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
         )
-
-
-def _to_bytes(text: str) -> Tensor:
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-def _from_bytes(data: Tensor) -> str:
-    return bytes(data.tolist()).decode()

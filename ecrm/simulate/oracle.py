@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ecrm.engine.engine import Engine, Hooks
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import Transport
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ecrm.engine.engine import Engine, Hooks
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
 from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers

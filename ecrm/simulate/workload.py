@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.digest import table_digests
-from ecrm.engine.engine import Engine, EnginePolicy, Hooks, StepAborted
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.placement.start import initial_view
 from ecrm.placement.tables import Table, row_spaces

@@ -29,7 +29,8 @@ from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.manifest import read_manifest
-from ecrm.engine.engine import Engine, EnginePolicy, Hooks
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set

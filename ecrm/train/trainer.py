@@ -15,7 +15,9 @@ from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import table_digests
-from ecrm.engine.engine import Engine, Memory, StepAborted, StopAgreed
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.memory import Memory
 from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.protection.base import VerifyReport

@@ -11,7 +11,7 @@ import torch
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.digest import gather_rows
-from ecrm.engine.engine import Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.protection import make_protection
 from ecrm.storage.base import Store
 from ecrm.train.job import build_engine, start_view

@@ -1,0 +1,56 @@
+"""The engine's events, as hooks and events.jsonl have them. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from ecrm.engine.failures import Failure
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+
+
+def failure_event(failure: Failure, view: View, committed: int, left: int, left_when_rebuilt: int) -> dict[str, object]:
+    """Ranks died; `view` says who has their roles now, `left` how many more may be lost at once now, and once rebuilt."""
+    return {
+        "event": "failure",
+        "ranks": list(failure.ranks),
+        "step": failure.step,
+        "phase": failure.phase,
+        "committed": committed,
+        "redone_steps": failure.redone_steps,
+        "recovery_seconds": failure.recovery_seconds,
+        "shards": {shard: view.shards[shard] for shard in failure.shards},
+        "slots": {slot: view.slots[slot] for slot in failure.slots},
+        "failures_left": left,
+        "failures_left_when_rebuilt": left_when_rebuilt,
+    }
+
+
+def rebuilt_event(failure: Failure, left: int) -> dict[str, object]:
+    """The shards lost in a failure are whole again."""
+    return {
+        "event": "rebuilt",
+        "ranks": list(failure.ranks),
+        "shards": list(failure.shards),
+        "rebuild_seconds": failure.rebuild_seconds,
+        "rebuilt_bytes": failure.rebuilt_bytes,
+        "on_demand_rows": failure.on_demand_rows,
+        "failures_left": left,
+    }
+
+
+def reshaped_event(step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int) -> dict[str, object]:
+    """Everything lies in stripes of `shape` now."""
+    return {
+        "event": "reshaped",
+        "step": step,
+        "servers": shape.shards,
+        "k": shape.k,
+        "m": shape.m,
+        "seconds": seconds,
+        "moved_bytes": moved_bytes,
+        "failures_left": left,
+    }
+
+
+def rolled_back_event(step: int, view: View, from_step: int, why: str, seconds: float) -> dict[str, object]:
+    """All have gone back to what the durable tier holds."""
+    return {"event": "rolled_back", "step": step, "epoch": view.epoch, "from_step": from_step, "why": why, "seconds": seconds}

@@ -1,0 +1,48 @@
+"""Where a rank stands when a recovery begins, and where the survivors stand together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecrm.placement.view import View
+from ecrm.transport.base import PeerFailure, Transport
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
+    stop; whether its state is lost, since it was rolling back."""
+
+    commits: int
+    view: View
+    begun: int
+    asks: bool
+    state_lost: bool
+
+    def agreed(self, transport: Transport) -> Ledger:
+        """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks or has lost
+        its state. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        numbers = torch.tensor([self.commits, self.begun, self.asks, self.state_lost])
+        shared = transport.share([numbers, _to_bytes(self.view.to_json())])
+        if not transport.agree(True):
+            raise PeerFailure("a rank died in recovery")
+        said = [Ledger(*numbers.tolist()[:1], View.from_json(_from_bytes(view)), *numbers.tolist()[1:]) for numbers, view in shared.values()]
+        commits = max(ledger.commits for ledger in said)
+        return Ledger(
+            commits,
+            max((ledger.view for ledger in said), key=lambda view: view.epoch),
+            max(ledger.begun for ledger in said if ledger.commits == commits),
+            any(ledger.asks for ledger in said),
+            any(ledger.state_lost for ledger in said),
+        )
+
+
+def _to_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _from_bytes(data: Tensor) -> str:
+    return bytes(data.tolist()).decode()

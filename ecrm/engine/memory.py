@@ -1,0 +1,31 @@
+"""What every rank holds, by its own count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ecrm.transport.base import Transport
+
+MEMORY_KINDS = ("data", "parity", "undo", "dense")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, `dense` replicas."""
+
+    total: dict[str, int]
+    per_rank: list[dict[str, int]]
+
+
+def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Memory:
+    """Collective: `held`, bytes of this rank in the order of MEMORY_KINDS, and how many shards it hosts, of all ranks.
+
+    Raises PeerFailure as transport calls do.
+    """
+    shared = transport.share([torch.tensor((shards, *held))])
+    names = ("shards", *MEMORY_KINDS)
+    per_rank = [{"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))} for rank, tensors in shared.items()]
+    return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)
