@@ -53,7 +53,7 @@ def test_schedules_of_chains_survive_what_they_promise():
 @pytest.mark.parametrize(
     ("copies", "kills"),
     [
-        (2, ("1@6:parity",)),
+        pytest.param(2, ("1@6:parity",), marks=pytest.mark.drill),
         pytest.param(3, ("1@6:parity", "2@6:parity", "0@20:update"), marks=pytest.mark.drill),
         pytest.param(2, ("4@6:forward", "1@14:lookup"), marks=pytest.mark.drill),
     ],

