@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import DataError, Unrecoverable
+from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.mapped import dense_file, shard_file
+from ecrm.mapped.manifest import _check_files, hold
 from ecrm.mapped.reopen import Reopened, last_commit
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
@@ -201,3 +203,33 @@ def test_a_file_goes_back_over_a_commit_and_forward_to_one(tmp_path):
         file.go_to(3, store)
     with pytest.raises(DataError, match="cannot go back to step 0"):
         file.go_to(0, store)
+
+
+def test_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path):
+    workload = replace(SMALL, folder=str(tmp_path))
+    run(workload)
+    _check_files(tmp_path, steps=4)
+    with pytest.raises(UsageError, match="is at step 4, this config trains 2: set train.steps=4 or more"):
+        _check_files(tmp_path, steps=2)
+    held = hold(tmp_path)
+    with pytest.raises(UsageError, match="in use by a run that is still alive"):
+        _check_files(tmp_path, steps=4)
+    held.close()
+    os.truncate(tmp_path / "shard1-space0.rows", 4096)
+    with pytest.raises(DataError, match="shard1-space0 in .* shorter than they were"):
+        _check_files(tmp_path, steps=4)
+    (tmp_path / "shard1-space0.rows").unlink()
+    with pytest.raises(DataError, match="shard1-space0 in .* No such file"):
+        _check_files(tmp_path, steps=4)
+
+
+def test_a_step_of_another_run_changes_nothing(tmp_path):
+    file, store = _file(tmp_path)
+    _step(file, store, 1)
+    before = store.read(torch.arange(30))
+    file.prepare(1)
+    file.commit(1)
+    file.commit(2)
+    with pytest.raises(DataError, match="cannot go back to step 0"):
+        file.go_to(0, store)
+    assert torch.equal(store.read(torch.arange(30)), before) and file.prepared == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from drilling import BASE, drill, launch
 
 from ecrm.engine.engine import Engine
+from ecrm.placement.tables import Table
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.simulate.run import Failed, run_schedule
 from ecrm.simulate.schedule import draw
+from ecrm.simulate.workload import Workload
 
 REPLICATE = {**BASE, "protection.name": "replicate", "cluster.servers": 4}
 
@@ -41,6 +44,22 @@ def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit()
     schedules = _drawn(40)
     assert {s.workload.m for s in schedules} == {1, 2, 3}
     assert sum(run_schedule(schedule).deaths for schedule in schedules) > 40
+
+
+def test_heads_and_links_die_together_with_their_rows_at_trainers():
+    """Both shards of a pair are rebuilt at once, with a budget that reaches backups in the first round."""
+    died = 0
+    for seed in range(24):
+        rng = random.Random(seed)
+        m = 2 + seed % 2
+        workload = Workload(
+            seed=seed, tables=(Table("a", 40, 4), Table("b", 17, 8)), slots=4, trainers=4, servers=m + 1 + rng.choice((0, 1, 3)), spares=2,
+            steps=8, ids_per_slot=12, protection="replicate", k=1, m=m, rebuild_rows_per_step=1000, layout=rng.choice(("dedicated", "colocated")),
+        )  # fmt: skip
+        base = draw(seed, "survivable")
+        schedule = replace(base, workload=workload, deaths=4, call_death=0.006, phase_death=0.01, cascade=0.05, together=0.8)
+        died += run_schedule(schedule).deaths
+    assert died > 40
 
 
 @pytest.mark.parametrize("broken", ["tails are not kept", "too many may die", "trainers are not asked first", "stale backups are used"])

@@ -330,6 +330,8 @@ class Engine:
         if not whole:
             return
         self.view = mark_whole(self.view, whole)
+        if not self.view.rebuilding:
+            self.live_at_commit = self.view.live
         for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
             self._hooks.event(rebuilt_event(failure, self.failures_left))
 

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.fits import KEYS, identity
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, UsageError
+from ecrm.mapped.files import open_file
+from ecrm.mapped.words import SHARD_WORDS, read_words
 
 FOLDER = "mapped"
 MANIFEST = "manifest.json"
+LOCK = "lock"
 VERSION = 1
 
 
-def folder_of(config: Config, run_dir: Path | None, resume: Path | None) -> Path:
+def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:
     """Where the files are, or will be. Raises UsageError, with what to type, where they cannot be used.
 
     `resume` is the folder of a run, or that of the files, to go on from.
     """
     if resume is not None:
         folder = next((path for path in (resume, resume / FOLDER) if (path / MANIFEST).exists()), None)
-        if folder is None and config.mapped.path and (Path(config.mapped.path) / MANIFEST).exists():
-            folder = Path(config.mapped.path)
         if folder is None:
             raise UsageError(
                 f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped, "
                 "or set protection.name to another to go on from a checkpoint"
             )
         _check_fit(folder, config)
+        _check_files(folder, steps)
         return folder
     if not config.mapped.path and run_dir is None:
         raise UsageError("protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path")
@@ -50,6 +54,35 @@ def make_folder(folder: Path, config: Config, first: bool) -> None:
     new = folder / f".{MANIFEST}"
     new.write_text(json.dumps(_about(config), indent=1))
     os.replace(new, folder / MANIFEST)
+
+
+def hold(folder: Path) -> FileIO:
+    """Mark the files as in use for as long as what is returned is kept, and the process lives."""
+    file = open_file(folder / LOCK)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def _check_files(folder: Path, steps: int) -> None:
+    """Raise UsageError where a run is alive that uses the files, or has gone beyond `steps`; DataError where one is missing or short."""
+    with open_file(folder / LOCK) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks") from None
+    for path in sorted(folder.glob("shard*.words")):
+        try:
+            words = read_words(path, SHARD_WORDS)
+            rows = path.with_suffix(".rows").stat().st_size
+            journals = [path.with_suffix(f".journal{slot}").stat().st_size for slot in (0, 1)]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path.stem} in {folder} cannot be used: {error}") from None
+        if rows < words["bytes"] or any(size < words[f"length{slot}"] for slot, size in enumerate(journals)):
+            raise DataError(f"{path.stem} in {folder} cannot be used: its files are shorter than they were")
+        if words["committed"] > steps:
+            raise UsageError(
+                f"{folder} is at step {words['committed']}, this config trains {steps}: set train.steps={words['committed']} or more"
+            )
 
 
 def _about(config: Config) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from ecrm.errors import DataError
 from ecrm.mapped.files import open_file, read_at, write_at
-from ecrm.mapped.words import Words
+from ecrm.mapped.words import SHARD_WORDS, Words
 from ecrm.storage.base import Store
 
 NEVER = -1
-_WORDS = {"committed": 0, "prepared": 0, "base0": 0, "length0": 0, "base1": NEVER, "length1": 0}
+_WORDS = dict(zip(SHARD_WORDS, (0, 0, 0, 0, NEVER, 0, 0), strict=True))
 
 
 class ShardFile:
@@ -66,8 +66,11 @@ class ShardFile:
         """The next piece of the file, zeros where nothing was ever written: takes no space until it is."""
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        if os.fstat(self._rows.fileno()).st_size < self._end + whole:
+        if self._words["bytes"] < self._end + whole:  # new
             self._rows.truncate(self._end + whole)
+            self._words["bytes"] = self._end + whole
+        if (found := os.fstat(self._rows.fileno()).st_size) < self._end + whole:
+            raise DataError(f"{self.path}: {found} bytes, {self._words['bytes']} are needed")
         memory = mmap.mmap(self._rows.fileno(), whole, offset=self._end)
         self._end += whole
         self._maps.append(memory)
@@ -109,12 +112,12 @@ class ShardFile:
                 raise DataError(f"{self.path}: rows of step {self.committed}, the others' are of {step}: not files of one run")
             self.commit(step)
             return
-        self._words["prepared"] = step  # first: from here on the rows are no longer those of a later one
-        self._flush_words()
         newest, before = self._slot_of(self.committed), 1 - self._slot_of(self.committed)
         slots = [newest] if step == self.committed else [newest, before]
         if self._words[f"base{slots[-1]}"] != step:
             raise DataError(f"{self.path}: rows of step {self.committed} cannot go back to step {step}: not files of one run")
+        self._words["prepared"] = step  # first: from here on the rows are no longer those of a later one
+        self._flush_words()
         for slot in slots:
             for rows, records in reversed(list(self._entries(slot, store.record_bytes))):
                 store.write(rows, records)

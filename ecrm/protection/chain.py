@@ -6,7 +6,7 @@ it and sends it on, down to the tail, shard s - (copies - 1). A commit is the ta
 committed before every link has the change. What is sent is the XOR of the record before and after, so that a link takes an
 uncommitted change back by applying it again, as parity does; a link is parity whose only coefficient is 1.
 
-Steps read from the head, which is where the next step's rows are before the tail has them. When a head is lost, the next link
+Steps read from the head, which is where the next step's rows are before the tail has them. When a head is lost, another link
 stands in for it row by row, until the shard's new host has all of them; then the host fills the links that were lost with it.
 """
 

@@ -10,7 +10,11 @@ from ecrm.transport.message import in_groups
 
 
 class CopyRebuild(Rebuild):
-    """Repair over stripes of one data unit; each source says row by row whether what it sends is current."""
+    """Repair over stripes of one data unit; each source says row by row whether what it sends is current.
+
+    A backup's row whose only current copies are those that trainers have just brought to a head that is being rebuilt too stays
+    missing for this round: once the head is whole, it is a source.
+    """
 
     def _sources(self, residue: int) -> tuple[int, ...]:
         return tuple(self._whole(residue))
@@ -38,8 +42,8 @@ class CopyRebuild(Rebuild):
                 target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
                 continue
             offered = torch.stack([units[number, source].view(group.local.numel(), -1) for source in group.sources])
-            current = offered[:, :, -1]
-            if not bool(current.any(dim=0).all()):
+            known, chosen = offered[:, :, -1].bool().any(dim=0), offered[:, :, -1].argmax(dim=0)
+            if not group.unit and not bool(known.all()):
                 raise AssertionError(f"shard {group.shard}: no current copy of a row is left")
-            chosen = current.argmax(dim=0)
-            target.restore(group.local, offered[chosen, torch.arange(group.local.numel()), :-1].contiguous())
+            records = offered[chosen, torch.arange(group.local.numel()), :-1]
+            target.restore(group.local[known], records[known].contiguous())

@@ -35,7 +35,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
-from ecrm.mapped.manifest import make_folder
+from ecrm.mapped.manifest import hold, make_folder
 from ecrm.mapped.reopen import Reopened
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
@@ -130,6 +130,7 @@ def _run(
     folder = _together(transport, lambda: RunFolder(run_dir))
     if start.mapped is not None and not goes_on:
         _together(transport, lambda: make_folder(start.mapped, config, transport.rank == transport.live[0]))
+    held = hold(start.mapped) if start.mapped is not None else None
     protection = make_protection(config, start.mapped)
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
@@ -187,6 +188,7 @@ def _run(
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
+    del held
     return 0 if folder.is_complete or trainer.stopped else 1
 
 

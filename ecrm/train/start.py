@@ -23,6 +23,6 @@ class Start:
 def plan_start(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Start:
     """Raises UsageError and DataError, with what to type, where a config of so many steps cannot go on from `resume`."""
     if config.protection.name == "mapped":
-        return Start(mapped=folder_of(config, run_dir, resume))
+        return Start(mapped=folder_of(config, steps, run_dir, resume))
     found, refused = plan_resume(resume, config, steps)
     return Start(found, refused)
