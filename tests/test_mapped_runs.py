@@ -11,7 +11,7 @@ from drilling import BASE, drill, kill_everything_once, launch, resume
 from ecrm.cli import main
 
 MAPPED = {**BASE, "protection.name": "mapped"}
-LONG = {"train.steps": 400, "train.global_batch": 64}
+LONG = {"train.steps": 2000, "train.global_batch": 64}
 
 
 def trains(folder: Path):
