@@ -20,6 +20,7 @@ def trains(folder: Path):
     return lambda: events.exists() and '"progress"' in events.read_text()
 
 
+@pytest.mark.drill
 def test_more_than_half_of_the_servers_die_at_once(tmp_path, criteo_rows, undisturbed):
     run = drill(tmp_path / "run", criteo_rows, MAPPED, ("0@9:update", "1@9:update", "3@20:commit"))
     assert run.model == undisturbed

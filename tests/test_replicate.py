@@ -62,7 +62,7 @@ def test_heads_and_links_die_together_with_their_rows_at_trainers():
     assert died > 40
 
 
-@pytest.mark.parametrize("broken", ["tails are not kept", "too many may die", "trainers are not asked first", "stale backups are used"])
+@pytest.mark.parametrize("broken", ["tails are not kept", "too many may die", "trainers are not asked first", pytest.param("stale backups are used", marks=pytest.mark.drill)])
 def test_a_broken_protection_is_caught(monkeypatch, broken):
     if broken == "tails are not kept":
         monkeypatch.setattr(ReplicateProtection, "retain", lambda self, asked, replies: None)

@@ -13,7 +13,7 @@ from ecrm.checkpoint.fits import KEYS, identity
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, UsageError
 from ecrm.mapped.files import open_file
-from ecrm.mapped.words import SHARD_WORDS, read_words
+from ecrm.mapped.names import read_words
 
 FOLDER = "mapped"
 MANIFEST = "manifest.json"
@@ -72,7 +72,7 @@ def _check_files(folder: Path, steps: int) -> None:
             raise UsageError(f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks") from None
     for path in sorted(folder.glob("shard*.words")):
         try:
-            words = read_words(path, SHARD_WORDS)
+            words = read_words(path)
             rows = path.with_suffix(".rows").stat().st_size
             journals = [path.with_suffix(f".journal{slot}").stat().st_size for slot in (0, 1)]
         except (OSError, ValueError) as error:

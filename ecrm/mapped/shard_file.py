@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ecrm.errors import DataError
 from ecrm.mapped.files import open_file, read_at, write_at
-from ecrm.mapped.words import SHARD_WORDS, Words
+from ecrm.mapped.names import SHARD_WORDS
+from ecrm.mapped.words import Words
 from ecrm.storage.base import Store
 
 NEVER = -1

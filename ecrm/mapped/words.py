@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-SHARD_WORDS = ("committed", "prepared", "base0", "length0", "base1", "length1", "bytes")
-"""Names of the words of a shard's file, in their order."""
-
 WORD = np.dtype("<i8")
 PAGE = mmap.PAGESIZE
 
@@ -41,11 +38,6 @@ class Words:
     def flush(self) -> None:
         """Wait until what was changed is on the device."""
         self._map.flush()
-
-
-def read_words(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """The words of a file that nobody need have mapped. Raises OSError, and ValueError for a file that is too short."""
-    return dict(zip(names, np.frombuffer(path.read_bytes(), WORD, len(names)).tolist(), strict=True))
 
 
 def _page(values: Sequence[int]) -> bytes:
