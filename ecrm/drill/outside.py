@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
         yield numbers.expovariate(1 / wanted.mtbf_seconds), numbers.random()
 
 
-class KillerThread(threading.Thread):
+class KillerThread(threading.Thread, ABC):
     """Kills ranks of the run in `folder` until it has killed all it is to or `finish` is called; `done` are the kills so far.
 
     `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be survived. `say` gets a line
@@ -104,8 +105,9 @@ class KillerThread(threading.Thread):
         except Exception as error:  # noqa: BLE001 - raised again where the drill waits for this thread
             self._error = error
 
+    @abstractmethod
     def _kill_all(self) -> None:
-        raise NotImplementedError
+        """Kill what this thread is there to kill, each at its time."""
 
     def _wait(self, seconds: float) -> bool:
         """True if there is nothing more to kill."""

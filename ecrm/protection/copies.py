@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ecrm.protection.rebuild import Group, Rebuild
-from ecrm.transport.message import in_groups
 
 
 class CopyRebuild(Rebuild):
@@ -24,26 +23,17 @@ class CopyRebuild(Rebuild):
         current = torch.ones(local.numel(), 1, dtype=torch.uint8)
         if unit:
             current[:, 0] = ~self._parity[shard, space].stale(local)
-        return torch.cat([super()._read(shard, space, unit, local), current], dim=1)
+        return torch.cat([self._held(shard, space, unit, local), current], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
         """As for parity; a stale record says nothing, so it is not zeros."""
         other = super()._probe(shard, space, unit, local)
         return other | self._parity[shard, space].stale(local) if unit else other
 
-    def _decode(self, groups: list[Group], replies: dict[int, list[Tensor]]) -> None:
-        units: dict[tuple[int, int], Tensor] = {}
-        for tensors in replies.values():
-            for head, records in in_groups(tensors, 2):
-                units[tuple(head.tolist())] = records
-        for number, group in enumerate(groups):
-            target = self._parity[group.shard, group.space] if group.unit else self._context.hosted[group.shard, group.space]
-            if group.probe:
-                target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
-                continue
-            offered = torch.stack([units[number, source].view(group.local.numel(), -1) for source in group.sources])
-            known, chosen = offered[:, :, -1].bool().any(dim=0), offered[:, :, -1].argmax(dim=0)
-            if not group.unit and not bool(known.all()):
-                raise AssertionError(f"shard {group.shard}: no current copy of a row is left")
-            records = offered[chosen, torch.arange(group.local.numel()), :-1]
-            target.restore(group.local[known], records[known].contiguous())
+    def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
+        current = sent[:, :, -1]
+        known, chosen = current.bool().any(dim=0), current.argmax(dim=0)
+        if not group.unit and not bool(known.all()):
+            raise AssertionError(f"shard {group.shard}: no current copy of a row is left")
+        records = sent[chosen, torch.arange(group.local.numel()), :-1]
+        return group.local[known], records[known].contiguous()

@@ -146,6 +146,10 @@ class Rebuild:
         return layout.stripes_of_parity(group.shard, group.local)
 
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+        """What a source sends: records of one unit hosted here, uint8 [R, record bytes]."""
+        return self._held(shard, space, unit, local)
+
+    def _held(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
         """Records of one unit hosted here, uint8 [R, record bytes]."""
         if unit < self._shape.k:
             return self._context.hosted[shard, space].store.read(local)
@@ -155,7 +159,7 @@ class Rebuild:
         """Whether the records of one unit hosted here are other than zeros, bool [R]."""
         if unit < self._shape.k:
             return self._context.hosted[shard, space].store.updated(local)
-        return (self._read(shard, space, unit, local) != 0).any(dim=1)
+        return (self._held(shard, space, unit, local) != 0).any(dim=1)
 
     def _decode(self, groups: list[Group], replies: dict[int, list[Tensor]]) -> None:
         """Decode every group from its sources' records and fill its rows in."""
@@ -169,7 +173,10 @@ class Rebuild:
             if group.probe:
                 target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
                 continue
-            present = [units[number, source].view(group.local.numel(), -1) for source in group.sources]
-            matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
-            records = decode(torch.stack(present), matrix)[0]
-            target.restore(group.local, records)
+            sent = torch.stack([units[number, source].view(group.local.numel(), -1) for source in group.sources])
+            target.restore(*self._recovered(group, sent))
+
+    def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
+        """(local rows, their records) from what the group's sources sent, uint8 [sources, R, bytes]."""
+        matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
+        return group.local, decode(sent, matrix)[0]
