@@ -89,6 +89,7 @@ def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_
     assert _scores(run) == _scores(undisturbed_run) and run.summary["eval_samples"] == 1200
 
 
+@pytest.mark.drill
 def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):
     """The drills can fail: the same kill with the undo step switched off gives another model."""
     sets = {**BASE, "cluster.servers": 3, "testing.skip_undo": True}
@@ -156,7 +157,8 @@ def every_row(tmp_path_factory, criteo_rows):
     return data
 
 
-@pytest.mark.parametrize("kills", [(), pytest.param(("1@8:update",), marks=pytest.mark.drill)], ids=["undisturbed", "adopted"])
+@pytest.mark.drill
+@pytest.mark.parametrize("kills", [(), ("1@8:update",)], ids=["undisturbed", "adopted"])
 def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kills):
     """Data x (1 + m/k) by rank, as the program counts it and as the machine does, against tables of next to no rows."""
     tiny = drill(tmp_path / "tiny", every_row, {**MEMORY, "model.max_rows_per_table": 2})

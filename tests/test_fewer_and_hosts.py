@@ -77,6 +77,7 @@ def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbe
     assert run.summary["failures_left"] == 1
 
 
+@pytest.mark.drill
 def test_hosts_too_few_for_the_stripes_are_refused(tmp_path, criteo_rows):
     sets = {**BASE, "cluster.servers": 6, "cluster.spares": 0, "cluster.failure_domain": "host", "testing.imitated_hosts": 2}
     run = launch(tmp_path / "run", criteo_rows, sets)

@@ -84,7 +84,8 @@ def _guard_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("rank_too", [True, pytest.param(False, marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("rank_too", [True, False])
 def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_rows, undisturbed, rank_too):
     """`pkill -STOP -f` stops both: whoever would notice a stopped rank stands still too."""
     folder = tmp_path / "run"
@@ -145,7 +146,8 @@ def test_a_rank_that_alone_cannot_read_the_data_is_recovered(tmp_path, criteo_ro
     assert run.output.count("ecrm: error: garbage") == 1
 
 
-@pytest.mark.parametrize("protection", ["erasure", pytest.param("none", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("protection", ["erasure", "none"])
 def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, protection):
     """An id of row 700 is not in its table: whoever reads it meets the same error, so nobody is taken for dead."""
     data = tmp_path / "data"
