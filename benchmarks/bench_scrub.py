@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import tables
 from measure import RESULTS, RUN_SECONDS, device, prepare, set_words, write_csv
 
 SETS = {
@@ -111,18 +112,6 @@ def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str,
     return rows
 
 
-def table(rows: list[dict[str, object]]) -> str:
-    """Medians over the runs, as Markdown."""
-    lines = ["| rows per shard and step | a step, ratio to none | sent per server and step | steps for all rows |", "|---|---|---|---|"]
-    for count in ROWS_PER_STEP:
-        mine = [row for row in rows if row["rows_per_step"] == count]
-        ratio = statistics.median(row["ratio_to_0"] for row in mine)
-        sent = f"{mine[0]['bytes_per_server_and_step'] / 1e6:.2f} MB" if count else "-"
-        passed = f"{mine[0]['steps_a_pass']:,}" if count else "-"
-        lines.append(f"| {count:,} | {ratio:.2f} | {sent} | {passed} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
@@ -136,7 +125,7 @@ def main() -> None:
             rows += measure(repeat, data, Path(scratch) / str(repeat), steps)
     target = (Path(tempfile.mkdtemp()) if options.smoke else RESULTS) / "scrub.csv"
     write_csv(target, rows)
-    print(table(rows))
+    print("\n".join(tables.scrub(rows)))
     print(f"written to {target}")
 
 
