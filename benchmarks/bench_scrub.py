@@ -122,13 +122,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
     parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/scrub.csv")
     options = parser.parse_args(words)
-    repeats, size = (1, 4_000) if options.smoke else (options.repeats, 200_000)
+    repeats, size = (1, 12_000) if options.smoke else (options.repeats, 200_000)
     sets = SMOKE if options.smoke else {"train.steps": 168}
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        data = prepare(Path(scratch), size)
+        data = prepare(options.data or Path(scratch), size)
         for repeat in range(repeats):
             rows += measure(repeat, data, Path(scratch) / str(repeat), sets)
     csv = target("scrub.csv", options.csv, options.smoke)

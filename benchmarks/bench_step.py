@@ -31,10 +31,16 @@ from typing import Any
 import measure
 from ratios import STEP_BARS, step_ratios
 
+PROTECTION = {
+    "none": {"protection.name": "none"},
+    "erasure": {"protection.m": 1},
+    "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
+}
+
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, TorchRec's plans, and what else is set."""
+    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, and what else is set."""
 
     rounds: int
     steps: int
@@ -42,19 +48,30 @@ class Size:
     ranks: int
     slot_batch: Mapping[str, int]
     k: int
-    plans: tuple[str, ...]
+    contenders: tuple[str, ...]
     sets: Mapping[str, Any]
 
 
-FULL = Size(5, 40, 500_000, 5, {"dense-heavy": 1024, "embedding-heavy": 2048}, 4, ("planner", "column_wise"), {})
-SMOKE = Size(
-    1, 8, 12_000, 2, {"embedding-heavy": 64}, 1, ("planner",), {"model.max_rows_per_table": 1000, "model.dense_arch": "native"}
+FULL = Size(
+    rounds=5,
+    steps=40,
+    rows=500_000,
+    ranks=5,
+    slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
+    k=4,
+    contenders=(*PROTECTION, "torchrec-planner", "torchrec-column_wise"),
+    sets={},
 )
-PROTECTION = {
-    "none": {"protection.name": "none"},
-    "erasure": {"protection.m": 1},
-    "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
-}
+SMOKE = Size(
+    rounds=1,
+    steps=8,
+    rows=12_000,
+    ranks=2,
+    slot_batch={"embedding-heavy": 64},
+    k=1,
+    contenders=("none", "erasure", "torchrec-planner"),
+    sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native"},
+)
 
 
 def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
@@ -130,9 +147,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for regime in regimes:
             sets = settings(regime, data, steps, size)
             for number in range(rounds):
-                contenders = [*PROTECTION, *(f"torchrec-{plan}" for plan in size.plans)]
-                random.Random(number).shuffle(contenders)
-                for name in contenders:
+                for name in random.Random(number).sample(size.contenders, len(size.contenders)):
                     result = measured(name, Path(scratch) / f"{regime}-{number}-{name}", sets)
                     rows.append(
                         {

@@ -43,6 +43,7 @@ from ecrm.model.replica import EPSILON
 SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "column_wise": ShardingType.COLUMN_WISE}
 """On CPUs TorchRec shards by table or by column, not by row."""
 GIBIBYTE = 1 << 30
+WINDOW = 1 << 16
 
 
 def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
@@ -83,14 +84,16 @@ def start_alike(sharded: DistributedModelParallel, tables: list[EmbeddingBagConf
         name = key.removesuffix(".weight").rpartition(".")[2]
         if name not in numbers:
             continue
-        table = tables[numbers[name]]
-        rows, bound = torch.arange(table.num_embeddings), 1 / math.sqrt(table.num_embeddings)
-        # Sharded tables are parts with a place; those of data-parallel plans are whole.
-        parts = [(shard.tensor, *shard.metadata.shard_offsets) for shard in value.local_shards()] if isinstance(value, ShardedTensor) else [(value, 0, 0)]
+        table, bound = tables[numbers[name]], 1 / math.sqrt(tables[numbers[name]].num_embeddings)
+        # A sharded table is parts with a place; one of a data-parallel plan is whole.
+        whole = [(value, 0, 0)]
+        parts = [(part.tensor, *part.metadata.shard_offsets) for part in value.local_shards()] if isinstance(value, ShardedTensor) else whole
         for part, row, column in parts:
             height, width = part.shape
-            initial = hash_uniform(seed, numbers[name], rows[row : row + height], table.embedding_dim, bound)
-            part.detach().copy_(initial[:, column : column + width])
+            for first in range(0, height, WINDOW):
+                rows = torch.arange(row + first, row + min(first + WINDOW, height))
+                initial = hash_uniform(seed, numbers[name], rows, table.embedding_dim, bound)
+                part.detach()[first : first + WINDOW] = initial[:, column : column + width]
 
 
 def features(ids: torch.Tensor, names: list[str]) -> KeyedJaggedTensor:
