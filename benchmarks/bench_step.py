@@ -101,14 +101,14 @@ def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     return {"step_ms": 1e3 * seconds, "samples_per_second": sets["train.global_batch"] / seconds, "logloss": summary["train_logloss"]}
 
 
-def peer(folder: Path, sets: dict[str, Any], sharding: str) -> dict[str, Any]:
+def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> dict[str, Any]:
     """One run of TorchRec."""
     folder.mkdir()
     result = folder / "result.json"
     program = Path(__file__).with_name("peer_torchrec.py")
     words = ["-m", "torch.distributed.run", "--nproc-per-node", str(sets["cluster.servers"]), str(program), "quickstart", str(result)]
     done = subprocess.run(
-        [sys.executable, *words, "--sharding", sharding, *measure.set_words(sets)],
+        [sys.executable, *words, "--sharding", sharding, *(["--pipelined"] if pipelined else []), *measure.set_words(sets)],
         capture_output=True,
         text=True,
         timeout=measure.RUN_SECONDS,
@@ -121,8 +121,11 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str) -> dict[str, Any]:
 
 
 def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
-    """One run of a contender."""
-    return peer(folder, sets, name.partition("-")[2]) if name.startswith("torchrec-") else ours(folder, sets, name)
+    """One run of a contender; TorchRec's are named torchrec-PLAN or torchrec-PLAN-pipelined."""
+    kind, _, plan = name.partition("-")
+    if kind == "torchrec":
+        return peer(folder, sets, plan.removesuffix("-pipelined"), plan.endswith("-pipelined"))
+    return ours(folder, sets, name)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -181,7 +181,7 @@ def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A step over the first point of its series, and throughput kept while rebuilding."""
     about = {"tables": "rows of the largest tables", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
     present = {series: label for series, label in about.items() if any(row["series"] == series for row in rows)}
-    grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2])
+    grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2.2])
     for axes, (series, label) in zip(grid, present.items(), strict=False):
         found = {f"{value:,}": each for value, each in scaling_ratios(rows, series).items()}
         dots(axes, found)
@@ -193,7 +193,7 @@ def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
     dots(grid[-1], {"a server killed": kept}, COLOURS[2])
     grid[-1].axhline(KEPT_BAR, color=BAR, linewidth=1.8, label="bar: at least")
     grid[-1].set_ylim(0, 1.1 * max(1.0, *kept))
-    grid[-1].set_xlabel("samples/s while rebuilding\nover those before")
+    grid[-1].set_xlabel("samples/s while\nrebuilding / before")
     legend(grid[-1])
 
 
