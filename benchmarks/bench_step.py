@@ -1,16 +1,17 @@
 """What protection costs a step, and how a protected step compares with TorchRec's unprotected one.
 
-    python benchmarks/bench_step.py            # both regimes, all contenders in every round; about 40 minutes on 2 cores
+    python benchmarks/bench_step.py            # both regimes, all contenders in every round; the better part of an hour on 2 cores
     python benchmarks/bench_step.py --smoke    # tiny, to a temporary file; what the tests run
 
 Contenders of one round run one after the other in a random order, with the same processes, model, batches and data:
   none        ECRM without protection
   erasure     k=4 m=1, a commit every step
   erasure-16  k=4 m=1, a commit every 16 steps
-  torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan (benchmarks/peer_torchrec.py), unprotected
+  torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining
+              (benchmarks/peer_torchrec.py), unprotected
 Samples per second are the global batch over the median step. Ratios are of the same round, then their median.
-All contenders see the same batches; their training losses are in the CSV: ECRM's are the same bits whatever the protection, TorchRec's
-differ in how the rows are initialised (the same distribution, other random numbers). Writes benchmarks/results/step.csv.
+All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
+without protection, and TorchRec's but for rounding. Writes benchmarks/results/step.csv.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ FULL = Size(
     ranks=5,
     slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
     k=4,
-    contenders=(*PROTECTION, "torchrec-planner", "torchrec-column_wise"),
+    contenders=(*PROTECTION, "torchrec-planner", "torchrec-planner-pipelined", "torchrec-column_wise"),
     sets={},
 )
 SMOKE = Size(
@@ -69,7 +70,7 @@ SMOKE = Size(
     ranks=2,
     slot_batch={"embedding-heavy": 64},
     k=1,
-    contenders=("none", "erasure", "torchrec-planner"),
+    contenders=("none", "erasure", "torchrec-planner-pipelined"),
     sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native"},
 )
 
@@ -117,7 +118,12 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> 
     if done.returncode:
         sys.exit(f"the TorchRec peer failed:\n{done.stdout}{done.stderr}")
     told = json.loads(result.read_text())
-    return {"step_ms": 1e3 * told["step_seconds"], "samples_per_second": told["samples_per_second"], "logloss": told["logloss"]}
+    return {
+        "step_ms": 1e3 * told["step_seconds"],
+        "samples_per_second": told["samples_per_second"],
+        "logloss": told["logloss"],
+        "plan": told["plan"],
+    }
 
 
 def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
@@ -163,6 +169,7 @@ def main(words: Sequence[str] | None = None) -> None:
                             "step_ms": round(result["step_ms"], 2),
                             "samples_per_second": round(result["samples_per_second"]),
                             "train_logloss": round(result["logloss"], 6),
+                            "plan": result.get("plan", ""),
                             **about,
                         }
                     )
