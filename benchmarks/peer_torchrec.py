@@ -65,6 +65,20 @@ GIBIBYTE = 1 << 30
 WINDOW = 1 << 16
 
 
+class Training(nn.Module):
+    """(loss, the same detached) of a batch: what TorchRec's pipelines want of a model."""
+
+    def __init__(self, model: DLRM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model(batch.dense_features, batch.sparse_features).squeeze(1)
+        # DistributedDataParallel averages gradients over the processes, so each takes the mean of its own samples.
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, loss.detach()
+
+
 def build(config: Config, dataset: CriteoDataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     """The sharded model with its sparse optimizer fused into the backward pass, and its dense optimizer."""
     model = config.model
@@ -74,7 +88,7 @@ def build(config: Config, dataset: CriteoDataset, sharding: str) -> tuple[Distri
     ]
     torch.manual_seed(config.train.seed)
     bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    dlrm = DLRM(bags, 13, list(model.bottom_mlp), list(model.top_mlp), dense_device=torch.device("cpu"))
+    training = Training(DLRM(bags, 13, list(model.bottom_mlp), list(model.top_mlp), dense_device=torch.device("cpu")))
     apply_optimizer_in_backward(
         RowWiseAdagrad, bags.parameters(), {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps}
     )
@@ -86,8 +100,8 @@ def build(config: Config, dataset: CriteoDataset, sharding: str) -> tuple[Distri
         constraints=constraints,
     )
     sharders = [EmbeddingBagCollectionSharder()]
-    plan = planner.collective_plan(dlrm, sharders, dist.GroupMember.WORLD)
-    sharded = DistributedModelParallel(dlrm, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    plan = planner.collective_plan(training, sharders, dist.GroupMember.WORLD)
+    sharded = DistributedModelParallel(training, device=torch.device("cpu"), plan=plan, sharders=sharders)
     start_alike(sharded, tables, config.train.seed)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),
@@ -117,20 +131,6 @@ def start_alike(sharded: DistributedModelParallel, tables: list[EmbeddingBagConf
                 part.detach()[first : first + WINDOW] = initial[:, column : column + width]
 
 
-class Training(nn.Module):
-    """(loss, the same detached) of a batch: what TorchRec's pipelines want of a model."""
-
-    def __init__(self, model: DistributedModelParallel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.model(batch.dense_features, batch.sparse_features).squeeze(1)
-        # DistributedDataParallel averages gradients over the processes, so each takes the mean of its own samples.
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        return loss, loss.detach()
-
-
 def batches(dataset: CriteoDataset, config: Config) -> Iterator[Batch]:
     """This process's slice of every step's batch, read when it is asked for."""
     names = [name for name, _ in dataset.tables]
@@ -140,10 +140,10 @@ def batches(dataset: CriteoDataset, config: Config) -> Iterator[Batch]:
         yield Batch(dense, KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=lengths), labels)
 
 
-def plain_step(training: Training, optimizer: torch.optim.Optimizer, data: Iterator[Batch]) -> torch.Tensor:
+def plain_step(model: DistributedModelParallel, optimizer: torch.optim.Optimizer, data: Iterator[Batch]) -> torch.Tensor:
     """One step after the other; returns the loss, detached."""
     optimizer.zero_grad()
-    loss, told = training(next(data))
+    loss, told = model(next(data))
     loss.backward()
     optimizer.step()
     return told
@@ -177,14 +177,16 @@ def main() -> None:
     check(config)
     dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
     model, optimizer = build(config, dataset, arguments.sharding)
-    training, data = Training(model), batches(dataset, config)
-    pipeline = TrainPipelineSparseDist(training, optimizer, torch.device("cpu")) if arguments.pipelined else None
+    data = batches(dataset, config)
+    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu")) if arguments.pipelined else None
     seconds, losses = [], []
     for _ in range(config.train.steps):
         began = time.perf_counter()
-        loss = pipeline.progress(data) if pipeline else plain_step(training, optimizer, data)
+        loss = pipeline.progress(data) if pipeline else plain_step(model, optimizer, data)
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
+    if pipeline and not pipeline._pipelined_modules:  # TorchRec only logs it when it finds no module that it can pipeline
+        sys.exit("peer_torchrec: TorchRec pipelined nothing of this model")
     counted = seconds[arguments.warm_up :]
     loss = torch.tensor(statistics.mean(losses), dtype=torch.float64)
     dist.all_reduce(loss)  # slots are alike in size: the mean over them is that over all samples
