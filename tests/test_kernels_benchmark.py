@@ -1,9 +1,7 @@
 """The benchmark of the kernels runs, at a small size, and writes what it promises."""
 
-import csv
-
 import pytest
-from benchmarking import program
+from benchmarking import program, read
 
 pytest.importorskip("pyeclib")
 
@@ -11,7 +9,7 @@ pytest.importorskip("pyeclib")
 def test_small_run_writes_all_columns(tmp_path, capsys):
     program("bench_kernels").main(["--smoke", "--csv", str(tmp_path / "kernels.csv")])
 
-    lines = list(csv.DictReader((tmp_path / "kernels.csv").open()))
+    lines = read(tmp_path / "kernels.csv")
     contenders = {line["contender"] for line in lines}
     assert {"parity_apply", "isa-l contiguous", "no-arithmetic", "sparse_update", "without-delta"} <= contenders
     for line in lines:
