@@ -66,7 +66,7 @@ SMOKE = Size(
     killed={"cluster.servers": 2, "protection.k": 1},
     sets={
         "model.max_rows_per_table": 1000, "model.dense_arch": "native", "train.global_batch": 64, "train.slots": 1, "cluster.trainers": 1,
-        "cluster.layout": "colocated",
+        "cluster.layout": "colocated", "storage.backend": "native",
     },  # fmt: skip
 )
 

@@ -26,7 +26,7 @@ SETS = {
     "protection.verify_parity_at_end": True,
 }
 SMOKE = {
-    "train.steps": 24, "train.global_batch": 64, "model.max_rows_per_table": 500,
+    "train.steps": 24, "train.global_batch": 64, "model.max_rows_per_table": 500, "storage.backend": "native",
     "cluster.layout": "colocated", "cluster.servers": 2, "cluster.trainers": 1, "protection.k": 1,
 }  # fmt: skip
 ROWS_PER_STEP = (0, 400, 4_000, 40_000)
