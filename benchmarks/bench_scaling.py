@@ -32,7 +32,7 @@ from ecrm.drill.throughput import before_during_after
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, steps, generated rows, (series, value, settings) of a round's runs, what the killed run has, what all have."""
+    """How much is run: rounds, steps, rows, (series, value, settings) of each run of a round, settings of the killed one and of all."""
 
     rounds: int
     steps: int
