@@ -70,7 +70,7 @@ SMOKE = Size(
     ranks=2,
     slot_batch={"embedding-heavy": 64},
     k=1,
-    contenders=("none", "erasure", "torchrec-planner-pipelined"),
+    contenders=("erasure", "torchrec-planner-pipelined"),
     sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native", "storage.backend": "native"},
 )
 

@@ -39,13 +39,11 @@ def test_step(results, kept, tmp_path, capsys):
     lines = {line["contender"]: line for line in measured(target)}
     assert set(lines) == set(benchmark.SMOKE.contenders)
     assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
-    # Same batches, initial values and optimizers: protection changes no bit, TorchRec rounds differently.
-    losses = {name: float(line["train_logloss"]) for name, line in lines.items()}
     assert lines["torchrec-planner-pipelined"]["plan"]
-    assert losses["erasure"] == losses["none"]
-    assert abs(losses["torchrec-planner-pipelined"] - losses["none"]) < 1e-5
-    said = capsys.readouterr().out
-    assert "erasure / none: " in said and "erasure / torchrec: " in said
+    # Same batches, initial values and optimizers; the two only round differently.
+    ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined"))
+    assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
+    assert "erasure / torchrec: " in capsys.readouterr().out
 
 
 def test_scaling(results, kept, tmp_path):
