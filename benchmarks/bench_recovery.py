@@ -8,7 +8,6 @@ Writes every run to benchmarks/results/recovery.csv and prints the README's tabl
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import measure
+import tables
 
 from ecrm.drill.run import read_run
 from ecrm.drill.throughput import before_during_after
 
-RESULTS = Path(__file__).with_name("results") / "recovery.csv"
 SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {
     "server, spare takes over": (("cluster.spares=1",), ((1, "parity"),)),
     "server, trainer adopts": (("cluster.spares=0",), ((1, "parity"),)),
@@ -92,28 +91,6 @@ def run(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[st
     }
 
 
-def table(rows: list[dict[str, object]]) -> str:
-    """Medians over the repeats, least and greatest behind them, as Markdown."""
-    lines = [
-        "| killed | gap ms | of it recovery ms | a step ms | steps redone | samples/s before | during | after | whole again after s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name in dict.fromkeys(row["scenario"] for row in rows):
-        mine = [row for row in rows if row["scenario"] == name]
-
-        def shown(field: str, digits: int = 0, mine: list[dict[str, object]] = mine) -> str:
-            values = [float(row[field]) for row in mine]
-            low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
-            return middle if low == high else f"{middle} ({low} to {high})"
-
-        lines.append(
-            f"| {name} | {shown('gap_ms')} | {shown('recovery_ms')} | {shown('step_ms')} | {shown('redone_steps')} | "
-            f"{shown('samples_per_second_before')} | {shown('samples_per_second_during')} | "
-            f"{shown('samples_per_second_after')} | {shown('rebuild_seconds', 2)} |"
-        )
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the scenarios, write the CSV, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,9 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hashes = {row["model_sha256"] for row in rows}
     if len(hashes) != 1:
         sys.exit(f"the finished models differ: {hashes}")
-    target = options.csv or (Path(tempfile.mkdtemp()) / "recovery.csv" if options.smoke else RESULTS)
+    target = measure.target("recovery.csv", options.csv, options.smoke)
     measure.write_csv(target, rows)
-    print(table(rows))
+    print("\n".join(tables.recovery(rows)))
     print(f"one model_sha256 over all {len(rows)} runs: {hashes.pop()}")
     print(f"written to {target}")
 

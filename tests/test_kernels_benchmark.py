@@ -1,24 +1,15 @@
 """The benchmark of the kernels runs, at a small size, and writes what it promises."""
 
-import csv
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from benchmarking import program, read
 
 pytest.importorskip("pyeclib")
-SOURCE = Path(__file__).parent.parent / "benchmarks" / "bench_kernels.py"
 
 
-def test_small_run_writes_all_columns(tmp_path, capsys, monkeypatch):
-    spec = importlib.util.spec_from_file_location("benchmark_of_kernels", SOURCE)
-    benchmark = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, benchmark)  # its dataclasses look there
-    spec.loader.exec_module(benchmark)
-    benchmark.main(["--smoke", "--csv", str(tmp_path / "kernels.csv")])
+def test_small_run_writes_all_columns(tmp_path, capsys):
+    program("bench_kernels").main(["--smoke", "--csv", str(tmp_path / "kernels.csv")])
 
-    lines = list(csv.DictReader((tmp_path / "kernels.csv").open()))
+    lines = read(tmp_path / "kernels.csv")
     contenders = {line["contender"] for line in lines}
     assert {"parity_apply", "isa-l contiguous", "no-arithmetic", "sparse_update", "without-delta"} <= contenders
     for line in lines:

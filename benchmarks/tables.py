@@ -1,0 +1,268 @@
+"""Writes the measured tables of README and docs from the committed CSV files.
+
+    python benchmarks/tables.py            # rewrite what stands between `<!-- table: NAME -->` and `<!-- end -->`
+    python benchmarks/tables.py --check    # change nothing; exit 1 and name every table that differs from its CSV
+
+A table whose CSV does not exist says so instead of numbers. A new table is one entry of TABLES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+
+ROOT = Path(__file__).parent.parent
+MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
+
+
+class TableError(Exception):
+    """A document or a CSV file that cannot be made sense of; one line."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The CSV file that a table is made from, by its name in benchmarks/results, and the lines of Markdown made from its rows."""
+
+    csv: str
+    lines: Callable[[Sequence[Row]], list[str]]
+
+
+def read_rows(path: Path) -> list[dict[str, str]] | None:
+    """The rows of a CSV file; None if there is no such file. Raises TableError if it has no rows."""
+    if not path.exists():
+        return None
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise TableError(f"{path} has no rows: write it anew with its benchmark")
+    return rows
+
+
+def groups(rows: Sequence[Row], *fields: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by the values of `fields`, as text, in the order in which these first appear."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(str(row[field]) for field in fields), []).append(row)
+    return found
+
+
+def numbers(rows: Iterable[Row], field: str) -> list[float]:
+    """What the rows have in that column."""
+    return [float(row[field]) for row in rows]
+
+
+def spread(values: Sequence[float], digits: int = 0) -> str:
+    """`median (least to greatest)`; the median alone where these look the same."""
+    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def recovery(rows: Sequence[Row]) -> list[str]:
+    """What a kill costs, by scenario."""
+    header = ("killed", "gap ms", "of it recovery ms", "a step ms", "steps redone", "samples/s before", "during", "after",
+              "whole again after s")  # fmt: skip
+    fields = ("gap_ms", "recovery_ms", "step_ms", "redone_steps", "samples_per_second_before", "samples_per_second_during",
+              "samples_per_second_after")  # fmt: skip
+    return markdown(
+        header,
+        (
+            [scenario, *(spread(numbers(mine, field)) for field in fields), spread(numbers(mine, "rebuild_seconds"), 2)]
+            for (scenario,), mine in groups(rows, "scenario").items()
+        ),
+    )
+
+
+def scrub(rows: Sequence[Row]) -> list[str]:
+    """What scrubbing costs, by the number of rows per shard and step; medians over the runs."""
+    header = ("rows per shard and step", "a step, ratio to none", "sent per server and step", "steps for all rows")
+    lines = []
+    for (count,), mine in groups(rows, "rows_per_step").items():
+        on = int(count) > 0
+        lines.append(
+            (
+                f"{int(count):,}",
+                f"{statistics.median(numbers(mine, 'ratio_to_0')):.2f}",
+                f"{float(mine[0]['bytes_per_server_and_step']) / 1e6:.2f} MB" if on else "-",
+                f"{int(mine[0]['steps_a_pass']):,}" if on else "-",
+            )
+        )
+    return markdown(header, lines)
+
+
+def checkpoint(rows: Sequence[Row]) -> list[str]:
+    """What a checkpoint of one rank takes, by mode."""
+    header = ("mode", "MB", "training waits s", "until it is durable s", "checking it s", "loading it s")
+    fields = ("stall_seconds", "seconds", "check_seconds", "load_seconds")
+    return markdown(
+        header,
+        (
+            [f"`{mode}`", f"{int(size) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) for field in fields)]
+            for (mode, size), mine in groups(rows, "mode", "bytes").items()
+        ),
+    )
+
+
+def kernels(rows: Sequence[Row]) -> list[str]:
+    """Each kernel and what it is compared with: times, bytes a second, and our time over theirs."""
+    header = ("job", "rows of bytes", "contender", "ms, median (p20 to p80)", "GB/s", "our time over theirs, median (p20 to p80)")
+    return markdown(
+        header,
+        (
+            (
+                row["case"],
+                f"{int(row['rows']):,} of {row['row_bytes']}",
+                row["contender"],
+                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[field]) for field in ("median_ms", "p20_ms", "p80_ms"))),
+                f"{float(row['gb_per_second']):.1f}",
+                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[f"ours_over_this{which}"]) for which in ("", "_p20", "_p80"))),
+            )
+            for row in rows
+        ),
+    )
+
+
+def step(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step and samples per second of every contender, by regime."""
+    return markdown(
+        ("regime", "contender", "a step ms", "samples/s"),
+        (
+            (regime, contender, spread(numbers(mine, "step_ms"), 1), spread(numbers(mine, "samples_per_second")))
+            for (regime, contender), mine in sorted(groups(rows, "regime", "contender").items())
+        ),
+    )
+
+
+def step_bars(rows: Sequence[Row]) -> list[str]:
+    """Samples per second of one contender over another's in the same round, and the bar."""
+    found = [(*entry, step_ratios(rows, *entry[:3])) for entry in STEP_BARS]
+    return markdown(
+        ("regime", "samples/s of", "over those of", "median (least to greatest)", "bar"),
+        ((regime, one, other, spread(values, 3), f"{bar:.2f}") for regime, one, other, bar, values in found if values),
+    )
+
+
+def scaling(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step at each point, and the ratio to the first point of the series in the same round."""
+    lines = []
+    for (series, value), mine in groups(rows, "series", "value").items():
+        if series != "rebuild":
+            ratios = scaling_ratios(rows, series)[int(value)]
+            lines.append((series, f"{int(value):,}", spread(numbers(mine, "step_ms"), 1), spread(ratios, 2)))
+    return markdown(("series", "value", "a step ms", "ratio to the first"), lines)
+
+
+def rebuilding(rows: Sequence[Row]) -> list[str]:
+    """What the kill of a server costs a run of the scaling benchmark."""
+    killed = [row for row in rows if row["series"] == "rebuild"]
+    steps = [float(row["gap_ms"]) / float(row["step_ms"]) for row in killed]
+    return markdown(
+        ("gap ms", "gap in steps", "of it recovery ms", "samples/s while rebuilding over those before"),
+        [(spread(numbers(killed, "gap_ms")), spread(steps, 1), spread(numbers(killed, "recovery_ms")),
+          spread(numbers(killed, "kept_while_rebuilding"), 2))],
+    )  # fmt: skip
+
+
+def picture(name: str, text: str) -> Table:
+    """The link from a page of docs/ to docs/figures/NAME.png, which benchmarks/figures.py draws from NAME.csv."""
+    return Table(f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
+
+
+TABLES = {
+    "recovery": Table("recovery.csv", recovery),
+    "scrub": Table("scrub.csv", scrub),
+    "checkpoint": Table("checkpoint.csv", checkpoint),
+    "kernels": Table("kernels.csv", kernels),
+    "step": Table("step.csv", step),
+    "step bars": Table("step.csv", step_bars),
+    "scaling": Table("scaling.csv", scaling),
+    "rebuilding": Table("scaling.csv", rebuilding),
+    "recovery figure": picture("recovery", "Gap around a SIGKILL and throughput around it, by what is killed"),
+    "scrub figure": picture("scrub", "A step with rows scrubbed, as a ratio to a step without"),
+    "checkpoint figure": picture("checkpoint", "Seconds of writing, checking and loading a checkpoint, by mode"),
+    "kernels figure": picture("kernels", "Time of each kernel over that of its peers and floors"),
+    "step figure": picture("step", "Samples per second with and without protection and of TorchRec, and their ratios"),
+    "scaling figure": picture("scaling", "A step as tables, servers, k and m grow"),
+}
+"""By the name in `<!-- table: NAME -->`."""
+
+
+def content(name: str, results: Path, tables: Mapping[str, Table] = TABLES) -> str:
+    """What belongs between the marks of that table. Raises TableError."""
+    table = tables.get(name)
+    if table is None:
+        raise TableError(f"there is no table {name}: only {', '.join(tables)}")
+    rows = read_rows(results / table.csv)
+    if rows is None:
+        return f"Not measured yet: there is no benchmarks/results/{table.csv}."
+    try:
+        return "\n".join(table.lines(rows))
+    except (KeyError, ValueError, TypeError) as error:
+        raise TableError(f"{results / table.csv} does not give the table {name}: {type(error).__name__} {error}") from None
+
+
+def rewritten(text: str, results: Path, tables: Mapping[str, Table] = TABLES) -> tuple[str, list[str]]:
+    """(the document with every table as its CSV gives it, names of the tables that differed). Raises TableError."""
+    parts, differing, done, opened = [], [], 0, None
+    for mark in MARK.finditer(text):
+        line = text.count("\n", 0, mark.start()) + 1
+        if (opened is None) == (mark["end"] is not None):
+            raise TableError(f"line {line}: {mark[0]} " + ("ends no table" if opened is None else f"within the table {opened['name']}"))
+        if mark["name"] is not None:
+            opened = mark
+            continue
+        wanted = f"\n\n{content(opened['name'], results, tables)}\n\n"
+        if text[opened.end() : mark.start()] != wanted:
+            differing.append(opened["name"])
+        parts += [text[done : opened.end()], wanted]
+        done, opened = mark.start(), None
+    if opened is not None:
+        raise TableError(f"the table {opened['name']} has no <!-- end -->")
+    return "".join(parts) + text[done:], differing
+
+
+def documents(root: Path) -> list[Path]:
+    """README.md and docs/*.md."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite or check all documents; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a table differs from its CSV")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder with README.md, docs/ and benchmarks/results/")
+    options = parser.parse_args(arguments)
+    found, at = {}, options.root
+    try:
+        for at in documents(options.root):
+            text = at.read_text()
+            new, differing = rewritten(text, options.root / "benchmarks" / "results")
+            found[at] = (new, differing)
+    except (TableError, OSError) as error:
+        print(f"{at.relative_to(options.root)}: {error}", file=sys.stderr)
+        return 2
+    for path, (new, differing) in found.items():
+        for name in differing:
+            print(f"{path.relative_to(options.root)}: table {name} {'differs from its CSV' if options.check else 'written'}")
+        if differing and not options.check:
+            path.write_text(new)
+    if options.check and any(differing for _, differing in found.values()):
+        print("type python benchmarks/tables.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The benchmarks of whole runs, at their smallest size: they run, measure what they say, and give their figures and tables."""
+
+from pathlib import Path
+
+import pytest
+from benchmarking import BENCHMARKS, program, read
+
+MEASURED_ON = ("device", "cores", "torch", "openmpi", "ecrm_commit")
+
+
+@pytest.fixture
+def results():
+    """Times of the committed CSV files; a smoke run may not touch them."""
+    before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
+    yield before
+    assert {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()} == before
+
+
+@pytest.fixture
+def kept(criteo_rows, tmp_path):
+    """A folder in which the benchmarks find generated data of their smoke size, so that each need not make its own."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "data-12000").symlink_to(criteo_rows)
+    return tmp_path / "kept"
+
+
+def measured(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV, which say what they were measured on."""
+    lines = read(path)
+    assert all(line[column] for line in lines for column in MEASURED_ON)
+    return lines
+
+
+def test_step(results, kept, tmp_path, capsys):
+    pytest.importorskip("torchrec")
+    benchmark = program("bench_step")
+    target = tmp_path / "step.csv"
+    benchmark.main(["--smoke", "--data", str(kept), "--output", str(target)])
+    lines = {line["contender"]: line for line in measured(target)}
+    assert set(lines) == set(benchmark.SMOKE.contenders)
+    assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
+    assert lines["torchrec-planner-pipelined"]["plan"]
+    # Same batches, initial values and optimizers; the two only round differently.
+    ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined"))
+    assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
+    assert "erasure / torchrec: " in capsys.readouterr().out
+
+
+def test_scaling(results, kept, tmp_path):
+    program("bench_scaling").main(["--smoke", "--data", str(kept), "--output", str(tmp_path / "scaling.csv")])
+    point, killed = measured(tmp_path / "scaling.csv")
+    assert (point["series"], killed["series"]) == ("servers", "rebuild")
+    assert float(point["step_ms"]) > 0 and point["gap_ms"] == ""
+    assert float(killed["gap_ms"]) > float(killed["recovery_ms"]) > 0
+    assert float(killed["kept_while_rebuilding"]) > 0
+
+
+def test_checkpoint(results, tmp_path):
+    program("bench_checkpoint").main(["--smoke", "--csv", str(tmp_path / "checkpoint.csv")])
+    lines = measured(tmp_path / "checkpoint.csv")
+    assert [line["mode"] for line in lines] == ["sync", "async"]
+    assert all(int(line["bytes"]) > 10_000 * 64 * 4 for line in lines)
+    assert all(float(line["seconds"]) >= float(line["stall_seconds"]) > 0 for line in lines)
+
+
+def test_scrub(results, kept, tmp_path):
+    benchmark = program("bench_scrub")
+    benchmark.main(["--smoke", "--data", str(kept), "--csv", str(tmp_path / "scrub.csv")])
+    lines = measured(tmp_path / "scrub.csv")
+    assert [int(line["rows_per_step"]) for line in lines] == list(benchmark.ROWS_PER_STEP)
+    assert [float(line["ratio_to_0"]) > 0 for line in lines] == [True] * len(lines)
+    assert all(int(line["rows_checked_per_step"]) > 0 for line in lines[1:])
+
+
+def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
+    measure = program("measure")
+    assert measure.target("x.csv", None, smoke=True).parent != measure.RESULTS
+    assert measure.target("x.csv", None, smoke=False) == measure.RESULTS / "x.csv"
+    assert measure.target("x.csv", tmp_path / "y.csv", smoke=True) == tmp_path / "y.csv"
