@@ -13,6 +13,7 @@ from drilling import BASE, drill
 
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
@@ -29,6 +30,7 @@ from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.initial import initial_rows
+from ecrm.storage.missing import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
 
 # -- rows as last seen, and gradients kept --------------------------------------------------------------
@@ -290,6 +292,28 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
     assert (account["checkpoint_step"], account["lost_at_step"]) == (3, 8) and run.reports == 1
 
 
+def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(tmp_path):
+    Run(_workload(tmp_path / "first", steps=6), 3, [])
+    layouts = [RowLayout(StripeShape(4, 1, 0), rows) for rows in (60, 30)]
+    reader = CheckpointRows(CheckpointFolder(tmp_path / "none"), [tmp_path / "first" / name_of(6)]).read(2, layouts)
+    assert reader.step is None
+    assert len(list(reader.check())) > 1 and reader.step == 6 and not reader.refused
+    rows = [(space, int(row)) for space, local, records in reader.pieces() for row in layouts[space].rows_of(2, local)]
+    used = {(space, int(row)) for step in range(6) for slot in (0, 1) for space, rows in enumerate(rows_of(_workload(tmp_path), step, slot)) for row in rows}
+    assert len(rows) == len(set(rows)) and set(rows) == {(space, row) for space, row in used if row % 4 == 2}
+
+
+def test_rows_in_no_checkpoint_are_found_all_at_once_and_that_is_taken_back():
+    missing = MissingRows(10)
+    missing.remove(torch.tensor([3]))
+    missing.committed()
+    missing.remove(torch.tensor([4]))
+    missing.remove_rest()
+    assert missing.count == 0 and not missing.among(torch.arange(10)).any()
+    assert missing.undo().tolist() == [4] and missing.count == 9
+    assert missing.among(torch.arange(10)).tolist() == [True] * 3 + [False] + [True] * 6
+
+
 def test_all_servers_die_at_once_and_the_host_of_one_again(tmp_path):
     faults = [PhaseFault(rank, 5, "update") for rank in range(4)] + [PhaseFault(6, 6, "dense")]
     run = Run(_workload(tmp_path), 2, faults)
@@ -303,9 +327,10 @@ def test_a_trainer_that_dies_takes_what_it_kept_along(tmp_path):
     assert account["lost_slot_steps"] == 2 and run.reports == 1, account
 
 
-def test_any_servers_die_at_any_instant(tmp_path):
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.drill)], ids=["some", "many"])
+def test_any_servers_die_at_any_instant(tmp_path, seeds):
     killed = restored = away = lost_pairs = 0
-    for seed in range(40):
+    for seed in seeds:
         rng = random.Random(f"stateless {seed}")
         workload = _workload(
             tmp_path / str(seed), seed=seed, servers=rng.randint(1, 5), trainers=rng.randint(1, 3), slots=3, spares=rng.choice((0, 1, 3)),
@@ -322,7 +347,7 @@ def test_any_servers_die_at_any_instant(tmp_path):
         away += sum(account["steps_away"] for account in run.accounts.values())
         lost_pairs += len(run.lost_pairs)
     print(f"{killed} deaths, {restored} shards restored, {away} steps without one, gradients of {lost_pairs} slots' steps lost with their ranks")
-    assert killed > 60 and restored > 40 and away > 100 and lost_pairs > 5
+    assert killed > 40 and restored > 25 and away > 80 and lost_pairs > 5
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ Piece = tuple[int, Tensor, Tensor]
 
 PIECES_PER_ROUND = 4
 """Frames read, or parts of files checked, in a round at most: a few megabytes each."""
-ZEROS_PER_ROUND = 1 << 18
-"""Rows of a row space that a round finds out to be in no file."""
 
 
 class ShardReader(Protocol):
@@ -52,7 +50,6 @@ class Restoring:
         """Rows restored since the commit are missing again: begin with the first piece."""
         self._pieces: Iterator[Piece] | None = None
         self._rest: Piece | None = None
-        self._at_end = False
 
     @property
     def left(self) -> int:
@@ -60,21 +57,21 @@ class Restoring:
         return sum(hosted.missing_rows for hosted in self._hosted.values())
 
     def go_on(self, budget: int) -> None:
-        """A round: restore up to `budget` rows that are in the durable tier, or find rows that are not."""
+        """A round: restore up to `budget` rows that are in the durable tier; after the last of them all others are zeros."""
         for _ in range(PIECES_PER_ROUND):
             if self.reader.step is None:
                 next(self._check, None)
                 continue
-            if not budget or not self._next_piece():
+            if not budget:
+                break
+            if not self._next_piece():
+                for hosted in self._hosted.values():
+                    hosted.restore_rest()
                 break
             space, local, records = self._rest
             now, self._rest = local[:budget], (space, local[budget:], records[budget:])
             self._hosted[space].restore(now, records[:budget])
             budget -= now.numel()
-        if self._at_end:
-            for hosted in self._hosted.values():
-                if hosted.missing is not None:
-                    hosted.restore_zeros(hosted.missing.first(ZEROS_PER_ROUND))
 
     def _next_piece(self) -> bool:
         """See that there is a piece to go on with, of missing rows alone; whether there is."""
@@ -82,7 +79,6 @@ class Restoring:
             self._pieces = self.reader.pieces()
         if self._rest is None or not self._rest[1].numel():
             piece = next(self._pieces, None)
-            self._at_end = piece is None
             if piece is None:
                 return False
             space, local, records = piece
