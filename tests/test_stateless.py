@@ -290,9 +290,13 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
         run = Run(_workload(tmp_path), 3, [PhaseFault(1, 8, "update")])
     (account,) = run.accounts.values()
     assert (account["checkpoint_step"], account["lost_at_step"]) == (3, 8) and run.reports == 1
+    (refused,) = account["refused"]
+    assert f"{tmp_path / name_of(6)} is not used: " in refused and "damaged: CRC-32" in refused
 
 
-def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(tmp_path):
+@pytest.mark.parametrize("rows_per_piece", [5, 1 << 16])
+def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(tmp_path, monkeypatch, rows_per_piece):
+    monkeypatch.setattr("ecrm.checkpoint.lost.FRAME_ROWS", rows_per_piece)
     Run(_workload(tmp_path / "first", steps=6), 3, [])
     layouts = [RowLayout(StripeShape(4, 1, 0), rows) for rows in (60, 30)]
     reader = CheckpointRows(CheckpointFolder(tmp_path / "none"), [tmp_path / "first" / name_of(6)]).read(2, layouts)

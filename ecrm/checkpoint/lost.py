@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
-from ecrm.checkpoint.rows import read_rows
+from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.rows import FRAME_ROWS, read_rows
 from ecrm.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.protection.restoring import Piece
@@ -54,15 +55,26 @@ class LostRows:
         self.step = 0
 
     def pieces(self) -> Iterator[Piece]:
-        """After `check`: (space, local rows, records) of a frame of a file each, perhaps no row; of a row that comes again the first
-        counts. Raises DataError where a file cannot be read any more."""
+        """After `check`: (space, local rows, records) of some frames of a file each, perhaps no row; of a row that comes again the
+        first counts. Raises DataError where a file cannot be read any more."""
         for link in reversed(self._checkpoint.chain if self._checkpoint is not None else ()):
             for entry in link.manifest.row_files:
-                space, file = entry["space"], link.path / entry["name"]
+                file = link.path / entry["name"]
                 try:
-                    for numbers, records in read_rows(file, link.manifest.record_bytes[space], link.manifest.space_rows[space]):
-                        shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
-                        here = shards == self._shard
-                        yield space, local[here], torch.from_numpy(records)[here]
+                    yield from self._pieces_of(file, entry["space"], link.manifest)
                 except OSError as error:
                     raise DataError(f"{file}: {error.strerror}") from None
+
+    def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
+        """A piece for every FRAME_ROWS rows of a file, of whatever shards: frames may be much smaller."""
+        found, read = [], 0
+        for numbers, records in read_rows(file, manifest.record_bytes[space], manifest.space_rows[space]):
+            shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
+            here = shards == self._shard
+            found.append((local[here], torch.from_numpy(records)[here]))
+            read += len(numbers)
+            if read >= FRAME_ROWS:
+                yield space, *map(torch.cat, zip(*found, strict=True))
+                found, read = [], 0
+        if found:
+            yield space, *map(torch.cat, zip(*found, strict=True))

@@ -14,7 +14,7 @@ Piece = tuple[int, Tensor, Tensor]
 """(row space, local rows int64 [R], their records uint8 [R, B])."""
 
 PIECES_PER_ROUND = 4
-"""Frames read, or parts of files checked, in a round at most: a few megabytes each."""
+"""Pieces of rows read, or parts of files checked, in a round at most: a few megabytes each."""
 
 
 class ShardReader(Protocol):

@@ -9,6 +9,7 @@ checkpoint and the failure is lost, and the gradients kept were computed from ol
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,33 +81,35 @@ class StatelessProtection(NoProtection):
         """Restore some rows; of shards that have all, collect what was kept for them and apply it. Nothing is ever `wanted`."""
         for _, restoring in sorted(self._restoring.items()):
             restoring.go_on(budget)
-        left, steps, told = self._share_state(view)
+        left, found, told = self._share_state(view)
         due = [shard for shard in view.rebuilding if left[shard] == 0 and shard not in self._delivered]
         if due:
             self._deliver(due, view)
         for shard in due:
-            self._delivered[shard] = self._account(shard, steps[shard], told[shard], len(view.slots))
+            self._delivered[shard] = self._account(shard, *found[shard], told[shard], len(view.slots))
         self.stand_in.away = frozenset(view.rebuilding).difference(self._delivered)
         return RepairReport(left, {})
 
-    def _share_state(self, view: View) -> tuple[dict[int, int], dict[int, int], dict[int, list[int]]]:
-        """Of every rebuilding shard: rows left to restore, the step of its checkpoint, and what ranks kept and gave out, all summed."""
+    def _share_state(self, view: View) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
+        """Of every rebuilding shard: rows left to restore; the step of its checkpoint and why others are not used; what all ranks
+        together kept and gave out."""
         hosts, slots = [], []
         for shard, restoring in sorted(self._restoring.items()):
-            hosts += (shard, restoring.left, restoring.reader.step or 0)
+            hosts.append([shard, restoring.left, restoring.reader.step or 0, restoring.reader.refused])
         for shard in view.rebuilding:
             kept, served = self.stand_in.kept(shard), self.stand_in.served(shard)
             rows = sum(local.numel() for entry in kept for _, local, _ in entry.parts)
             slots.append([len(kept), rows, served.seen, served.initial])
-        shared = self._context.transport.share([torch.tensor(hosts, dtype=torch.int64), torch.tensor(slots)])
-        left, steps = {}, {}
-        for numbers, _ in shared.values():
-            for shard, missing, step in zip(*[iter(numbers.tolist())] * 3, strict=True):
-                left[shard], steps[shard] = missing, step
+        said = torch.tensor(list(json.dumps(hosts).encode()), dtype=torch.uint8)
+        shared = self._context.transport.share([said, torch.tensor(slots)])
+        left, found = {}, {}
+        for text, _ in shared.values():
+            for shard, missing, step, refused in json.loads(bytes(text.tolist())):
+                left[shard], found[shard] = missing, (step, refused)
         totals = sum(counts.view(len(view.rebuilding), 4) for _, counts in shared.values()).tolist()
-        return left, steps, dict(zip(view.rebuilding, totals, strict=True))
+        return left, found, dict(zip(view.rebuilding, totals, strict=True))
 
-    def _account(self, shard: int, checkpoint: int, told: list[int], slots: int) -> dict[str, Any]:
+    def _account(self, shard: int, checkpoint: int, refused: list[str], told: list[int], slots: int) -> dict[str, Any]:
         """What did not come back of a shard that has what was kept for it."""
         kept, kept_rows, seen, initial = told
         lost_at, now = self._lost_at[shard], self._context.committed
@@ -114,6 +117,7 @@ class StatelessProtection(NoProtection):
             "shard": shard,
             "lost_at_step": lost_at,
             "checkpoint_step": checkpoint,
+            "refused": refused,
             "lost_steps": lost_at - checkpoint,
             "steps_away": now - lost_at,
             "kept_rows": kept_rows,

@@ -24,8 +24,9 @@ def _named(noun: str, numbers: list[int]) -> str:
 
 
 def _restored_in_words(account: dict[str, Any]) -> str:
-    """What did not come back of a shard, in a line."""
-    return (
+    """What did not come back of a shard, in a line, after one for each checkpoint that could not be used."""
+    refused = "".join(f"! {line}\n" for line in account["refused"])
+    return refused + (
         f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {account['lost_steps']} steps are lost; "
         f"gradients of {account['steps_away']} steps kept for it are applied ({account['kept_rows']:,} rows), those of "
         f"{account['lost_slot_steps']} slots' steps lost; meanwhile {account['last_seen_rows']:,} rows as last seen and "
