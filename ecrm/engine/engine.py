@@ -169,7 +169,8 @@ class Engine:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
-        a table is row `offset + r` of its space). Lost rows among them are recovered first. Values that
+        a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
+        stand-in gives values in their place. Values that
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`.
         Raises StepAborted after a failure.
         """
@@ -180,7 +181,7 @@ class Engine:
                 (self._slot_side, self._shard_side, replies), self._ahead = self._ahead, None
                 return self._slot_side.collect(replies)
             stand_in = self.protection.stand_in
-            if self.view.rebuilding and stand_in is not None:
+            if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
                 self._repair({}, self._policy.rebuild_rows_per_step)
             self._slot_side = SlotRequests(rows, self.layouts, self.view, stand_in)
             self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
