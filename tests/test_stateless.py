@@ -122,7 +122,7 @@ class Run:
     def __init__(self, workload: Workload, every_steps: int, faults, kind: str = "full", seed: int = 0) -> None:
         self.workload, self.events, self.reports, self.stood_in = workload, [], 0, 0
         self.made: dict[tuple[int, int], tuple[int, list[torch.Tensor]]] = {}  # (step, slot): rank, gradients by row space
-        self.accounts: dict[tuple[int, int], dict] = {}  # (step, shard): account
+        self.accounts: dict[tuple[int, int], dict] = {}  # (epoch, shard): account
         self.lost_pairs: set[tuple[int, int, int]] = set()  # (shard, step, slot) whose gradients died with their rank
         engines: dict[int, Engine] = {}
         doomed: set[int] = set()
@@ -166,7 +166,7 @@ class Run:
                 self.events.append(fields)
                 if fields["event"] == "restored":
                     for account in fields["shards"]:
-                        self._note(account, fields["step"], engines[rank].view.live)
+                        self._note(account, fields["epoch"], engines[rank].view.live)
 
             own = CheckpointFolder(Path(workload.folder))
             hooks = Hooks(
@@ -205,9 +205,9 @@ class Run:
                         self.stood_in += 1
                         assert torch.equal(of_space[place], before.get((space, row), initial[place])), (engine.step, space, row)
 
-    def _note(self, account: dict, step: int, live: Iterable[int]) -> None:
+    def _note(self, account: dict, epoch: int, live: Iterable[int]) -> None:
         """Every rank has the same account, and as many gradients were lost as their ranks are dead."""
-        assert self.accounts.setdefault((step, account["shard"]), account) == account
+        assert self.accounts.setdefault((epoch, account["shard"]), account) == account
         away = range(account["lost_at_step"], account["lost_at_step"] + account["steps_away"])
         lost = {(account["shard"], at, slot) for at in away for slot in range(self.workload.slots) if self.made[at, slot][0] not in live}
         assert len(lost) == account["lost_slot_steps"]
@@ -331,6 +331,14 @@ def test_a_trainer_that_dies_takes_what_it_kept_along(tmp_path):
     assert account["lost_slot_steps"] == 2 and run.reports == 1, account
 
 
+def test_a_server_dies_after_all_have_gone_back_to_a_checkpoint(tmp_path):
+    faults = [PhaseFault(4, 5, "update"), PhaseFault(5, 5, "update"), PhaseFault(1, 7, "update")]
+    run = Run(_workload(tmp_path, spares=3, last_seen_rows=5), 2, faults)
+    assert {event["step"] for event in run.of("rolled_back")} == {4}
+    (account,) = run.accounts.values()
+    assert (account["checkpoint_step"], account["lost_at_step"]) == (6, 7) and run.reports == 1
+
+
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.drill)], ids=["some", "many"])
 def test_any_servers_die_at_any_instant(tmp_path, seeds):
     killed = restored = away = lost_pairs = 0
@@ -418,3 +426,14 @@ def test_a_trainer_s_death_loses_no_more_than_what_it_kept(tmp_path, criteo_rows
 def test_without_a_dense_replica_all_go_back_to_the_checkpoint(tmp_path, criteo_rows, undisturbed):
     run = drill(tmp_path / "run", criteo_rows, STATELESS, ("3@13:parity", "4@13:parity"))
     assert run.events_of("rolled_back") and run.model == undisturbed
+
+
+@pytest.mark.drill
+def test_an_evaluation_waits_until_every_shard_is_whole(tmp_path, criteo_rows):
+    sets = {**STATELESS, "train.eval_every_steps": 14, "protection.rebuild_rows_per_step": 1}
+    run = drill(tmp_path / "run", criteo_rows, sets, ("1@13:update",))
+    (account,) = run.summary["restored"]
+    assert (account["lost_at_step"], account["steps_away"]) == (13, 1)
+    assert [event["step"] for event in run.events_of("evaluation")] == [14, 28, 40]
+    kinds = [event["event"] for event in run.events]
+    assert kinds.index("restored") < kinds.index("evaluation")

@@ -344,7 +344,7 @@ class Engine:
             self._hooks.event(rebuilt_event(failure, self.failures_left))
         if accounts := self.protection.accounts(whole):
             self.failures.restored += accounts
-            self._hooks.event(restored_event(self.step, accounts))
+            self._hooks.event(restored_event(self.step, self.view, accounts))
 
     # -- whole again on fewer ranks -----------------------------------------------------------------
 

@@ -46,8 +46,6 @@ def _name_of(fields: dict[str, Any], rollbacks: int) -> tuple[object, ...]:
     event = fields["event"]
     if event == "corruption":
         return event, fields["step"], rollbacks, fields["space"], fields["stripe"]
-    if event == "restored":
-        return event, fields["step"], rollbacks, tuple(account["shard"] for account in fields["shards"])
     if fields.get("ranks"):
         return event, tuple(fields["ranks"])
     return (event, fields["epoch"]) if "epoch" in fields else (event, fields.get("step"), rollbacks)
