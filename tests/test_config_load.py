@@ -129,7 +129,7 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("model.bottom_mlp=[]", "model.bottom_mlp is []: must be a list of whole numbers"),
         ("model.bottom_mlp=[0,16]", "model.bottom_mlp is [0, 16]: each must be from 1 to 65536"),
         ("testing.skip_undo=yes", 'testing.skip_undo is "yes": must be true or false'),
-        ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure, chain, replicate, checkpoint, mapped; did you mean erasure?'),
+        ("protection.name=erasur", 'protection.name is "erasur": must be one of none, erasure, chain, replicate, stateless, checkpoint, mapped; did you mean erasure?'),
         ("protection.scrub_rows_per_step=-1", "protection.scrub_rows_per_step is -1: must be at least 0"),
         ("model.max_rows_per_table=4294967296", "model.max_rows_per_table is 4294967296: must be from 0 to 2147483647"),
         ("cluster.hang_seconds=1e-300", "cluster.hang_seconds is 1e-300: must be at least 0.1"),
@@ -174,6 +174,12 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         (["protection.name=none", "protection.scrub_rows_per_step=100"],
          "protection.scrub_rows_per_step is 100, but protection.name is none, which keeps no parity to compare with: "
          "set protection.name=erasure or protection.scrub_rows_per_step=0"),
+        (["protection.name=stateless"],
+         "protection.name is stateless, which restores lost shards from checkpoints, but checkpoint.every_steps and "
+         "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"),
+        (["protection.name=stateless", "checkpoint.every_steps=9", "cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1",
+          "cluster.spares=0"],
+         "protection.name is stateless, which keeps two dense replicas, but there is one rank: set cluster.spares=1"),
         (["testing.flip=1@row"],
          'testing.flip is "1@row": must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity'),
         (["testing.flip=4@3:row"], 'testing.flip is "4@3:row": rank 4 is no server, servers are ranks 0 to 3'),

@@ -1,6 +1,7 @@
 """From synthetic events to the comparison: throughput, table, verdict, picture and page."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -247,6 +248,29 @@ def test_another_model_is_not_equal():
     other = run(steps(*every_second(1, 20)), kill(10.2), sha="b" * 64)
     assert problems(SCHEDULED, UNDISTURBED, other) == [f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"]
     assert "NOT the same model" in as_text(report(other)) and "NOT EQUAL" in as_text(report(other))
+
+
+def test_another_model_is_no_failure_where_a_lost_shard_makes_it_one_by_nature():
+    def stateless(other: RunRecord, sha: str, auc: float, loss: float, restored: list) -> RunRecord:
+        protection = {"name": "stateless", "k": 1, "m": 0, "exact": False}
+        more = {"model_sha256": sha, "protection": protection, "restored": restored, "eval_auc": auc, "eval_logloss": loss}
+        return replace(other, summary={**other.summary, **more})
+
+    first, second = stateless(UNDISTURBED, "a" * 64, 0.75, 0.5, []), stateless(SURVIVED, "b" * 64, 0.7475, 0.5031, [{"shard": 1}])
+    found = make_report("tiny", BATCH, SCHEDULED, first, second)
+    assert not found.problems and found.paces
+    text = as_text(found)
+    assert f"model_sha256 not equal, by nature of stateless: undisturbed {'a' * 64}, disturbed {'b' * 64}" in text
+    assert text.endswith("evaluation auc 0.7500 undisturbed, 0.7475 disturbed (-0.0025); log loss 0.5000 undisturbed, 0.5031 disturbed (+0.0031)")
+    assert "not the same model, by nature" in text and "NOT" not in text
+    html = page(found, {}, "", draw(found), draw(found, DARK))
+    assert "Passed." in html and "(-0.0025)" in html
+    numbers = to_dict(found)
+    assert numbers["exit_code"] == 0 and not numbers["model_sha256_equal"] and not numbers["model_sha256_promised_equal"]
+    assert numbers["eval_auc_difference"] == pytest.approx(-0.0025) and numbers["restored"] == [{"shard": 1}]
+    unhurt = stateless(SURVIVED, "b" * 64, 0.7475, 0.5031, [])
+    assert problems(SCHEDULED, first, unhurt) == [f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"]
+    assert problems(SCHEDULED, first, replace(second, summary={})) == ["the disturbed run did not complete"]
 
 
 def test_a_run_that_did_not_complete():

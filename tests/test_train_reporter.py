@@ -44,6 +44,27 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
     assert steps(folder) == [*range(19 - KEPT_COMMITS, 20), 20]
 
 
+def restored(step: int, epoch: int, *shards: int) -> dict:
+    numbers = dict.fromkeys(
+        ("checkpoint_step", "lost_steps", "steps_away", "kept_rows", "lost_slot_steps", "last_seen_rows", "initial_rows"), 4
+    )
+    return {"event": "restored", "step": step, "epoch": epoch, "shards": [{"shard": shard, "refused": ["bad"], **numbers} for shard in shards]}
+
+
+def test_of_shards_restored_at_one_step_by_more_than_one_commit_none_is_lost(tmp_path, capsys):
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    events = [restored(7, 3, 0, 2), restored(7, 4, 1), restored(7, 6, 1)]
+    first.event(events[0])
+    for one in events:
+        second.event(one)
+    cluster.reporter = 1
+    second.event(restored(8, 8, 0))
+    assert [[account["shard"] for account in event["shards"]] for event in folder.events()] == [[0, 2], [1], [1], [0]]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and lines[0] == "! bad" and lines[1].startswith("! shard 0 restored from step 4: the updates of 4 steps are lost;")
+
+
 def finding(step: int, space: int, stripe: int) -> dict:
     return {
         "event": "corruption", "step": step, "kind": "unknown", "space": space, "stripe": stripe, "rows": [0, 1],

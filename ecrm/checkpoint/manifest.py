@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,13 @@ def parse(data: bytes, name: str) -> Manifest:
     return manifest
 
 
-def checksum_of(path: Path) -> int:
-    """CRC-32 of a file."""
+def checksums_of(path: Path) -> Iterator[int]:
+    """CRC-32 of a file as far as it has been read, after every few megabytes; the last is the file's."""
     checksum = 0
     with open(path, "rb") as file:
         while data := file.read(CHECK_BYTES):
             checksum = zlib.crc32(data, checksum)
-    return checksum
+            yield checksum
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

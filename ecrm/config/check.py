@@ -183,6 +183,15 @@ def problems_of_fit(config: Config) -> list[str]:
             "protection.name is checkpoint, but checkpoint.every_steps and checkpoint.every_minutes are both 0: "
             "set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
         )
+    if protection.name == "stateless" and not config.checkpoints:
+        problems.append(
+            "protection.name is stateless, which restores lost shards from checkpoints, but checkpoint.every_steps and "
+            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
+        )
+    if protection.name == "stateless" and config.world_size < 2:
+        problems.append(
+            "protection.name is stateless, which keeps two dense replicas, but there is one rank: set cluster.spares=1"
+        )
     if protection.name == "mapped" and config.checkpoints:
         problems.append(
             "protection.name is mapped, which keeps every commit in its files: set checkpoint.every_steps=0 and checkpoint.every_minutes=0"

@@ -140,8 +140,9 @@ class ProtectionConfig:
         "erasure",
         "none; erasure = Reed-Solomon parity over rows and optimizer state; chain = chain replication; "
         "replicate = copies, counting those that trainers hold; "
+        "stateless = training goes on with lost rows as last seen, which come back from a checkpoint: not exact; "
         "checkpoint = a failure takes all back to the newest checkpoint; mapped = to the last commit, in memory-mapped files",
-        choices=("none", "erasure", "chain", "replicate", "checkpoint", "mapped"),
+        choices=("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapped"),
     )
     k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
     m: int = key(
@@ -151,7 +152,10 @@ class ProtectionConfig:
     commit_interval: int = key(
         1, "steps between commits; at most this many steps are redone after a failure", minimum=1
     )
-    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded in the background per step, not counting those that the step asks for and those never updated", minimum=1)
+    last_seen_rows: int = key(
+        131072, "rows of each width whose last values a rank that runs slots keeps; used by stateless", minimum=1, maximum=MAX_ROWS
+    )
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded (stateless: read from the checkpoint) in the background per step, not counting those that the step asks for and those never updated", minimum=1)
     scrub_rows_per_step: int = key(
         0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
     )
@@ -250,8 +254,10 @@ class Config:
 
     @property
     def failures_survived(self) -> int:
-        """Number of ranks that may die at once with no way back to a checkpoint: protection.m, copies - 1, or 0 without redundancy."""
-        return {"erasure": self.protection.m, "chain": self.protection.copies - 1, "replicate": self.protection.copies - 1}.get(self.protection.name, 0)
+        """Number of ranks that may die at once, whichever they are, without all going back to a checkpoint: protection.m, copies - 1,
+        1 with stateless (one of the two dense replicas at least), or 0 without redundancy."""
+        copies = self.protection.copies - 1
+        return {"erasure": self.protection.m, "chain": copies, "replicate": copies, "stateless": 1}.get(self.protection.name, 0)
 
     @property
     def ranks_in_words(self) -> str:

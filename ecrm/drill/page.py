@@ -13,6 +13,7 @@ from ecrm.drill.table import (
     NO_FAILURE,
     PACE_COLUMNS,
     PACE_LEGEND,
+    accuracy_line,
     failure_cells,
     hash_line,
     headline,
@@ -74,7 +75,8 @@ def _verdict(report: Report) -> str:
     if report.problems:
         reasons = "<br>".join(escape(problem) for problem in report.problems)
         return f'<p class="verdict bad"><strong>Failed.</strong> {reasons}<br>{escape(hash_line(report))}</p>'
-    return f'<p class="verdict"><strong>Passed.</strong> {escape(hash_line(report))}</p>'
+    lines = filter(None, (hash_line(report), accuracy_line(report)))
+    return f'<p class="verdict"><strong>Passed.</strong> {"<br>".join(map(escape, lines))}</p>'
 
 
 def _failures(report: Report) -> str:

@@ -46,6 +46,16 @@ class Report:
         first, second = self.hashes
         return first is not None and first == second
 
+    @property
+    def exact(self) -> bool:
+        """Whether the undisturbed model is promised; where it is not, another one is no failure."""
+        return promises_the_same_model(self.disturbed)
+
+    def difference(self, name: str) -> float | None:
+        """A number of the summary, disturbed less undisturbed; None where a run has none."""
+        first, second = self.undisturbed.summary.get(name), self.disturbed.summary.get(name)
+        return None if first is None or second is None else second - first
+
     def ratio(self, name: str) -> float | None:
         """That pace as a multiple of the undisturbed run's."""
         mine, whole = self.paces[name].samples_per_second, self.paces["undisturbed"].samples_per_second
@@ -55,6 +65,11 @@ class Report:
         """Seconds from the start of the disturbed run to a time in seconds since the epoch."""
         started = self.disturbed.started_at
         return None if time is None or started is None else time - started
+
+
+def promises_the_same_model(run: RunRecord) -> bool:
+    """Whether the finished model of a run is to be that of an undisturbed one: its protection is exact, or no shard was lost."""
+    return run.summary.get("protection", {}).get("exact", True) or not run.summary.get("restored")
 
 
 def make_report(
@@ -88,7 +103,7 @@ def make_report(
 def problems(
     disturbance: Disturbance, undisturbed: RunRecord, disturbed: RunRecord, reason: str | None = None
 ) -> list[str]:
-    """Why the drill failed; empty when both runs completed, every kill happened, and the models are equal."""
+    """Why the drill failed; empty when both runs completed, every kill happened, and the models are equal, or need not be."""
     found = []
     if not undisturbed.completed:
         found.append("the undisturbed run did not complete")
@@ -107,7 +122,7 @@ def problems(
             else f"the run was over before any rank was killed (mean gap {wanted.mtbf_seconds:g} s)"
         )
     first, second = undisturbed.summary.get("model_sha256"), disturbed.summary.get("model_sha256")
-    if undisturbed.completed and disturbed.completed and first != second:
+    if undisturbed.completed and disturbed.completed and first != second and promises_the_same_model(disturbed):
         found.append(f"model_sha256 NOT EQUAL: undisturbed {first}, disturbed {second}")
     for name, run in (("undisturbed", undisturbed), ("disturbed", disturbed)):
         wrong = (run.summary.get("parity") or {}).get("mismatches", 0)
@@ -166,6 +181,10 @@ def to_dict(report: Report) -> dict[str, Any]:
         "problems": list(report.problems),
         "notes": list(report.notes),
         "model_sha256_equal": report.equal,
+        "model_sha256_promised_equal": report.exact,
+        "eval_auc_difference": report.difference("eval_auc"),
+        "eval_logloss_difference": report.difference("eval_logloss"),
+        "restored": report.disturbed.summary.get("restored", []),
         "undisturbed": {**_run_dict(report.undisturbed), "model_sha256": first},
         "disturbed": {**_run_dict(report.disturbed), "model_sha256": second},
         "failures": [

@@ -45,7 +45,7 @@ def drill(
 ) -> int:
     """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
 
-    Returns 0 if both completed, every kill happened and the models are equal. Raises UsageError before anything
+    Returns 0 if both completed, every kill happened and the models are equal, or need not be. Raises UsageError before anything
     is started or written, RunFailed when stopped by a signal, DrillFailed otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)

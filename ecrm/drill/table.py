@@ -96,7 +96,21 @@ def hash_line(report: Report) -> str:
     first, second = report.hashes
     if report.equal:
         return f"model_sha256 equal: {first}"
+    if not report.exact:
+        name = report.disturbed.summary["protection"]["name"]
+        return f"model_sha256 not equal, by nature of {name}: undisturbed {first}, disturbed {second}"
     return f"model_sha256 NOT EQUAL: undisturbed {first or 'unknown'}, disturbed {second or 'unknown'}"
+
+
+def accuracy_line(report: Report) -> str | None:
+    """Measures of both runs and by how much the disturbed one's are off; None where the models are equal, or ought to be."""
+    if report.exact or report.equal:
+        return None
+    parts = []
+    for title, name in (("evaluation auc", "eval_auc"), ("log loss", "eval_logloss")):
+        first, second, off = report.undisturbed.summary.get(name), report.disturbed.summary.get(name), report.difference(name)
+        parts.append(f"{title} - " if off is None else f"{title} {first:.4f} undisturbed, {second:.4f} disturbed ({off:+.4f})")
+    return "; ".join(parts)
 
 
 def headline(report: Report) -> str:
@@ -105,7 +119,7 @@ def headline(report: Report) -> str:
     start = f"drill of {report.name}: {_count(killed, 'rank')} killed"
     if not report.disturbed.completed:
         return f"{start}, the disturbed run did not complete"
-    same = "the same model to the bit" if report.equal else "but NOT the same model"
+    same = "the same model to the bit" if report.equal else "but NOT the same model" if report.exact else "not the same model, by nature"
     return f"{start}, {_count(failures, 'failure')} survived, {same}"
 
 
@@ -123,7 +137,7 @@ def as_text(report: Report) -> str:
         blocks.append(NO_FAILURE)
     blocks += [_grid(PACE_COLUMNS, pace_cells(report), left=(0,)), _legend(PACE_LEGEND)]
     blocks += [textwrap.fill(f"note: {note}", TEXT_WIDTH, subsequent_indent="  ") for note in report.notes]
-    blocks.append(hash_line(report))
+    blocks += filter(None, (hash_line(report), accuracy_line(report)))
     return "\n".join(blocks)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ecrm.engine.corruption import corruption_event
 from ecrm.engine.dense import DenseReplica, SlicedSum, spread_dense
-from ecrm.engine.events import failure_event, rebuilt_event, reshaped_event, rolled_back_event
+from ecrm.engine.events import failure_event, rebuilt_event, reshaped_event, restored_event, rolled_back_event
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted, StopAgreed
 from ecrm.engine.ledger import Ledger
@@ -35,7 +35,7 @@ from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.routing import DENSE, STOP, ShardRequests, SlotRequests, sort_results, split_riders
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
-from ecrm.placement.stripes import RowLayout
+from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
@@ -95,7 +95,7 @@ class Engine:
         self._last_finished = clock()
         self.live_at_commit = view.live
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
-        self._context = self._context_of_hosted()
+        self._context = self._context_of(self.layouts, self.hosted)
         self._host_shards(missing=False)
         protection.start(self._context, view)
         self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
@@ -131,10 +131,13 @@ class Engine:
         """How many more ranks may die at once without anything being lost."""
         if not self.protection.keeps_deltas:
             return 0
-        left = failures_left(self.view, self.protection.shape)
+        left = self._failures_left(self.view, self.protection.shape)
         if self.protection.counts_every_rank:
             left = min(left, max(self.protection.shape.m - len(self.lost_since_commit(self.view.live)), 0))
         return left
+
+    def _failures_left(self, view: View, shape: StripeShape) -> int:
+        return failures_left(view, shape, self.protection.any_shards_may_be_lost)
 
     def lost_since_commit(self, live: Collection[int]) -> set[int]:
         """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
@@ -145,7 +148,7 @@ class Engine:
         """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
         whole = mark_whole(self.view, self.view.rebuilding)
         plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
-        return failures_left(whole, self.protection.shape) if plan is None else failures_left(plan[1], plan[0])
+        return self._failures_left(whole, self.protection.shape) if plan is None else self._failures_left(plan[1], plan[0])
 
     @property
     def rebuild_fraction(self) -> float:
@@ -166,7 +169,8 @@ class Engine:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
-        a table is row `offset + r` of its space). Lost rows among them are recovered first. Values that
+        a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
+        stand-in gives values in their place. Values that
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`.
         Raises StepAborted after a failure.
         """
@@ -176,10 +180,12 @@ class Engine:
             if self._ahead is not None:
                 (self._slot_side, self._shard_side, replies), self._ahead = self._ahead, None
                 return self._slot_side.collect(replies)
-            self._slot_side = SlotRequests(rows, self.layouts, self.view)
+            stand_in = self.protection.stand_in
+            if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
+                self._repair({}, self._policy.rebuild_rows_per_step)
+            self._slot_side = SlotRequests(rows, self.layouts, self.view, stand_in)
             self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
-            if self.view.rebuilding:
-                self.enter("repair")
+            if self.view.rebuilding and stand_in is None:
                 self._repair(self._shard_side.missing(), self._policy.rebuild_rows_per_step)
             return self._slot_side.collect(self.transport.exchange(self._shard_side.replies()))
 
@@ -202,7 +208,7 @@ class Engine:
             self.enter("update")
             self._updating = True
             looks_ahead = rows_ahead is not None and not self.view.rebuilding
-            slot_side = SlotRequests(rows_ahead, self.layouts, self.view) if looks_ahead else None
+            slot_side = SlotRequests(rows_ahead, self.layouts, self.view, self.protection.stand_in) if looks_ahead else None
             received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
             gradients, dense, requests, stop = sort_results(received)
             self._changed = True
@@ -265,6 +271,7 @@ class Engine:
     ) -> dict[int, list[Tensor]]:
         """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards."""
         outgoing = self._slot_side.gradients(row_gradients)
+        self._slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
                 outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
@@ -295,7 +302,7 @@ class Engine:
         self._commits += 1
         if self.step > self.committed:
             self.live_at_commit = self.view.live
-        self.committed = self.step
+        self.committed = self._context.committed = self.step
         if self._reshape is not None:
             self._adopt_reshaped()
         for hosted in self.hosted.values():
@@ -319,6 +326,7 @@ class Engine:
 
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
         """One round of repair; what it restores and learns counts from the next commit on."""
+        self.enter("repair")
         report = self.protection.repair(wanted, budget, self.view)
         self._repaired = report
         self.rebuild_left = report.left
@@ -334,6 +342,9 @@ class Engine:
             self.live_at_commit = self.view.live
         for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
             self._hooks.event(rebuilt_event(failure, self.failures_left))
+        if accounts := self.protection.accounts(whole):
+            self.failures.restored += accounts
+            self._hooks.event(restored_event(self.step, self.view, accounts))
 
     # -- whole again on fewer ranks -----------------------------------------------------------------
 
@@ -360,21 +371,24 @@ class Engine:
         self.live_at_commit = self.view.live
         if self.scrub is not None:
             self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
-        self._context = self._context_of_hosted()
+        self._context = reshape.context
+        self._context.committed = self.committed
         self._reshape_considered = self.view.epoch
         self._hooks.event(
             reshaped_event(self.step, reshape.shape, self._clock() - reshape.began, reshape.moved_bytes, self.failures_left)
         )
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
 
-    def _context_of_hosted(self) -> ProtectionContext:
-        return ProtectionContext(self.transport, self.layouts, self._record_bytes, self.hosted)
+    def _context_of(self, layouts: Sequence[RowLayout], hosted: dict[ShardSpace, HostedShard]) -> ProtectionContext:
+        return ProtectionContext(self.transport, tuple(layouts), self._record_bytes, hosted, self._initial)
+
+    def _initial(self, space: int, rows: Tensor) -> Tensor:
+        return initial_rows(self.spaces[space], rows, self._seed)
 
     def rebuild_all(self) -> None:
         """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
         with self.recovering():
             while self.view.rebuilding:
-                self.enter("repair")
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
                 self.heed_stop()
@@ -531,7 +545,10 @@ class Engine:
         if dead and self.protection.counts_every_rank:
             self._check_copies(dead)
         if dead:
-            self.view = plan_recovery(self.view, dead, self.protection.shape, self._policy.dense_replicas, self.protection.in_words)
+            protection = self.protection
+            self.view = plan_recovery(
+                self.view, dead, protection.shape, self._policy.dense_replicas, protection.in_words, protection.any_shards_may_be_lost
+            )
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
         return spread_dense(self.transport, self.view.dense, self.dense, self._make_dense)
@@ -561,7 +578,7 @@ class Engine:
         """A store of a shard's rows of a row space, none updated yet unless `protection` gives it memory that holds some."""
 
         def initial(local: Tensor) -> Tensor:
-            return initial_rows(self.spaces[space], layout.rows_of(shard, local), self._seed)
+            return self._initial(space, layout.rows_of(shard, local))
 
         allocate = protection.allocator(shard, space)
         return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate)
@@ -592,13 +609,13 @@ class Engine:
         self.protection = self.protection.with_shape(shape)
         loaded = Rollback(
             self._durable, self.transport, (self._commits, self.view, shape), [space.rows for space in self.spaces],
-            self._record_bytes, self.protection, self._new_store, self._policy.dense_replicas,
+            self._context_of, self.protection, self._new_store, self._policy.dense_replicas,
         )  # fmt: skip
         self.view, self.layouts, self.hosted, self.protection = loaded.view, loaded.layouts, loaded.hosted, loaded.protection
-        self._context = self._context_of_hosted()
+        self._context = loaded.context
         self._ahead = self._reshape = self._repaired = None
         self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
-        self.step = self.committed = loaded.step
+        self.step = self.committed = self._context.committed = loaded.step
         self._commits = loaded.commits
         self.live_at_commit = self.view.live
         report = None if self.scrub is None else self.scrub.report

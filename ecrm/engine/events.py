@@ -37,6 +37,11 @@ def rebuilt_event(failure: Failure, left: int) -> dict[str, object]:
     }
 
 
+def restored_event(step: int, view: View, accounts: list[dict[str, object]]) -> dict[str, object]:
+    """Lost shards are whole, as far as they came back: `Protection.accounts`."""
+    return {"event": "restored", "step": step, "epoch": view.epoch, "shards": accounts}
+
+
 def reshaped_event(step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int) -> dict[str, object]:
     """Everything lies in stripes of `shape` now."""
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -49,9 +50,10 @@ class Failure:
 
 @dataclass
 class FailureLog:
-    """All failures so far, oldest first."""
+    """All failures so far, oldest first; `restored`, what did not come back of shards that were restored (`Protection.accounts`)."""
 
     failures: list[Failure] = field(default_factory=list)
+    restored: list[dict[str, Any]] = field(default_factory=list)
 
     def step_finished(self, last_finished_at: float, now: float) -> list[Failure]:
         """Close the stall of failures that no step had finished after; returns those."""

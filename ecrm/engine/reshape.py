@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ WINDOW_ROWS = 1 << 16
 
 
 class Reshape:
-    """The new layout while it is being filled: `shape`, `view`, `layouts`, `hosted`, `protection`;
+    """The new layout while it is being filled: `shape`, `view`, `layouts`, `hosted`, `protection` and its `context`;
     `began`, by the engine's clock; `moved_bytes`, of records, over all ranks once `run` is through.
 
     Takes no row from the old layout, so that a failure before the agreement only drops this.
@@ -43,7 +44,8 @@ class Reshape:
             for shard in view.shards_of(old.transport.rank)
             for space, layout in enumerate(self.layouts)
         }
-        self.protection.start(ProtectionContext(old.transport, self.layouts, old.record_bytes, self.hosted), view)
+        self.context = replace(old, layouts=self.layouts, hosted=self.hosted)
+        self.protection.start(self.context, view)
         self.moved_bytes = 0
         self._old = old
 

@@ -32,8 +32,8 @@ class Durable(Protocol):
 
 
 class Rollback:
-    """The state of a checkpoint on the ranks that are left: `view`, `layouts`, `hosted`, `protection`, `step`, `dense`
-    (exported state or None), `commits`, more than any rank has counted.
+    """The state of a checkpoint on the ranks that are left: `view`, `layouts`, `hosted`, `protection` and its `context`, `step`,
+    `dense` (exported state or None), `commits`, more than any rank has counted.
 
     Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view, shape), of which the newest
     counts. Nothing of the state before is used.
@@ -45,7 +45,7 @@ class Rollback:
         transport: Transport,
         mine: tuple[int, View, StripeShape],
         row_counts: Sequence[int],
-        record_bytes: tuple[int, ...],
+        make_context: Callable[[Sequence[RowLayout], dict[ShardSpace, HostedShard]], ProtectionContext],
         protection: Protection,
         make_store: Callable[[int, int, RowLayout, Protection], Store],
         dense_replicas: int,
@@ -60,7 +60,8 @@ class Rollback:
             for shard in self.view.shards_of(transport.rank)
             for space, layout in enumerate(self.layouts)
         }
-        self.protection.start(ProtectionContext(transport, self.layouts, record_bytes, self.hosted), self.view)
+        self.context = make_context(self.layouts, self.hosted)
+        self.protection.start(self.context, self.view)
         self.step, self.dense = durable.restore(transport, self.layouts, self.hosted, self.protection, self.view)
 
 

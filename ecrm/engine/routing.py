@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +12,12 @@ from torch import Tensor
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.protection.base import ShardSpace
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import in_groups
+
+if TYPE_CHECKING:
+    from ecrm.protection.base import ShardSpace
+    from ecrm.protection.stand_in import StandIn
 
 
 # The first word of a group's head in the exchange of a step's results: what the group is.
@@ -23,16 +27,22 @@ ROWS, GRADIENTS, DENSE, STOP = range(4)
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
-    `rows[slot][space]` are unique row numbers of a row space, int64.
+    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not asked of them but of `stand_in`.
     """
 
-    def __init__(self, rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View) -> None:
-        self._layouts, self._view = layouts, view
+    def __init__(
+        self, rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View, stand_in: StandIn | None = None
+    ) -> None:
+        self._layouts, self._view, self._stand_in = layouts, view, stand_in
+        away = frozenset() if stand_in is None else stand_in.away
         self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
+        self._away: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
         for slot, spaces in self._rows.items():
             for space, wanted in enumerate(spaces):
-                self._parts[slot, space] = self._split(space, wanted)
+                parts = self._split(space, wanted)
+                self._parts[slot, space] = [part for part in parts if part[0] not in away]
+                self._away[slot, space] = [part for part in parts if part[0] in away]
 
     def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
@@ -64,9 +74,13 @@ class SlotRequests:
         found = self.found(replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
         for (slot, space), parts in self._parts.items():
-            count = self._rows[slot][space].numel()
+            wanted = self._rows[slot][space]
             pieces = [(place, found[slot, shard, space].view(place.numel(), -1)) for shard, place, _ in parts]
-            values = torch.empty(count, pieces[0][1].shape[1] if pieces else 0)
+            if self._stand_in is not None:
+                for place, piece in pieces:
+                    self._stand_in.saw(space, wanted[place], piece)
+                pieces += [(place, self._stand_in.values(shard, space, wanted[place])) for shard, place, _ in self._away[slot, space]]
+            values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
             for place, piece in pieces:
                 values.index_copy_(0, place, piece)
             result[slot].append(values)
@@ -80,6 +94,16 @@ class SlotRequests:
                 part = gradients[slot][space].index_select(0, place)
                 outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([GRADIENTS, slot, shard, space]), part))
         return outgoing
+
+    def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
+        """Leave the gradients of a step that shards which are away should get to the stand-in."""
+        for slot in self._rows if self._stand_in is not None else ():
+            parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {shard: [] for shard in self._stand_in.away}
+            for space in range(len(self._rows[slot])):
+                for shard, place, local in self._away[slot, space]:
+                    parts[shard].append((space, local, gradients[slot][space].index_select(0, place)))
+            for shard, of_shard in parts.items():
+                self._stand_in.keep(shard, step, slot, of_shard)
 
 
 @dataclass(frozen=True)

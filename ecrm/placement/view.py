@@ -86,21 +86,24 @@ def keeps_apart(view: View, shape: StripeShape) -> bool:
     return not any(conflicts(shard, host, view, shape) for shard, host in enumerate(view.shards))
 
 
-def plan_recovery(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int, protection: str = "protection") -> View:
+def plan_recovery(
+    view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int, protection: str = "protection", any_shards: bool = False
+) -> View:
     """The next view after `dead` ranks are gone; messages call what protects the rows `protection`.
 
     A spare takes over everything its dead rank had, servers first, if that keeps stripe members apart;
     each other shard goes to the live rank that keeps them apart (or, where none can, has the fewest
     conflicts) and has the least to do, each other slot to the rank with the fewest slots. Shards that
-    moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units, or no dense
-    replica is left.
+    moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units, unless `any_shards`
+    may be lost, or no dense replica is left.
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
     named = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} died"
     lost = [shard for shard, host in enumerate(view.shards) if host in gone]
     try:
-        shape.check_recoverable({*view.rebuilding, *lost})
+        if not any_shards:
+            shape.check_recoverable({*view.rebuilding, *lost})
     except Unrecoverable as error:
         raise Unrecoverable(f"{named}: more was lost than {protection} can bring back: {error}") from None
     if not any(rank in live for rank in view.dense):
@@ -173,11 +176,12 @@ def mark_whole(view: View, shards: Iterable[int]) -> View:
     return replace(view, epoch=view.epoch + 1, rebuilding=rebuilding)
 
 
-def failures_left(view: View, shape: StripeShape) -> int:
-    """How many more failure domains may be lost at once, whichever they are, without anything being lost."""
+def failures_left(view: View, shape: StripeShape, any_shards: bool = False) -> int:
+    """How many more failure domains may be lost at once, whichever they are, without anything being lost that does not come
+    back; with `any_shards` that is no shard."""
     rebuilding = set(view.rebuilding)
     tolerated = len({view.domains[rank] for rank in view.live}) - 1
-    for residue in range(shape.shards):
+    for residue in range(0 if any_shards else shape.shards):
         members = shape.members(residue)
         budget = shape.m - sum(shard in rebuilding for shard in members)
         units_of = Counter(view.domains[view.shards[shard]] for shard in members if shard not in rebuilding)

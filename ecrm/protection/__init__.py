@@ -12,12 +12,16 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
 from ecrm.protection.replicate import ReplicateProtection
+from ecrm.protection.restoring import RowSource
+from ecrm.protection.stateless import StatelessProtection
 
 
-def make_protection(config: Config, mapped: Path | None = None) -> Protection:
-    """The protection that a config names; `mapped` is the folder of mapped files."""
+def make_protection(config: Config, mapped: Path | None = None, rows: RowSource | None = None) -> Protection:
+    """The protection that a config names; `mapped` is the folder of mapped files, `rows` the durable tier by shards."""
     if config.protection.name == "mapped":
         return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")
+    if config.protection.name == "stateless":
+        return StatelessProtection(config.cluster.servers, rows, config.protection.last_seen_rows)
     if config.protection.name == "none":
         return NoProtection(config.cluster.servers)
     if config.protection.name == "checkpoint":

@@ -7,9 +7,9 @@ dense model. `none` implements it by doing nothing, `erasure` with Reed-Solomon 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ecrm.engine.dense import DenseReplica
     from ecrm.engine.routing import ShardRequests, SlotRequests
     from ecrm.protection.scrub import Scrub, ScrubReport
+    from ecrm.protection.stand_in import StandIn
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""
@@ -53,13 +54,17 @@ class ProtectionContext:
     """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
 
     `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a view
-    does and then calls `adopt`. `record_bytes` is the size of a record of each row space.
+    does and then calls `adopt`. `record_bytes` is the size of a record of each row space. `initial` gives
+    the initial values of rows of a row space, float32 [R, dim]. `committed`, kept up to date by the engine,
+    is how many steps cannot be taken back.
     """
 
     transport: Transport
     layouts: tuple[RowLayout, ...]
     record_bytes: tuple[int, ...]
     hosted: dict[ShardSpace, HostedShard] = field(default_factory=dict)
+    initial: Callable[[int, Tensor], Tensor] | None = None
+    committed: int = 0
 
 
 class Protection(ABC):
@@ -68,13 +73,24 @@ class Protection(ABC):
     Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
     without them no step can be taken back and any failure ends the run; `parity_bytes` and
     `log_bytes`, memory held on this rank; `counts_every_rank`, whether any m failure domains that are lost between two commits
-    of steps use up the protection, because ranks without shards hold copies too.
+    of steps use up the protection, because ranks without shards hold copies too; `any_shards_may_be_lost`, whether shards come
+    back without each other, so that a dense replica is all that must be left; `exact`, whether the finished model is that of an
+    undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
+    for themselves.
     """
 
     name: str
     shape: StripeShape
     keeps_deltas: bool
     counts_every_rank = False
+    any_shards_may_be_lost = False
+    exact = True
+    stand_in: StandIn | None = None
+
+    @property
+    def dense_replicas(self) -> int:
+        """Failure domains to hold the dense replica: one more than may be lost at once."""
+        return self.shape.m + 1
 
     @property
     def in_words(self) -> str:
@@ -135,8 +151,14 @@ class Protection(ABC):
         """Collective, at a commit, while shards are rebuilding: recover missing rows.
 
         `wanted` are missing local rows that the step asks for, all recovered on return; up to `budget`
-        further rows per hosted shard are recovered in the background.
+        further rows per hosted shard are recovered in the background. With a `stand_in` this comes before
+        slots ask for rows: what is whole on return answers for itself in this very step.
         """
+
+    def accounts(self, shards: Sequence[int]) -> list[dict[str, Any]]:
+        """After `committed`: for lost shards that are whole from this commit on, what of them did not come back; the same on every
+        rank. Empty where everything did."""
+        return []
 
     @abstractmethod
     def verify(self, view: View) -> VerifyReport:

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
+from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
@@ -28,6 +30,7 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.protection.none import NoProtection
 from ecrm.protection.replicate import ReplicateProtection
+from ecrm.protection.stateless import StatelessProtection
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
@@ -66,7 +69,8 @@ class TinyDense:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files."""
+    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files, or
+    for the checkpoints of stateless servers."""
 
     seed: int = 0
     tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
@@ -85,6 +89,7 @@ class Workload:
     commit_interval: int = 1
     rebuild_rows_per_step: int = 8
     scrub_rows_per_step: int = 0
+    last_seen_rows: int = 1000
     domains: tuple[int, ...] | None = None
     reshape: bool = True
     look_ahead: bool = True
@@ -97,9 +102,9 @@ class Workload:
         return busy + self.spares
 
     def initial_view(self) -> View:
-        shape = self.make_protection().shape
+        protection = self.make_protection()
         return initial_view(
-            self.layout, shape, self.trainers, self.spares, self.slots, shape.m + 1, self.domains
+            self.layout, protection.shape, self.trainers, self.spares, self.slots, protection.dense_replicas, self.domains
         )
 
     def make_protection(self) -> Protection:
@@ -107,6 +112,8 @@ class Workload:
             return ReplicateProtection(self.servers, self.m + 1)
         if self.protection == "chain":
             return ChainProtection(self.servers, self.m + 1)
+        if self.protection == "stateless":
+            return StatelessProtection(self.servers, CheckpointRows(CheckpointFolder(Path(self.folder))), self.last_seen_rows)
         if self.protection == "mapped":
             return MappedProtection(self.servers, Path(self.folder), durable=False)
         if self.protection != "erasure":
@@ -130,7 +137,6 @@ def make_engine(
 ) -> Engine:
     """This rank's engine at the undisturbed start."""
     protection = workload.make_protection()
-    replicas = protection.shape.m + 1
     return Engine(
         transport=transport,
         tables=workload.tables,
@@ -142,7 +148,7 @@ def make_engine(
         policy=EnginePolicy(
             workload.commit_interval,
             workload.rebuild_rows_per_step,
-            replicas,
+            protection.dense_replicas,
             workload.scrub_rows_per_step,
             workload.reshape,
             workload.skip_undo,

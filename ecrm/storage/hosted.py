@@ -49,6 +49,11 @@ class HostedShard:
         if rows.numel():
             self.missing.remove(rows)
 
+    def restore_rest(self) -> None:
+        """The records of all rows still missing are zeros, as what is kept of a missing row always is."""
+        if self.missing is not None:
+            self.missing.remove_rest()
+
     def update(self, rows: Tensor, gradients: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back."""
         if self.touched is not None:

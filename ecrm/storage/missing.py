@@ -22,11 +22,12 @@ class MissingRows:
         self._present = lazy_zeros(rows, dtype=np.bool_)
         self._first = self._probed = 0
         self._found: list[Tensor] = []
+        self._rest = 0  # how many rows were removed all at once since the commit
         self.count = rows
 
     def among(self, rows: Tensor) -> Tensor:
         """Bool mask of which of `rows`, int64 [R], are missing."""
-        return ~self._present[rows]
+        return ~self._present[rows] if self.count else torch.zeros(rows.numel(), dtype=torch.bool)
 
     def first(self, count: int) -> Tensor:
         """The lowest `count` missing rows (fewer when fewer are missing), int64."""
@@ -44,7 +45,7 @@ class MissingRows:
     def _scan(self, start: int, count: int) -> Tensor:
         """The first `count` missing rows from row `start` on."""
         found = []
-        while count > 0 and start < self._present.numel():
+        while self.count and count > 0 and start < self._present.numel():
             window = (~self._present[start : start + _WINDOW]).nonzero().squeeze(1)[:count] + start
             start += _WINDOW
             found.append(window)
@@ -57,15 +58,20 @@ class MissingRows:
         self._found.append(rows)
         self.count -= rows.numel()
 
+    def remove_rest(self) -> None:
+        """No row is missing any more, however many there are."""
+        self._rest, self.count = self._rest + self.count, 0
+
     def undo(self) -> Tensor:
-        """Rows removed since the commit, int64, are missing again."""
+        """Rows removed since the commit are missing again; those not removed all at once are returned, int64."""
         rows = torch.cat(self._found) if self._found else torch.empty(0, dtype=torch.int64)
         self._present[rows] = False
-        self.count += rows.numel()
+        self.count, self._rest = self.count + self._rest + rows.numel(), 0
         self._first = self._probed = 0
         self._found.clear()
         return rows
 
     def committed(self) -> None:
         """Rows removed so far stay removed."""
+        self._rest = 0
         self._found.clear()

@@ -24,6 +24,7 @@ from ecrm.checkpoint.fits import identity
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
@@ -131,10 +132,11 @@ def _run(
     if start.mapped is not None and not goes_on:
         _together(transport, lambda: make_folder(start.mapped, config, transport.rank == transport.live[0]))
     held = hold(start.mapped) if start.mapped is not None else None
-    protection = make_protection(config, start.mapped)
+    own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
+    protection = make_protection(config, start.mapped, CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints]))
     processes = _processes(transport, config)
     view = _together(transport, lambda: start_view(config, protection, processes))
-    reporter = Reporter(folder, processes, protection.shape.m, _durable_in_words(config, start))
+    reporter = Reporter(folder, processes, protection.dense_replicas - 1, _durable_in_words(config, start), protection.any_shards_may_be_lost)
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     profile = None
@@ -150,7 +152,6 @@ def _run(
 
     began = time.monotonic()
     hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
-    own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     durable = None
     if start.mapped is not None:
         durable = Reopened()
@@ -211,7 +212,7 @@ def start_view(config: Config, protection: Protection, processes: Mapping[int, M
             cluster.trainers,
             cluster.spares,
             config.slots,
-            protection.shape.m + 1,
+            protection.dense_replicas,
             [names.index(name) for name in names],
         )
     except CannotKeepApart as error:
@@ -236,9 +237,9 @@ def build_engine(
     model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
-    replicas = protection.shape.m + 1
+    replicas = protection.dense_replicas
     optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
-    loading = Loading(transport.rank, view, READY_SPARES_PER_M * protection.shape.m, arch, backend, optimizer)
+    loading = Loading(transport.rank, view, READY_SPARES_PER_M * (replicas - 1), arch, backend, optimizer)
 
     def event(fields: dict[str, Any]) -> None:
         if fields["event"] == "view":

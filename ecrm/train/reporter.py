@@ -23,6 +23,17 @@ def _named(noun: str, numbers: list[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
+def _restored_in_words(account: dict[str, Any]) -> str:
+    """What did not come back of a shard, in a line, after one for each checkpoint that could not be used."""
+    refused = "".join(f"! {line}\n" for line in account["refused"])
+    return refused + (
+        f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {account['lost_steps']} steps are lost; "
+        f"gradients of {account['steps_away']} steps kept for it are applied ({account['kept_rows']:,} rows), those of "
+        f"{account['lost_slot_steps']} slots' steps lost; meanwhile {account['last_seen_rows']:,} rows as last seen and "
+        f"{account['initial_rows']:,} initial ones stood in"
+    )
+
+
 def say(text: str) -> None:
     """Print a line; a terminal that is gone costs the line, not the run."""
     with contextlib.suppress(OSError):
@@ -53,9 +64,10 @@ class Reporter:
     """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
 
     def __init__(
-        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: str = ""
+        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: str = "", any_shards: bool = False
     ) -> None:
         self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
+        self._any_shards = any_shards
         self._engine: Engine | None = None
         self._kept: list[tuple[int, int, dict[str, Any], str]] = []
         self._rollbacks = 0
@@ -119,7 +131,9 @@ class Reporter:
         moved += [f"slot {slot} to rank {rank}" for slot, rank in fields["slots"].items()]
         left, then = fields["failures_left"], fields["failures_left_when_rebuilt"]
         survives = f"can survive {left} more at once" + (f", {then} once rebuilt" if then != left else "")
-        if then < self._protected:
+        if self._any_shards:
+            survives += ", and any ranks that hold no dense replica"
+        elif then < self._protected:
             survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
         if self._durable:
             survives += f"; beyond that all roll back to {self._durable}"
@@ -138,6 +152,9 @@ class Reporter:
             f"({fields['rebuilt_bytes']:,} bytes, {fields['on_demand_rows']:,} rows on demand); "
             f"can survive {fields['failures_left']} more at once"
         )
+
+    def _restored(self, fields: dict[str, Any]) -> str:
+        return "\n".join(map(_restored_in_words, fields["shards"]))
 
     def _rolled_back(self, fields: dict[str, Any]) -> str:
         return (

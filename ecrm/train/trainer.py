@@ -150,6 +150,8 @@ class Trainer:
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:
+        if self._engine.protection.stand_in is not None:
+            self._engine.rebuild_all()  # what is measured is the model, not what stands in for a part of it
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
         self._evaluated_at = self._engine.step
         if result is not None:
@@ -282,10 +284,13 @@ class Trainer:
             "step_seconds": self._progress.quantiles(),
             "memory_bytes": memory.total,
             "memory_bytes_per_rank": memory.per_rank,
-            "protection": {"name": protection.name, "k": protection.shape.k, "m": protection.shape.m},
+            "protection": {
+                "name": protection.name, "k": protection.shape.k, "m": protection.shape.m, "exact": protection.exact
+            },
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
             "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
+            "restored": engine.failures.restored,
             "failures_left": engine.failures_left,
             **self._about,
         }

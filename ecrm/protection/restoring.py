@@ -1,0 +1,88 @@
+"""A lost shard's rows on their way from the durable tier to its new host, some at each round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ecrm.placement.stripes import RowLayout
+from ecrm.storage.hosted import HostedShard
+
+Piece = tuple[int, Tensor, Tensor]
+"""(row space, local rows int64 [R], their records uint8 [R, B])."""
+
+PIECES_PER_ROUND = 4
+"""Pieces of rows read, or parts of files checked, in a round at most: a few megabytes each."""
+
+
+class ShardReader(Protocol):
+    """One shard's rows in the durable tier. `step`: how many steps are in them, None until `check` has come to its end; `refused`:
+    why something newer is not used."""
+
+    step: int | None
+    refused: list[str]
+
+    def check(self) -> Iterator[None]:
+        """Find out what there is; yields after each bit of the work."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """The shard's rows; of a row that comes again the first counts. Rows that do not come have records of zeros."""
+
+
+class RowSource(Protocol):
+    """The durable tier, as a rank sees it by itself."""
+
+    def read(self, shard: int, layouts: Sequence[RowLayout]) -> ShardReader:
+        """A reader of one shard's rows."""
+
+
+class Restoring:
+    """Fills in the missing rows of one shard, `hosted` by row space; what it restored counts from the commit on."""
+
+    def __init__(self, reader: ShardReader, hosted: Mapping[int, HostedShard]) -> None:
+        self.reader, self._hosted = reader, hosted
+        self._check = reader.check()
+        self.restart()
+
+    def restart(self) -> None:
+        """Rows restored since the commit are missing again: begin with the first piece."""
+        self._pieces: Iterator[Piece] | None = None
+        self._rest: Piece | None = None
+
+    @property
+    def left(self) -> int:
+        """Rows still missing."""
+        return sum(hosted.missing_rows for hosted in self._hosted.values())
+
+    def go_on(self, budget: int) -> None:
+        """A round: restore up to `budget` rows that are in the durable tier; after the last of them all others are zeros."""
+        for _ in range(PIECES_PER_ROUND):
+            if self.reader.step is None:
+                next(self._check, None)
+                continue
+            if not budget:
+                break
+            if not self._next_piece():
+                for hosted in self._hosted.values():
+                    hosted.restore_rest()
+                break
+            space, local, records = self._rest
+            now, self._rest = local[:budget], (space, local[budget:], records[budget:])
+            self._hosted[space].restore(now, records[:budget])
+            budget -= now.numel()
+
+    def _next_piece(self) -> bool:
+        """See that there is a piece to go on with, of missing rows alone; whether there is."""
+        if self._pieces is None:
+            self._pieces = self.reader.pieces()
+        if self._rest is None or not self._rest[1].numel():
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            space, local, records = piece
+            missing = self._hosted[space].missing
+            here = missing.among(local) if missing is not None else local < 0
+            self._rest = space, local[here], records[here]
+        return True

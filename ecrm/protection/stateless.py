@@ -1,0 +1,162 @@
+"""Stateless parameter servers: no redundancy among ranks; training does not wait for a lost shard, and does not get all of it back.
+
+After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in Parallel Machine Learning Training"
+(Cao, Luo, Gan and Jinesh, 2024), which trades consistency for going on. While a shard is gone, slots go on with its rows as they last saw them and keep its gradients (`ecrm/protection/stand_in.py`). Its
+new host fills it from the newest checkpoint by itself, some rows at each step (`ecrm/protection/restoring.py`); then it is sent
+what was kept and applies it, step by step, and answers for itself from that very step on. What was updated between the
+checkpoint and the failure is lost, and the gradients kept were computed from old rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.routing import GRADIENTS, ShardRequests
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.view import View
+from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
+from ecrm.protection.none import NoProtection
+from ecrm.protection.restoring import Restoring, RowSource
+from ecrm.protection.stand_in import StandIn
+from ecrm.transport.message import in_groups
+
+DENSE_REPLICAS = 2
+
+
+class StatelessProtection(NoProtection):
+    """Any shards may be lost, all at once, while a dense replica is left: `source` is where they are restored from.
+
+    Not exact: `accounts` says what did not come back. A rank that runs slots remembers `last_seen_rows` rows of each row space.
+    """
+
+    name = "stateless"
+    any_shards_may_be_lost = True
+    exact = False
+    dense_replicas = DENSE_REPLICAS
+
+    def __init__(self, shards: int, source: RowSource, last_seen_rows: int) -> None:
+        super().__init__(shards)
+        self.keeps_deltas = True
+        self._source, self._last_seen_rows = source, last_seen_rows
+        self._restoring: dict[int, Restoring] = {}
+        self._lost_at: dict[int, int] = {}  # the commit that survivors went back to when a shard was lost
+        self._delivered: dict[int, dict[str, Any]] = {}  # shards that got what was kept since the commit: their accounts
+        self._counted: dict[int, dict[str, Any]] = {}  # the same of the commit before
+
+    @property
+    def in_words(self) -> str:
+        return "stateless parameter servers"
+
+    @property
+    def parity_bytes(self) -> int:
+        return self.stand_in.memory_bytes
+
+    @property
+    def log_bytes(self) -> int:
+        return self.stand_in.kept_bytes
+
+    def with_shape(self, shape: StripeShape) -> StatelessProtection:
+        return StatelessProtection(shape.shards, self._source, self._last_seen_rows)
+
+    def start(self, context: ProtectionContext, view: View) -> None:
+        self._context = context
+        self.stand_in = StandIn(context.layouts, context.initial, self._last_seen_rows)
+
+    def adopt(self, view: View) -> None:
+        mine = set(view.shards_of(self._context.transport.rank)) & set(view.rebuilding)
+        self._restoring = {shard: restoring for shard, restoring in self._restoring.items() if shard in mine}
+        for shard in mine.difference(self._restoring):
+            hosted = {space: rows for (number, space), rows in self._context.hosted.items() if number == shard}
+            self._restoring[shard] = Restoring(self._source.read(shard, self._context.layouts), hosted)
+        for shard in view.rebuilding:
+            self._lost_at.setdefault(shard, self._context.committed)
+        self.stand_in.away = frozenset(view.rebuilding)
+
+    def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
+        """Restore some rows; of shards that have all, collect what was kept for them and apply it. Nothing is ever `wanted`."""
+        for _, restoring in sorted(self._restoring.items()):
+            restoring.go_on(budget)
+        left, found, told = self._share_state(view)
+        due = [shard for shard in view.rebuilding if left[shard] == 0 and shard not in self._delivered]
+        if due:
+            self._deliver(due, view)
+        for shard in due:
+            self._delivered[shard] = self._account(shard, *found[shard], told[shard], len(view.slots))
+        self.stand_in.away = frozenset(view.rebuilding).difference(self._delivered)
+        return RepairReport(left, {})
+
+    def _share_state(self, view: View) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
+        """Of every rebuilding shard: rows left to restore; the step of its checkpoint and why others are not used; what all ranks
+        together kept and gave out."""
+        hosts, slots = [], []
+        for shard, restoring in sorted(self._restoring.items()):
+            hosts.append([shard, restoring.left, restoring.reader.step or 0, restoring.reader.refused])
+        for shard in view.rebuilding:
+            kept, served = self.stand_in.kept(shard), self.stand_in.served(shard)
+            rows = sum(local.numel() for entry in kept for _, local, _ in entry.parts)
+            slots.append([len(kept), rows, served.seen, served.initial])
+        said = torch.tensor(list(json.dumps(hosts).encode()), dtype=torch.uint8)
+        shared = self._context.transport.share([said, torch.tensor(slots)])
+        left, found = {}, {}
+        for text, _ in shared.values():
+            for shard, missing, step, refused in json.loads(bytes(text.tolist())):
+                left[shard], found[shard] = missing, (step, refused)
+        totals = sum(counts.view(len(view.rebuilding), 4) for _, counts in shared.values()).tolist()
+        return left, found, dict(zip(view.rebuilding, totals, strict=True))
+
+    def _account(self, shard: int, checkpoint: int, refused: list[str], told: list[int], slots: int) -> dict[str, Any]:
+        """What did not come back of a shard that has what was kept for it."""
+        kept, kept_rows, seen, initial = told
+        lost_at, now = self._lost_at[shard], self._context.committed
+        return {
+            "shard": shard,
+            "lost_at_step": lost_at,
+            "checkpoint_step": checkpoint,
+            "refused": refused,
+            "lost_steps": lost_at - checkpoint,
+            "steps_away": now - lost_at,
+            "kept_rows": kept_rows,
+            "lost_slot_steps": (now - lost_at) * slots - kept,
+            "last_seen_rows": seen,
+            "initial_rows": initial,
+        }
+
+    def _deliver(self, due: Sequence[int], view: View) -> None:
+        """Collective: send what is kept for shards to their hosts, which apply it in the order of steps, one update per step."""
+        outgoing: dict[int, list[Tensor]] = {}
+        for shard in due:
+            for entry in self.stand_in.kept(shard):
+                for space, local, gradients in entry.parts:
+                    head = torch.tensor([entry.step, GRADIENTS, entry.slot, shard, space])
+                    outgoing.setdefault(view.shards[shard], []).extend((head, local, gradients))
+        asked: dict[int, dict[int, list[Tensor]]] = {}
+        gradients: dict[int, dict[tuple[int, int, int], Tensor]] = {}
+        for rank, tensors in self._context.transport.exchange(outgoing).items():
+            for head, local, flat in in_groups(tensors, 3):
+                step, *key = head.tolist()
+                asked.setdefault(step, {}).setdefault(rank, []).extend((head[1:], local))
+                gradients.setdefault(step, {})[tuple(key[1:])] = flat
+        for step in sorted(asked):
+            ShardRequests(asked[step], self._context.hosted).update(gradients[step], keep_deltas=True)
+
+    def committed(self) -> None:
+        self._counted, self._delivered = self._delivered, {}
+        for shard in self._counted:
+            del self._lost_at[shard]
+            self._restoring.pop(shard, None)
+        self.stand_in.forget(self._counted)
+        self.stand_in.committed()
+
+    def accounts(self, shards: Sequence[int]) -> list[dict[str, Any]]:
+        return [self._counted[shard] for shard in shards]
+
+    def undo(self) -> None:
+        for restoring in self._restoring.values():
+            restoring.restart()
+        self._delivered = {}
+        self.stand_in.undo(self._context.committed)
