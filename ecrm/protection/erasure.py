@@ -61,6 +61,10 @@ class ErasureProtection(Protection):
     def log_bytes(self) -> int:
         return sum(parity.log_bytes for parity in self.parity.values())
 
+    @property
+    def memory(self) -> list[Tensor]:
+        return [parity.records for parity in self.parity.values()]
+
     def with_shape(self, shape: StripeShape) -> ErasureProtection:
         return ErasureProtection(shape.shards, shape.k, shape.m)
 
