@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.kernels.records import gather_records, scatter_records, xor_records
+from ecrm.kernels.sparse_update import sparse_update
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class SparseOptimizer:
     epsilon: float = 1e-8
 
 
+_ONE = int(torch.ones(1).view(torch.int32))
 _MADV_POPULATE_WRITE = 23  # linux/mman.h
 
 Allocate = Callable[..., Tensor]
@@ -56,7 +58,7 @@ class Store(ABC):
         self.weights = allocate(rows, dim)
         self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
         self._touched = allocate(rows)
-        self._initial = initial
+        self._initial, self._optimizer = initial, optimizer
 
     @property
     def record_bytes(self) -> int:
@@ -112,10 +114,30 @@ class Store(ABC):
         self._step(rows, gradients)
 
     def update_with_delta(self, rows: Tensor, gradients: Tensor) -> Tensor:
-        """`update`, and the XOR of each record before and after, uint8 [R, B]."""
-        delta = self.read(rows)
-        self.update(rows, gradients)
-        return delta.bitwise_xor_(self.read(rows))
+        """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows."""
+        fresh, values = self._materialise(rows)
+        delta = torch.empty(rows.numel(), self.record_bytes, dtype=torch.uint8)
+        self._fused_step(rows, gradients, delta[:, : -self._touched.element_size()])
+        words = delta.view(torch.int32)
+        words[:, -1] = 0
+        if fresh.numel():  # their records were zeros, not the values that the kernel started from
+            words[fresh, : values.shape[1]] ^= values.view(torch.int32)
+            words[fresh, -1] = _ONE
+        return delta
+
+    def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None) -> None:
+        """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state."""
+        optimizer = self._optimizer
+        sparse_update(
+            self.weights,
+            self.state,
+            rows,
+            gradients,
+            optimizer.name,
+            lr=optimizer.learning_rate,
+            eps=optimizer.epsilon,
+            delta=delta,
+        )
 
     @abstractmethod
     def _step(self, rows: Tensor, gradients: Tensor) -> None:
