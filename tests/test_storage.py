@@ -30,11 +30,10 @@ def test_native_store_is_fbgemm_bit_for_bit(optimizer):
     everything = torch.arange(50)
     for step in range(20):
         rows, gradients = _gradients(step, 50)
-        if step % 2:
-            assert torch.equal(ours.update_with_delta(rows, gradients), theirs.update_with_delta(rows, gradients))
-        else:
-            ours.update(rows, gradients)
-            theirs.update(rows, gradients)
+        before = theirs.read(rows)
+        theirs.update(rows, gradients)  # FBGEMM's own optimizer; with the delta it would be our kernel
+        delta = ours.update_with_delta(rows, gradients)
+        assert torch.equal(delta, before ^ theirs.read(rows))
         assert torch.equal(ours.read(everything), theirs.read(everything))
         assert torch.equal(ours.lookup(everything), theirs.lookup(everything))
         assert torch.equal(ours.lookup_state(everything), theirs.lookup_state(everything))
@@ -54,14 +53,29 @@ def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer)
     for step, chosen in enumerate([rows, rows[[1, 4, 7]], rows[[4]], rows[[7]]]):
         gradients = torch.randn(chosen.numel(), dim, generator=torch.Generator().manual_seed(step))
         before = stores[1].read(rows)
-        ours, theirs = [store.update_with_delta(chosen, gradients) for store in stores]
-        assert torch.equal(ours, theirs)
+        delta = stores[0].update_with_delta(chosen, gradients)
+        stores[1].update(chosen, gradients)  # FBGEMM's own optimizer
         assert torch.equal(stores[0].read(rows), stores[1].read(rows))
         untouched = ~torch.isin(rows, chosen)
         assert torch.equal(stores[1].read(rows)[untouched], before[untouched])
-        stores[1].xor(chosen, theirs)
+        stores[1].xor(chosen, delta)
         assert torch.equal(stores[1].read(rows), before)
-        stores[1].xor(chosen, theirs)
+        stores[1].xor(chosen, delta)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
+    mixed, plain = _filled("fbgemm", optimizer), _filled("fbgemm", optimizer)
+    everything = torch.arange(50)
+    for step in range(20):
+        rows, gradients = _gradients(step, 50)
+        plain.update(rows, gradients)
+        before = mixed.read(rows)
+        if step % 3:
+            assert torch.equal(mixed.update_with_delta(rows, gradients), before ^ mixed.read(rows))
+        else:
+            mixed.update(rows, gradients)
+        assert torch.equal(mixed.read(everything), plain.read(everything))
 
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])

@@ -206,6 +206,11 @@ class StorageConfig:
         "FBGEMM table-batched embeddings, or this project's own kernels; auto = fbgemm where it is installed",
         choices=("auto", "fbgemm", "native"),
     )
+    prefault: bool = key(
+        False,
+        "have the system hand out all memory of rows and redundancy at the start instead of at the first update of a row: "
+        "a start that takes longer the larger the tables, and no slower first steps",
+    )
 
 
 @dataclass(frozen=True)

@@ -415,6 +415,11 @@ class Engine:
             stripes, mismatches = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
             return VerifyReport(stripes, mismatches)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The live tensors of all rows and redundancy held on this rank."""
+        return [part for hosted in self.hosted.values() for part in hosted.store.memory] + list(self.protection.memory)
+
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
         held = (

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.message import Part
 
 
 class RidingTransport(WrappedTransport):
@@ -18,10 +19,10 @@ class RidingTransport(WrappedTransport):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
-        self._riders: dict[int, list[Tensor]] | None = None
+        self._riders: dict[int, list[Part]] | None = None
         self._arrived: dict[int, list[Tensor]] | None = None
 
-    def board(self, outgoing: Mapping[int, Sequence[Tensor]]) -> None:
+    def board(self, outgoing: Mapping[int, Sequence[Part]]) -> None:
         """The next exchange also carries `outgoing`."""
         self._riders, self._arrived = {rank: list(tensors) for rank, tensors in outgoing.items()}, None
 
@@ -32,7 +33,7 @@ class RidingTransport(WrappedTransport):
         arrived, self._arrived = self._arrived, None
         return arrived
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Tensor]]:
         if self._riders is None:
             return self.inner.exchange(outgoing)
         riders, self._riders = self._riders, None

@@ -13,7 +13,7 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
     from ecrm.protection.base import ShardSpace
@@ -86,12 +86,12 @@ class SlotRequests:
             result[slot].append(values)
         return result
 
-    def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+    def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Part]]:
         """Message per shard host: (GRADIENTS, slot, shard, space), gradients in the order of the rows requested."""
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
-                part = gradients[slot][space].index_select(0, place)
+                part = Picked(gradients[slot][space], place)
                 outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([GRADIENTS, slot, shard, space]), part))
         return outgoing
 
@@ -153,14 +153,13 @@ class ShardRequests:
             result[slot] = self._ranks[slot], torch.where(known, of_row[at], -1)
         return result
 
-    def replies(self) -> dict[int, list[Tensor]]:
+    def replies(self) -> dict[int, list[Part]]:
         """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked."""
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (shard, space), asked in self._asked.items():
             rows = self._hosted[shard, space].store.lookup(asked.rows)
             for slot, place in asked.places:
-                values = rows.index_select(0, place)
-                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), values))
+                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), Picked(rows, place)))
         return outgoing
 
     def update(self, gradients: Mapping[tuple[int, int, int], Tensor], keep_deltas: bool) -> None:

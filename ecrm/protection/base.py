@@ -105,6 +105,11 @@ class Protection(ABC):
     @abstractmethod
     def log_bytes(self) -> int: ...
 
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """The live tensors of the redundancy held on this rank."""
+        return ()
+
     @abstractmethod
     def with_shape(self, shape: StripeShape) -> Protection:
         """The same protection over other stripes, not started."""

@@ -25,7 +25,7 @@ from ecrm.protection.base import (
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -61,6 +61,10 @@ class ErasureProtection(Protection):
     def log_bytes(self) -> int:
         return sum(parity.log_bytes for parity in self.parity.values())
 
+    @property
+    def memory(self) -> list[Tensor]:
+        return [parity.records for parity in self.parity.values()]
+
     def with_shape(self, shape: StripeShape) -> ErasureProtection:
         return ErasureProtection(shape.shards, shape.k, shape.m)
 
@@ -85,7 +89,7 @@ class ErasureProtection(Protection):
     def protect(
         self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
     ) -> None:
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (shard, space), (rows, delta) in sorted(deltas.items()):
             self._route(shard, space, rows, delta, view, outgoing)
             if self._scrub is not None:
@@ -96,7 +100,7 @@ class ErasureProtection(Protection):
                 parity.apply(rows, coefficients, delta.view(rows.numel(), -1))
 
     def _route(
-        self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Tensor]]
+        self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]
     ) -> None:
         """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder."""
         k, m = self.shape.k, self.shape.m
@@ -106,7 +110,7 @@ class ErasureProtection(Protection):
             if not here.numel():
                 continue
             residue = self.shape.residue_of_unit(shard, unit)
-            unit_delta = delta.index_select(0, here)
+            unit_delta = Picked(delta, here)
             stripes = layout.stripes_of_data(shard, rows[here])
             for t in range(m):
                 holder = self.shape.shard_of_unit(residue, k + t)

@@ -11,6 +11,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import Transport
+from ecrm.transport.message import Picked
 
 
 class Alone(Transport):
@@ -19,7 +20,8 @@ class Alone(Transport):
     rank, live = 0, (0,)
 
     def exchange(self, outgoing):
-        tensors = [tensor.reshape(-1).clone() for tensor in outgoing.get(0, ())]
+        parts = outgoing.get(0, ())
+        tensors = [(part.gathered() if isinstance(part, Picked) else part.clone()).reshape(-1) for part in parts]
         return {0: tensors} if tensors else {}
 
     def share(self, tensors):

@@ -7,17 +7,22 @@ tables, and parity that starts as zeros is right.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import mmap
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.errors import UsageError
 from ecrm.kernels.records import gather_records, scatter_records, xor_records
+from ecrm.kernels.sparse_update import sparse_update
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class SparseOptimizer:
     learning_rate: float
     epsilon: float = 1e-8
 
+
+_ONE = int(torch.ones(1).view(torch.int32))
+_MADV_POPULATE_WRITE = 23  # linux/mman.h
 
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
@@ -50,7 +58,7 @@ class Store(ABC):
         self.weights = allocate(rows, dim)
         self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
         self._touched = allocate(rows)
-        self._initial = initial
+        self._initial, self._optimizer = initial, optimizer
 
     @property
     def record_bytes(self) -> int:
@@ -65,6 +73,11 @@ class Store(ABC):
     def _tail(self) -> tuple[Tensor, ...]:
         """What follows the row in a record."""
         return (*self.state, self._touched)
+
+    @property
+    def memory(self) -> tuple[Tensor, ...]:
+        """All that holds records, as the live tensors."""
+        return (self.weights, *self._tail)
 
     def lookup(self, rows: Tensor) -> Tensor:
         """Copy of the rows, float32 [R, dim]."""
@@ -101,10 +114,30 @@ class Store(ABC):
         self._step(rows, gradients)
 
     def update_with_delta(self, rows: Tensor, gradients: Tensor) -> Tensor:
-        """`update`, and the XOR of each record before and after, uint8 [R, B]."""
-        delta = self.read(rows)
-        self.update(rows, gradients)
-        return delta.bitwise_xor_(self.read(rows))
+        """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows."""
+        fresh, values = self._materialise(rows)
+        delta = torch.empty(rows.numel(), self.record_bytes, dtype=torch.uint8)
+        self._fused_step(rows, gradients, delta[:, : -self._touched.element_size()])
+        words = delta.view(torch.int32)
+        words[:, -1] = 0
+        if fresh.numel():  # their records were zeros, not the values that the kernel started from
+            words[fresh, : values.shape[1]] ^= values.view(torch.int32)
+            words[fresh, -1] = _ONE
+        return delta
+
+    def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None) -> None:
+        """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state."""
+        optimizer = self._optimizer
+        sparse_update(
+            self.weights,
+            self.state,
+            rows,
+            gradients,
+            optimizer.name,
+            lr=optimizer.learning_rate,
+            eps=optimizer.epsilon,
+            delta=delta,
+        )
 
     @abstractmethod
     def _step(self, rows: Tensor, gradients: Tensor) -> None:
@@ -131,6 +164,24 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
     if optimizer not in shapes:
         raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
     return shapes[optimizer]
+
+
+def prefault(tensors: Iterable[Tensor]) -> None:
+    """Have the system hand out every page of `tensors` now; what they hold stays. Raises UsageError where it cannot."""
+    for tensor in tensors:
+        first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        size = tensor.data_ptr() + tensor.nbytes - first
+        if tensor.nbytes and _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
+            problem = os.strerror(ctypes.get_errno())
+            raise UsageError(
+                f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}): "
+                "it takes as much free memory and Linux 5.14; set storage.prefault=false"
+            )
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:

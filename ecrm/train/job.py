@@ -46,7 +46,7 @@ from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend
-from ecrm.storage.base import SparseOptimizer
+from ecrm.storage.base import SparseOptimizer, prefault
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
 from ecrm.train.counted import CountedTransport
@@ -165,6 +165,8 @@ def _run(
             for line in start.refused:
                 say(line)
         engine.resume()
+    if config.storage.prefault:
+        _together(transport, lambda: prefault(engine.tensors))
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ecrm.transport.message import Part
+
 
 class PeerFailure(Exception):
     """A peer died, or another rank has begun to recover from a death; call `shrink` and go back to the commit."""
@@ -31,11 +33,11 @@ class Transport(ABC):
     live: tuple[int, ...]
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
         """Send a list of tensors to each of some ranks and return the lists sent to this one.
 
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
-        shape. The result maps each rank that sent at least one tensor, ascending, to its tensors in
+        shape, or rows to be picked of such. The result maps each rank that sent at least one tensor, ascending, to its tensors in
         order, flattened to one dimension, dtypes kept. The result is the caller's own memory: it
         stays valid and is never a view of what another rank, or this one, passed in.
         Raises ValueError for a rank that is not live.
@@ -81,7 +83,7 @@ class WrappedTransport(Transport):
     def live(self) -> tuple[int, ...]:
         return self.inner.live
 
-    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
         return self.inner.exchange(outgoing)
 
     def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:

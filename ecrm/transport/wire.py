@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ecrm.transport.message import Part, Picked
+
 WORD_BYTES = 8
 
 # A dtype's code is its place here; append only, so that two versions can talk to each other.
@@ -42,9 +44,10 @@ DTYPES = (
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
-def check(tensors: Sequence[torch.Tensor]) -> None:
+def check(parts: Sequence[Part]) -> None:
     """Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype."""
-    for place, tensor in enumerate(tensors):
+    for place, part in enumerate(parts):
+        tensor = part.source if isinstance(part, Picked) else part
         if tensor.dtype not in CODE_OF_DTYPE:
             raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
         if not tensor.is_cpu:
@@ -53,7 +56,7 @@ def check(tensors: Sequence[torch.Tensor]) -> None:
             raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
 
-def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
+def packed_bytes(tensors: Sequence[Part]) -> int:
     """Bytes that `tensors` take when packed, a multiple of 8; raises as `check` does."""
     if not tensors:
         return 0
@@ -64,7 +67,7 @@ def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return total
 
 
-def pack_into(buffer: np.ndarray, tensors: Sequence[torch.Tensor]) -> None:
+def pack_into(buffer: np.ndarray, tensors: Sequence[Part]) -> None:
     """Write `tensors` over all of `buffer`: uint8, exactly `packed_bytes(tensors)` long, 8-byte aligned.
 
     Does not check again what `packed_bytes` has checked.
@@ -76,16 +79,20 @@ def pack_into(buffer: np.ndarray, tensors: Sequence[torch.Tensor]) -> None:
     header[0] = len(tensors)
     position = header_words * WORD_BYTES
     for place, tensor in enumerate(tensors):
-        header[1 + 2 * place] = CODE_OF_DTYPE[tensor.dtype]
-        header[2 + 2 * place] = tensor.numel()
-        payload = _bytes_of(tensor)
-        end = position + payload.size
-        buffer[position:end] = payload
-        position += _padded(payload.size)
+        elements, dtype = tensor.numel(), (tensor.source if isinstance(tensor, Picked) else tensor).dtype
+        header[1 + 2 * place] = CODE_OF_DTYPE[dtype]
+        header[2 + 2 * place] = elements
+        end = position + elements * dtype.itemsize
+        if isinstance(tensor, Picked):
+            if elements:
+                tensor.gathered(_view(buffer, dtype, elements, position).view(tensor.rows.numel(), *tensor.source.shape[1:]))
+        else:
+            buffer[position:end] = _bytes_of(tensor)
+        position += _padded(end - position)
         buffer[end:position] = 0
 
 
-def pack(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+def pack(tensors: Sequence[Part]) -> np.ndarray:
     """`tensors` as one new uint8 buffer of `packed_bytes(tensors)` bytes; errors as there."""
     buffer = np.empty(packed_bytes(tensors), np.uint8)
     pack_into(buffer, tensors)

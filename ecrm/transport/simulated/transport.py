@@ -9,6 +9,7 @@ import torch
 
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
+from ecrm.transport.message import Part, Picked
 
 
 class Calls(Protocol):
@@ -31,7 +32,7 @@ class SimulatedTransport(Transport):
     def live(self) -> tuple[int, ...]:
         return self._cluster.live(self.rank)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
@@ -57,6 +58,6 @@ class SimulatedTransport(Transport):
         self._cluster.leave(self.rank)
 
 
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    wire.check(tensors)
-    return [tensor.detach().reshape(-1).clone() for tensor in tensors]
+def _copies(parts: Sequence[Part]) -> list[torch.Tensor]:
+    wire.check(parts)
+    return [part.gathered().reshape(-1) if isinstance(part, Picked) else part.detach().reshape(-1).clone() for part in parts]
