@@ -1,7 +1,7 @@
 # make train                        train on generated rows, with Reed-Solomon protection
 # make train DATA="FILE [FILE...]"  the same on real Criteo files
 # make train ARGS="--kill 1@30 --set train.seed=5"   more options for `ecrm launch quickstart`
-# make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks
+# make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks, then make figures
 # make clean                        remove what was built and installed; keeps datasets/ and runs/
 
 SHELL := /bin/bash
@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill drill-long simulate coverage bench clean venv
+.PHONY: train test drill drill-long simulate coverage bench figures clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -92,6 +92,12 @@ coverage: $(STAMP)
 
 bench: $(STAMP)
 	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
+	$(MAKE) --no-print-directory figures
+
+# make figures                      figures and tables of README and docs anew from benchmarks/results/*.csv
+figures: $(STAMP)
+	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/tables.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache kernels/*.so

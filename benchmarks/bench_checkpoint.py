@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from measure import RESULTS, device, write_csv
+from measure import device, target, write_csv
+from tables import checkpoint
 
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -63,18 +65,24 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure both modes in turn and write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="few rows, to a temporary file")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/checkpoint.csv")
+    options = parser.parse_args(words)
     torch.set_num_threads(1)
-    rows, records = 10_000 if smoke else 1_000_000, []
+    rows, repeats = (10_000, 1) if options.smoke else (1_000_000, 3)
+    records = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(1 if smoke else 3):
+        for number in range(repeats):
             for mode in ("sync", "async"):
                 records.append(measure(rows, mode, Path(folder) / f"{mode}{number}" / "checkpoints"))
                 print(records[-1], flush=True)
-        write_csv(Path(folder) / "checkpoint.csv" if smoke else RESULTS / "checkpoint.csv", records)
+    csv = target("checkpoint.csv", options.csv, options.smoke)
+    write_csv(csv, records)
+    print("\n".join(checkpoint(records)))
+    print(f"written to {csv}")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hashes = {row["model_sha256"] for row in rows}
     if len(hashes) != 1:
         sys.exit(f"the finished models differ: {hashes}")
-    target = options.csv or (Path(tempfile.mkdtemp()) / "recovery.csv" if options.smoke else measure.RESULTS / "recovery.csv")
+    target = measure.target("recovery.csv", options.csv, options.smoke)
     measure.write_csv(target, rows)
     print("\n".join(tables.recovery(rows)))
     print(f"one model_sha256 over all {len(rows)} runs: {hashes.pop()}")

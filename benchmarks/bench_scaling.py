@@ -1,7 +1,7 @@
 """How a protected step changes with the tables, the servers, k and m, and what a kill costs; embedding-heavy.
 
     python benchmarks/bench_scaling.py            # about half an hour on 2 cores
-    python benchmarks/bench_scaling.py --smoke    # a minute, tiny; what the tests run
+    python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
 
 Series, each against its own first point in the same round:
   tables    rows of all tables together, 1x to 100x, the same batches: a step must not get slower
@@ -16,102 +16,123 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import measure
+import tables
 
 from ecrm.drill.run import read_run
 from ecrm.drill.throughput import before_during_after
 
-GLOBAL_BATCH = 2048
-TRAINERS = 2
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run: rounds, steps, generated rows, (series, value, settings) of a round's runs, what the killed run has, what all have."""
+
+    rounds: int
+    steps: int
+    rows: int
+    points: tuple[tuple[str, int, dict[str, Any]], ...]
+    killed: dict[str, Any]
+    sets: dict[str, Any]
 
 
-def points() -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """(series, value, settings) of every run of a round."""
-    for rows in (10_000, 100_000, 1_000_000):
-        yield "tables", rows, {"cluster.servers": 5, "protection.k": 4, "model.max_rows_per_table": rows}
-    for servers in (3, 6, 9, 12):
-        yield "servers", servers, {"cluster.servers": servers, "protection.k": 2}
-    for k in (2, 4, 6, 8):
-        yield "k", k, {"cluster.servers": 10, "protection.k": k}
-    for m in (1, 2, 3):
-        yield "m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m}
+FULL = Size(
+    rounds=3,
+    steps=40,
+    rows=500_000,
+    points=(
+        *(
+            ("tables", rows, {"cluster.servers": 5, "protection.k": 4, "model.max_rows_per_table": rows})
+            for rows in (10_000, 100_000, 1_000_000)
+        ),
+        *(("servers", servers, {"cluster.servers": servers, "protection.k": 2}) for servers in (3, 6, 9, 12)),
+        *(("k", k, {"cluster.servers": 10, "protection.k": k}) for k in (2, 4, 6, 8)),
+        *(("m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m}) for m in (1, 2, 3)),
+    ),
+    killed={"cluster.servers": 5, "protection.k": 4},
+    sets={"model.max_rows_per_table": 500_000, "train.global_batch": 2048, "train.slots": 2, "cluster.trainers": 2},
+)
+SMOKE = Size(
+    rounds=1,
+    steps=12,
+    rows=12_000,
+    points=(("servers", 2, {"cluster.servers": 2, "protection.k": 1}),),
+    killed={"cluster.servers": 2, "protection.k": 1},
+    sets={
+        "model.max_rows_per_table": 1000, "model.dense_arch": "native", "train.global_batch": 64, "train.slots": 1, "cluster.trainers": 1,
+    },  # fmt: skip
+)
 
 
-def settings(data: Path, steps: int, smoke: bool) -> dict[str, Any]:
+def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
     """What all runs share."""
     return {
         **measure.REGIMES["embedding-heavy"],
         "data.path": str(data),
         "data.eval_fraction": 0.01,
-        "model.max_rows_per_table": 1000 if smoke else 500_000,
         "train.steps": steps,
         "train.epochs": 0,
-        "train.global_batch": 64 if smoke else GLOBAL_BATCH,
-        "train.slots": TRAINERS,
         "train.log_every_steps": 10,
-        "cluster.trainers": TRAINERS,
         "cluster.spares": 0,
         "protection.m": 1,
         "protection.verify_parity_at_end": False,
+        **size.sets,
     }
 
 
 def killed(folder: Path, sets: dict[str, Any], step: int) -> dict[str, Any]:
-    """A run in which server 1 dies: gap in steps before it, share of throughput kept while rebuilding."""
-    sets = {**sets, "cluster.servers": 5, "protection.k": 4, "cluster.spares": 1}
-    measure.run(folder, sets, [f"1@{step}:parity"])
+    """A run in which server 1 dies and a spare takes over: the gap, and the share of throughput kept while rebuilding."""
+    measure.run(folder, {**sets, "cluster.spares": 1}, [f"1@{step}:parity"])
     record = read_run(folder)
     pace = before_during_after(record, sets["train.global_batch"])
     (failure,) = record.summary["failures"]
     step_seconds = record.summary["step_seconds"]["p50"]
     before, during = pace["before"].samples_per_second, pace["during"].samples_per_second
+    if not before or not during:
+        sys.exit(f"too few steps to see throughput before the kill and while rebuilding: {pace}")
     return {
         "step_ms": 1e3 * step_seconds,
         "gap_ms": 1e3 * failure["stall_seconds"],
         "recovery_ms": 1e3 * failure["recovery_seconds"],
-        "kept_while_rebuilding": during / before if before and during else None,
+        "kept_while_rebuilding": during / before,
     }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run every series in rounds, write the CSV, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
+    parser.add_argument("--steps", type=int, help=f"default {FULL.steps}")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    rounds, steps = (1, 12) if arguments.smoke else (arguments.rounds, arguments.steps)
+    parser.add_argument("--output", type=Path, help="the CSV; default: benchmarks/results/scaling.csv")
+    arguments = parser.parse_args(words)
+    size = SMOKE if arguments.smoke else FULL
+    rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
     about = measure.device()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        data = measure.prepare(arguments.data or Path(scratch), 20_000 if arguments.smoke else 500_000)
-        shared = settings(data, steps, arguments.smoke)
-        wanted = list(points())[::8] if arguments.smoke else list(points())
+        data = measure.prepare(arguments.data or Path(scratch), size.rows)
+        shared = settings(data, steps, size)
         for number in range(rounds):
-            for series, value, sets in wanted:
-                sets = {**shared, **({} if arguments.smoke and series == "tables" else sets)}
-                folder = Path(scratch) / f"{number}-{series}-{value}"
-                summary = measure.run(folder, {**shared, **sets})
-                row = {"step_ms": 1e3 * summary["step_seconds"]["p50"]}
-                rows.append(_row(number, series, value, row, about))
-            row = killed(Path(scratch) / f"{number}-killed", {**shared, "train.steps": 3 * steps}, steps // 2)
-            rows.append(_row(number, "rebuild", 1, row, about))
-    measure.write_csv(arguments.output or measure.RESULTS / "scaling.csv", rows)
-    for series in dict.fromkeys(row["series"] for row in rows):
-        mine = [row for row in rows if row["series"] == series]
-        for value in dict.fromkeys(row["value"] for row in mine):
-            middle = statistics.median(row["step_ms"] for row in mine if row["value"] == value)
-            print(f"{series:>8} {value:>9,}: {middle:8.1f} ms a step")
+            for series, value, sets in size.points:
+                summary = measure.run(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets})
+                rows.append(_row(number, series, value, {"step_ms": 1e3 * summary["step_seconds"]["p50"]}, about))
+            found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 3 * steps}, steps // 2)
+            rows.append(_row(number, "rebuild", 1, found, about))
+    target = measure.target("scaling.csv", arguments.output, arguments.smoke)
+    measure.write_csv(target, rows)
+    print("\n".join([*tables.scaling(rows), "", *tables.rebuilding(rows)]))
+    print(f"written to {target}")
 
 
-def _row(number: int, series: str, value: float, found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+def _row(number: int, series: str, value: int, found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
     fields = ("step_ms", "gap_ms", "recovery_ms", "kept_while_rebuilding")
     shown = {name: "" if found.get(name) is None else round(found[name], 3) for name in fields}
     row = {"series": series, "value": value, "round": number, **shown, **about}

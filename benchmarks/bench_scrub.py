@@ -12,10 +12,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import tables
-from measure import RESULTS, RUN_SECONDS, device, prepare, set_words, write_csv
+from measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
 
 SETS = {
     "train.global_batch": 1024,
@@ -24,6 +25,10 @@ SETS = {
     "cluster.spares": 0,
     "protection.verify_parity_at_end": True,
 }
+SMOKE = {
+    "train.steps": 24, "train.global_batch": 64, "model.max_rows_per_table": 500,
+    "cluster.servers": 2, "cluster.trainers": 1, "protection.k": 1,
+}  # fmt: skip
 ROWS_PER_STEP = (0, 400, 4_000, 40_000)
 WARM_UP = 8
 RECORD_BYTES = 4 * (16 + 2)  # quickstart: a row of 16 floats, row-wise Adagrad's one, and the one that says updated
@@ -69,12 +74,12 @@ def _stripes(rows_per_step: int, k: int, m: int) -> int:
     return max(1, rows_per_step // (k + m)) if rows_per_step else 0
 
 
-def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str, object]]:
+def measure(repeat: int, data: Path, folder: Path, sets: dict[str, object]) -> list[dict[str, object]]:
     """One run as rows of the CSV, one for each number of rows per step."""
     from ecrm.drill.run import read_run
 
     words = [sys.executable, __file__, AS_ECRM, "launch", "quickstart", "--run-dir", str(folder), "--scrub-rows-per-step", "1"]
-    words += set_words({**SETS, "data.path": str(data), "train.steps": steps})
+    words += set_words({**SETS, "data.path": str(data), **sets})
     done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
@@ -112,21 +117,25 @@ def measure(repeat: int, data: Path, folder: Path, steps: int) -> list[dict[str,
     return rows
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run, write the CSV, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    repeats, steps, size = (1, 40, 50_000) if options.smoke else (options.repeats, 168, 200_000)
+    parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
+    parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/scrub.csv")
+    options = parser.parse_args(words)
+    repeats, size = (1, 12_000) if options.smoke else (options.repeats, 200_000)
+    sets = SMOKE if options.smoke else {"train.steps": 168}
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        data = prepare(Path(scratch), size)
+        data = prepare(options.data or Path(scratch), size)
         for repeat in range(repeats):
-            rows += measure(repeat, data, Path(scratch) / str(repeat), steps)
-    target = (Path(tempfile.mkdtemp()) if options.smoke else RESULTS) / "scrub.csv"
-    write_csv(target, rows)
+            rows += measure(repeat, data, Path(scratch) / str(repeat), sets)
+    csv = target("scrub.csv", options.csv, options.smoke)
+    write_csv(csv, rows)
     print("\n".join(tables.scrub(rows)))
-    print(f"written to {target}")
+    print(f"written to {csv}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What protection costs a step, and how a protected step compares with TorchRec's unprotected one.
 
     python benchmarks/bench_step.py            # both regimes, all contenders in every round; about 40 minutes on 2 cores
-    python benchmarks/bench_step.py --smoke    # a minute, tiny; what the tests run
+    python benchmarks/bench_step.py --smoke    # tiny, to a temporary file; what the tests run
 
 Contenders of one round run one after the other in a random order, with the same processes, model, batches and data:
   none        ECRM without protection
@@ -9,7 +9,8 @@ Contenders of one round run one after the other in a random order, with the same
   erasure-16  k=4 m=1, a commit every 16 steps
   torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan (benchmarks/peer_torchrec.py), unprotected
 Samples per second are the global batch over the median step. Ratios are of the same round, then their median.
-Writes benchmarks/results/step.csv.
+All contenders see the same batches; their training losses are in the CSV: ECRM's are the same bits whatever the protection, TorchRec's
+differ in how the rows are initialised (the same distribution, other random numbers). Writes benchmarks/results/step.csv.
 """
 
 from __future__ import annotations
@@ -22,48 +23,75 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import measure
+from ratios import STEP_BARS, step_ratios
 
-RANKS = 5
-SLOT_BATCH = {"dense-heavy": 1024, "embedding-heavy": 2048}
 PROTECTION = {
     "none": {"protection.name": "none"},
-    "erasure": {"protection.k": 4, "protection.m": 1},
-    "erasure-16": {"protection.k": 4, "protection.m": 1, "protection.commit_interval": 16},
+    "erasure": {"protection.m": 1},
+    "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
 }
-PEERS = ("planner", "column_wise")
-BARS = [
-    ("dense-heavy", "erasure", "none", 0.95),
-    ("embedding-heavy", "erasure", "none", 0.85),
-    ("embedding-heavy", "erasure-16", "none", 0.97),
-    ("dense-heavy", "erasure", "torchrec", 1.0),
-    ("embedding-heavy", "erasure", "torchrec", 1.0),
-]
 
 
-def settings(regime: str, data: Path, steps: int, smoke: bool) -> dict[str, Any]:
-    """The config of one regime, protection left out."""
-    batch = 64 if smoke else SLOT_BATCH[regime]
-    sets = {
+@dataclass(frozen=True)
+class Size:
+    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, and what else is set."""
+
+    rounds: int
+    steps: int
+    rows: int
+    ranks: int
+    slot_batch: Mapping[str, int]
+    k: int
+    contenders: tuple[str, ...]
+    sets: Mapping[str, Any]
+
+
+FULL = Size(
+    rounds=5,
+    steps=40,
+    rows=500_000,
+    ranks=5,
+    slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
+    k=4,
+    contenders=(*PROTECTION, "torchrec-planner", "torchrec-column_wise"),
+    sets={},
+)
+SMOKE = Size(
+    rounds=1,
+    steps=8,
+    rows=12_000,
+    ranks=2,
+    slot_batch={"embedding-heavy": 64},
+    k=1,
+    contenders=("none", "erasure", "torchrec-planner"),
+    sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native"},
+)
+
+
+def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
+    """The config of one regime, the kind of protection left out."""
+    return {
         **measure.REGIMES[regime],
         "data.path": str(data),
         "train.steps": steps,
         "train.epochs": 0,
-        "train.global_batch": RANKS * batch,
+        "train.global_batch": size.ranks * size.slot_batch[regime],
         "train.log_every_steps": 0,
         "data.eval_fraction": 0.01,
         "cluster.layout": "colocated",
-        "cluster.servers": RANKS,
-        "cluster.trainers": RANKS,
+        "cluster.servers": size.ranks,
+        "cluster.trainers": size.ranks,
         "cluster.spares": 0,
+        "protection.k": size.k,
         "protection.verify_parity_at_end": False,
+        **size.sets,
     }
-    if smoke:
-        sets["model.max_rows_per_table"] = 1000
-    return sets
 
 
 def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
@@ -78,7 +106,7 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str) -> dict[str, Any]:
     folder.mkdir()
     result = folder / "result.json"
     program = Path(__file__).with_name("peer_torchrec.py")
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), str(program), "quickstart", str(result)]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", str(sets["cluster.servers"]), str(program), "quickstart", str(result)]
     done = subprocess.run(
         [sys.executable, *words, "--sharding", sharding, *measure.set_words(sets)],
         capture_output=True,
@@ -92,48 +120,41 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str) -> dict[str, Any]:
     return {"step_ms": 1e3 * told["step_seconds"], "samples_per_second": told["samples_per_second"], "logloss": told["logloss"]}
 
 
-def best_peer(rates: dict[str, float]) -> float:
-    """The fastest of TorchRec's plans."""
-    return max(rate for name, rate in rates.items() if name.startswith("torchrec"))
+def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
+    """One run of a contender."""
+    return peer(folder, sets, name.partition("-")[2]) if name.startswith("torchrec-") else ours(folder, sets, name)
 
 
-def ratio(rates: dict[str, float], one: str, other: str) -> float:
-    """Samples per second of `one` over those of `other` in one round."""
-    return rates[one] / (best_peer(rates) if other == "torchrec" else rates[other])
-
-
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run all contenders in rounds, write the CSV, print the ratios and their bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
+    parser.add_argument("--steps", type=int, help=f"default {FULL.steps}; the first five are not counted for TorchRec")
     parser.add_argument("--regime", choices=tuple(measure.REGIMES), action="append")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    rounds, steps = (1, 6) if arguments.smoke else (arguments.rounds, arguments.steps)
-    output = arguments.output or measure.RESULTS / "step.csv"
+    parser.add_argument("--output", type=Path, help="the CSV; default: benchmarks/results/step.csv")
+    arguments = parser.parse_args(words)
+    size = SMOKE if arguments.smoke else FULL
+    rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
+    regimes = arguments.regime or list(size.slot_batch)
+    if missing := [regime for regime in regimes if regime not in size.slot_batch]:
+        parser.error(f"--smoke is {', '.join(size.slot_batch)} only, not {', '.join(missing)}")
     about = measure.device()
     rows: list[dict[str, Any]] = []
-    by_round: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        data = measure.prepare(arguments.data or Path(scratch), 20_000 if arguments.smoke else 500_000)
-        for regime in arguments.regime or measure.REGIMES:
-            sets = settings(regime, data, steps, arguments.smoke)
+        data = measure.prepare(arguments.data or Path(scratch), size.rows)
+        for regime in regimes:
+            sets = settings(regime, data, steps, size)
             for number in range(rounds):
-                contenders = [*PROTECTION, *(f"torchrec-{plan}" for plan in PEERS)]
-                random.Random(number).shuffle(contenders)
-                rates: dict[str, float] = {}
-                for name in contenders:
-                    folder = Path(scratch) / f"{regime}-{number}-{name}"
-                    result = peer(folder, sets, name.partition("-")[2]) if name.startswith("torchrec") else ours(folder, sets, name)
-                    rates[name] = result["samples_per_second"]
+                for name in random.Random(number).sample(size.contenders, len(size.contenders)):
+                    result = measured(name, Path(scratch) / f"{regime}-{number}-{name}", sets)
                     rows.append(
                         {
                             "regime": regime,
                             "round": number,
                             "contender": name,
-                            "ranks": RANKS,
+                            "ranks": size.ranks,
                             "global_batch": sets["train.global_batch"],
                             "steps": steps,
                             "step_ms": round(result["step_ms"], 2),
@@ -143,14 +164,14 @@ def main() -> None:
                         }
                     )
                     print(f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step", flush=True)
-                by_round.setdefault(regime, []).append(rates)
-        measure.write_csv(output, rows)
-    for regime, one, other, bar in BARS:
-        if regime in by_round:
-            found = [ratio(rates, one, other) for rates in by_round[regime]]
+    target = measure.target("step.csv", arguments.output, arguments.smoke)
+    measure.write_csv(target, rows)
+    for regime, one, other, bar in STEP_BARS:
+        if found := step_ratios(rows, regime, one, other):
             print(
                 f"{regime:>15} {one} / {other}: {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f}), bar {bar}"
             )
+    print(f"written to {target}")
 
 
 if __name__ == "__main__":

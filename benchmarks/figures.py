@@ -1,0 +1,277 @@
+"""Draws every figure of the docs from the committed CSV files.
+
+    python benchmarks/figures.py             # benchmarks/results/*.csv -> docs/figures/*.png
+    python benchmarks/figures.py --check     # draw nothing; exit 1 and name every picture that was not drawn from the CSV as it is
+
+A figure whose CSV does not exist is left out, and a line says so. Dots are single runs or rounds, bars and rings medians. A picture
+carries the SHA-256 of its CSV. A new figure is one entry of FIGURES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from PIL import Image
+from ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
+from tables import ROOT, Row, TableError, groups, numbers, read_rows
+
+PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#d8dee4", "#cf222e"
+COLOURS = ("#0550ae", "#e0a526", "#1a7f37", "#8c959f", "#8250df", "#bc4c00")
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PAPER,  # opaque: legible on a light page and on a dark one
+    "axes.facecolor": PAPER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+PATCH = {"boxstyle": "square,pad=0.1", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.8}
+MADE_FROM = "Source"
+"""The PNG's text that holds the SHA-256 of the CSV."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The CSV file it is drawn from, its size in inches, and what draws the rows on an empty canvas."""
+
+    csv: str
+    size: tuple[float, float]
+    draw: Callable[[Canvas, Sequence[Row]], None]
+
+
+def legend(axes) -> None:
+    """Beside the title, where no data is."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2, columnspacing=1.0)
+
+
+def bars(axes, labels: Sequence[str], series: dict[str, list[list[float]]], sideways: bool = False) -> None:
+    """Bars of the medians, side by side for each label, with a dot for every value; `series` has a list of values for each label."""
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(labels))]
+        draw = axes.barh if sideways else axes.bar
+        medians = [statistics.median(each) if each else 0.0 for each in values]
+        draw(places, medians, width * 0.92, color=COLOURS[number], alpha=0.75, label=name)
+        for place, each in zip(places, values, strict=True):
+            xs, ys = [place] * len(each), each
+            axes.plot(*((ys, xs) if sideways else (xs, ys)), "o", color=INK, markersize=2.4, alpha=0.7)
+    (axes.set_yticks if sideways else axes.set_xticks)(range(len(labels)), labels)
+    axes.grid(axis="y" if sideways else "x", visible=False)
+    if sideways:
+        axes.invert_yaxis()
+
+
+def dots(axes, values: dict[str, list[float]], colour: str = COLOURS[0]) -> None:
+    """A column of dots for each name, and a ring with a number at their median."""
+    for place, each in enumerate(values.values()):
+        middle = statistics.median(each)
+        axes.plot([place] * len(each), each, "o", color=colour, markersize=3.5, alpha=0.5)
+        axes.plot([place], [middle], "o", color=colour, markersize=9, fillstyle="none", markeredgewidth=1.6)
+        axes.annotate(f"{middle:.2f}", (place, middle), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=PATCH)
+    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xlim(-0.5, len(values) - 0.3)
+    axes.grid(axis="x", visible=False)
+
+
+def recovery(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """The gap around a kill with the share of it that is recovery, and throughput before, during and after."""
+    runs = groups(rows, "scenario")
+    labels = [name.replace(", ", ",\n", 1) for (name,) in runs]
+    left, right = canvas.subplots(1, 2, sharey=True)
+    fields = {"gap": "gap_ms", "of it recovery": "recovery_ms"}
+    bars(left, labels, {name: [numbers(mine, field) for mine in runs.values()] for name, field in fields.items()}, sideways=True)
+    left.invert_yaxis()
+    left.set_title("gap around a SIGKILL")
+    left.set_xlabel("ms")
+    when = ("before", "during", "after")
+    pace = {one: [[rate / 1000 for rate in numbers(mine, f"samples_per_second_{one}")] for mine in runs.values()] for one in when}
+    bars(right, labels, pace, sideways=True)
+    right.set_title("throughput around it")
+    right.set_xlabel("thousand samples/s")
+    for axes in (left, right):
+        legend(axes)
+
+
+def scrub(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """What a step takes with so many rows scrubbed, over a step without."""
+    axes = canvas.subplots()
+    dots(axes, {f"{int(count):,}": numbers(mine, "ratio_to_0") for (count,), mine in groups(rows, "rows_per_step").items()})
+    axes.axhline(1, color=INK, linewidth=0.8)
+    axes.set_ylim(bottom=0.9)
+    axes.set_xlabel("rows scrubbed per shard and step")
+    axes.set_ylabel("a step, ratio to none")
+    axes.set_title("cost of scrubbing")
+
+
+def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Seconds of writing, checking and loading a checkpoint, by mode."""
+    axes = canvas.subplots()
+    fields = {
+        "training waits": "stall_seconds", "until it is durable": "seconds", "checking": "check_seconds", "loading": "load_seconds"
+    }  # fmt: skip
+    by_mode = {mode: [numbers(mine, field) for field in fields.values()] for (mode,), mine in groups(rows, "mode").items()}
+    bars(axes, list(fields), by_mode)
+    axes.set_ylabel("seconds")
+    (size,) = {int(row["bytes"]) for row in rows}
+    axes.set_title(f"a checkpoint of one rank, {size / 1e6:,.0f} MB")
+    legend(axes)
+
+
+def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Time of our kernel over each contender's, with p20 and p80, and the bar as a line."""
+    shown = [row for row in rows if row["contender"] in KERNEL_BARS]
+    axes = canvas.subplots()
+    for place, row in enumerate(shown):
+        low, middle, high = (float(row[f"ours_over_this{which}"]) for which in ("_p20", "", "_p80"))
+        bar = KERNEL_BARS[row["contender"]]
+        colour = COLOURS[list(KERNEL_BARS).index(row["contender"])]
+        axes.barh(place, middle, 0.7, color=colour, alpha=0.75)
+        axes.plot([low, high], [place, place], color=INK, linewidth=1.1)
+        axes.plot([bar, bar], [place - 0.45, place + 0.45], color=BAR, linewidth=1.8, label="bar: at most" if place == 0 else None)
+        axes.annotate(f"{middle:.2f}", (max(high, middle), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    names = [f"{row['case']} ({int(row['rows']):,} x {row['row_bytes']} B)\nover {row['contender']}" for row in shown]
+    axes.set_yticks(range(len(shown)), names, fontsize=7.5)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("our time over theirs, median of the rounds' ratios; line: p20 to p80")
+    axes.set_title("kernels against their peers and floors")
+    legend(axes)
+
+
+def step(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Per regime: samples per second of every contender, and ratios of the same round with their bars."""
+    regimes = groups(rows, "regime")
+    grid = canvas.subplots(len(regimes), 2, squeeze=False)
+    for ((regime,), mine), (left, right) in zip(regimes.items(), grid, strict=True):
+        found = {name: numbers(each, "samples_per_second") for (name,), each in sorted(groups(mine, "contender").items())}
+        bars(left, list(found), {"samples/s": list(found.values())}, sideways=True)
+        left.set_title(f"{regime}: samples/s")
+        left.xaxis.set_major_formatter("{x:,.0f}")
+        wanted = [(one, other, bar) for name, one, other, bar in STEP_BARS if name == regime]
+        ratios = {f"{one} /\n{other}": step_ratios(mine, regime, one, other) for one, other, _ in wanted}
+        dots(right, {name: each for name, each in ratios.items() if each})
+        for place, (_, _, bar) in enumerate(entry for entry, each in zip(wanted, ratios.values(), strict=True) if each):
+            right.plot([place - 0.35, place + 0.35], [bar, bar], color=BAR, linewidth=1.8, label=None if place else "bar: at least")
+        right.set_title(f"{regime}: ratios within a round")
+        legend(right)
+
+
+def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """A step over the first point of its series, and throughput kept while rebuilding."""
+    about = {"tables": "rows of the largest tables", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
+    present = {series: label for series, label in about.items() if any(row["series"] == series for row in rows)}
+    grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2])
+    for axes, (series, label) in zip(grid, present.items(), strict=False):
+        found = {f"{value:,}": each for value, each in scaling_ratios(rows, series).items()}
+        dots(axes, found)
+        axes.axhline(1, color=INK, linewidth=0.8)
+        axes.set_ylim(0, 1.1 * max(1.0, *(max(each) for each in found.values())))
+        axes.set_xlabel(label)
+    grid[0].set_title("a step, ratio to the first point of its series in the same round")
+    kept = numbers((row for row in rows if row["series"] == "rebuild"), "kept_while_rebuilding")
+    dots(grid[-1], {"a server killed": kept}, COLOURS[2])
+    grid[-1].axhline(KEPT_BAR, color=BAR, linewidth=1.8, label="bar: at least")
+    grid[-1].set_ylim(0, 1.1 * max(1.0, *kept))
+    grid[-1].set_xlabel("samples/s while rebuilding\nover those before")
+    legend(grid[-1])
+
+
+FIGURES = {
+    "recovery": Figure("recovery.csv", (12.0, 6.0), recovery),
+    "scrub": Figure("scrub.csv", (6.0, 3.6), scrub),
+    "checkpoint": Figure("checkpoint.csv", (6.5, 3.6), checkpoint),
+    "kernels": Figure("kernels.csv", (10.0, 8.0), kernels),
+    "step": Figure("step.csv", (11.0, 7.0), step),
+    "scaling": Figure("scaling.csv", (14.0, 3.8), scaling),
+}
+"""By the name of the picture in docs/figures."""
+
+
+def footer(rows: Sequence[Row], csv: str) -> str:
+    """Where the numbers come from, what they were measured on, and of which commit."""
+    columns = ("device", "cores", "instruction_set", "torch", "openmpi", "ecrm_commit", "commit")
+    labels = {"cores": "{} cores", "torch": "torch {}", "openmpi": "Open MPI {}", "ecrm_commit": "commit {}", "commit": "commit {}"}
+    parts = [f"benchmarks/results/{csv}"]
+    for column in columns:
+        if column in rows[0]:
+            values = dict.fromkeys(str(row[column]) for row in rows)
+            parts.append(labels.get(column, "{}").format(" and ".join(values)))
+    return ", ".join(parts)
+
+
+def picture(figure: Figure, csv: Path, target: Path) -> None:
+    """Draw one figure. Raises TableError if the CSV does not give it."""
+    rows = read_rows(csv)
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=figure.size, dpi=110, layout="constrained")
+        FigureCanvasAgg(canvas)
+        try:
+            figure.draw(canvas, rows)
+        except (KeyError, ValueError, TypeError) as error:
+            raise TableError(f"{csv} does not give the figure {target.stem}: {type(error).__name__} {error}") from None
+        canvas.supxlabel(footer(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        canvas.savefig(target, metadata={MADE_FROM: _digest(csv), "Software": None})
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def stale(csv: Path, target: Path) -> str | None:
+    """Why a picture is not the one of its CSV; None if it is."""
+    if not target.exists():
+        return "is missing"
+    with Image.open(target) as image:
+        return None if image.info.get(MADE_FROM) == _digest(csv) else "was drawn from another CSV"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw or check all figures; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a picture is missing or of another CSV")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder with benchmarks/results/ and docs/figures/")
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for name, figure in FIGURES.items():
+        csv, target = options.root / "benchmarks" / "results" / figure.csv, options.root / "docs" / "figures" / f"{name}.png"
+        try:
+            if not csv.exists():
+                print(f"figure {name} left out: there is no {csv.relative_to(options.root)}")
+            elif not options.check:
+                picture(figure, csv, target)
+                print(f"{target.relative_to(options.root)} written")
+            elif reason := stale(csv, target):
+                print(f"{target.relative_to(options.root)} {reason}")
+                wrong = 1
+        except (TableError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 2
+    if wrong:
+        print("type python benchmarks/figures.py", file=sys.stderr)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

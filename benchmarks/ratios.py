@@ -1,0 +1,53 @@
+"""Ratios of contenders within one round, as the CSV files give them, and the bars that they are held against."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+STEP_BARS = [
+    ("dense-heavy", "erasure", "none", 0.95),
+    ("embedding-heavy", "erasure", "none", 0.85),
+    ("embedding-heavy", "erasure-16", "none", 0.97),
+    ("dense-heavy", "erasure", "torchrec", 1.0),
+    ("embedding-heavy", "erasure", "torchrec", 1.0),
+]
+"""(regime, contender, the other, least samples/s of the first over the other's); torchrec is the fastest of its plans in that round."""
+
+KERNEL_BARS = {"isa-l contiguous": 1.0, "no-arithmetic": 1.25, "without-delta": 1.15, "fbgemm": 1.0}
+"""Greatest time of our kernel over that of each contender."""
+
+KEPT_BAR = 0.90
+"""Least throughput while rebuilding over that before the kill."""
+
+
+def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[float]:
+    """Samples per second of `one` over those of `other`, for each round of step.csv in which both ran."""
+    rates: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["regime"] == regime:
+            rates.setdefault(str(row["round"]), {})[row["contender"]] = float(row["samples_per_second"])
+    found = []
+    for mine in rates.values():
+        others = [rate for name, rate in mine.items() if name == other or (other == "torchrec" and name.startswith("torchrec-"))]
+        if one in mine and others:
+            found.append(mine[one] / max(others))
+    return found
+
+
+def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:
+    """Milliseconds a step at each value of a series of scaling.csv over those at its first value in the same round."""
+    mine = [row for row in rows if row["series"] == series]
+    first = {str(row["round"]): float(row["step_ms"]) for row in reversed(mine)}
+    found: dict[int, list[float]] = {}
+    for row in mine:
+        found.setdefault(int(row["value"]), []).append(float(row["step_ms"]) / first[str(row["round"])])
+    return found
+
+
+def median_spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Least, median and greatest."""
+    return min(values), statistics.median(values), max(values)
