@@ -286,7 +286,7 @@ class Files:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
-    output = options.output or (Path(tempfile.mkdtemp(prefix="ecrm-smoke-")) if options.smoke else measure.RESULTS)
+    output = measure.target("", options.output, options.smoke)
     if not options.table:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))

@@ -21,16 +21,18 @@ class Contender:
 
     `sets` are config keys. `minutes`: the papers' interval between checkpoints that is to be scaled to this run, 0 for no checkpoints.
     `survives`: whether a run in which a server dies comes to its end. `sweep`: compared with erasure-k4 only, on embedding-heavy.
+    `timeline`: shown in the figure of throughput around a kill.
     """
 
     sets: Mapping[str, Any]
     minutes: int = 0
     survives: bool = True
     sweep: bool = False
+    timeline: bool = False
 
 
 def _checkpoint(minutes: int, mode: str) -> Contender:
-    return Contender({"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes)
+    return Contender({"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes, timeline=minutes == 30)
 
 
 def _erasure(k: int, **more: Any) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def _erasure(k: int, **more: Any) -> dict[str, Any]:
 
 
 def _copies(name: str, copies: int) -> Contender:
-    return Contender({"protection.name": name, "protection.copies": copies})
+    return Contender({"protection.name": name, "protection.copies": copies}, timeline=copies == 2)
 
 
 REBUILD_ROWS = 4096
@@ -47,7 +49,7 @@ REBUILD_ROWS = 4096
 CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),
     "erasure-k2": Contender(_erasure(2)),
-    "erasure-k4": Contender(_erasure(4)),
+    "erasure-k4": Contender(_erasure(4), timeline=True),
     "chain-2": _copies("chain", 2),
     "chain-3": _copies("chain", 3),
     "replicate-2": _copies("replicate", 2),
@@ -56,7 +58,7 @@ CONTENDERS = {
     "checkpoint-60-sync": _checkpoint(60, "sync"),
     "checkpoint-30-async": _checkpoint(30, "async"),
     "checkpoint-60-async": _checkpoint(60, "async"),
-    "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}),
+    "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
     "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
     **{
         f"erasure-k4-rebuild-{rows}": Contender(_erasure(4, rebuild_rows_per_step=rows), sweep=True) for rows in (1024, 16384, 65536)

@@ -37,10 +37,9 @@ from typing import Any
 
 import measure
 from contenders import CONTENDERS, PAPER
+from ratios import Row
 from tables import TableError, read_rows
 from versus import OURS, overheads
-
-Row = Mapping[str, Any]
 
 GIGABYTE = 1e9
 TABLE_GIGABYTES = (100, 200, 500, 1000, 2000)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Row = Mapping[str, Any]
+from ratios import Row, median_spread
 
 BASELINES = ("checkpoint-30-sync", "checkpoint-60-sync", "checkpoint-30-async", "checkpoint-60-async")
 OURS = "erasure-k4"
@@ -30,7 +29,8 @@ class Bar:
         return middle >= self.bar if self.at_least else middle < self.bar
 
     def __str__(self) -> str:
-        found = f"{statistics.median(self.values):.3f} ({min(self.values):.3f} to {max(self.values):.3f})"
+        least, middle, most = median_spread(self.values)
+        found = f"{middle:.3f} ({least:.3f} to {most:.3f})"
         return f"{self.regime:>15} {self.what}: {found}, bar {'at least' if self.at_least else 'below'} {self.bar:g}: {'met' if self.met else 'NOT met'}"
 
 

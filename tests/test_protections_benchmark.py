@@ -190,6 +190,35 @@ def test_the_model_is_written_and_marked_as_one(tmp_path, capsys):
     assert float(at["erasure k=4 m=1"]["normal_overhead"]) == pytest.approx(0.03)
 
 
+def test_the_committed_model_is_that_of_the_committed_measurements(tmp_path):
+    results = program("measure").RESULTS
+    if not (results / "protections.csv").exists():
+        assert not (results / "protections_model.csv").exists()
+        return
+    with (results / "protections_model.csv").open() as file:
+        (assumed,) = {(row["server_mtbf_hours"], row["storage_gbit"]) for row in csv.DictReader(file)}
+    (tmp_path / "protections.csv").write_bytes((results / "protections.csv").read_bytes())
+    model.main(["--results", str(tmp_path), "--server-mtbf-hours", assumed[0], "--storage-gbit", assumed[1]])
+    assert (tmp_path / "protections_model.csv").read_text() == (results / "protections_model.csv").read_text()
+
+
+def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
+    tables = program("tables")
+    program("measure").write_csv(tmp_path / "protections.csv", LINES)
+    model.main(["--results", str(tmp_path)])
+    shown = tables.content("protections", tmp_path).splitlines()
+    assert "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.10 (0.05 to 0.15) | - | 3.00 (2.00 to 4.00) | 0.90 (0.85 to 0.95) | 2 of 2 | +0.0000 |" in shown
+    shown = tables.content("protections bars", tmp_path)
+    assert "| embedding-heavy | overhead cut against checkpoint-30-sync, as a share | 0.850 (0.800 to 0.900) | at least 0.9 | not met |" in shown
+    assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
+    pytest.importorskip("matplotlib")
+    figures = program("figures")
+    for name in ("protections", "protections_copies", "protections_rebuild", "protections_model"):
+        figure = figures.FIGURES[name]
+        figures.picture(figure, tmp_path / figure.csv, tmp_path / f"{name}.png")
+        assert figures.stale(tmp_path / figure.csv, tmp_path / f"{name}.png") is None
+
+
 @pytest.mark.drill
 def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     bench = program("bench_protections")
@@ -214,6 +243,10 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
         with (tmp_path / f"protections_{kind}.csv").open() as file:
             assert {row["contender"] for row in csv.DictReader(file)} == set(contenders.SMOKE)
     assert "erasure-k2" in said
+    figures, tables = program("figures"), program("tables")
+    for name in ("protections", "protections_timeline", "protections_accuracy"):
+        figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
+    assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
     bench.main(["--table", "--output", str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[-1] in said
 
