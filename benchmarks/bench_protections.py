@@ -186,7 +186,7 @@ def killed_row(
         "checkpoint_bytes": inside[-1]["bytes"] if every else "",
         "step_with_checkpoints_ms": _ms(before.step_seconds + (waited / every if every else 0.0)),
         **dict.fromkeys(("gap_ms", "lost_ms", "recovery_ms", "redone_steps", "rolled_back", "whole_after_s", "kept_recovering", "kept_rebuilding"), ""),
-        "eval_auc": round(record.summary["eval_auc"], 6),
+        "eval_auc": _six(record.summary["eval_auc"]),
         "model_sha256": record.summary["model_sha256"],
     }
     if kills:
@@ -205,7 +205,7 @@ def killed_row(
     origin = record.failures[0].began_at if kills else None
     evaluations = [
         {**about, "step": event["step"], "seconds": "" if origin is None else round(event["time"] - origin, 3),
-         "auc": round(event["auc"], 6), "log_loss": round(event["log_loss"], 6)}
+         "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}
         for event in of_kind(events, "evaluation")
     ]  # fmt: skip
     spans = [
@@ -216,6 +216,11 @@ def killed_row(
 
 def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 2)
+
+
+def _six(value: float | None) -> float | str:
+    """Rounded; empty where there is none, as the AUC of rows that all have one label."""
+    return "" if value is None else round(value, 6)
 
 
 def kill_step_of(number: int, steps: int) -> int:

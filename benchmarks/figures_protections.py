@@ -40,7 +40,7 @@ def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
     panels = (
         ("overhead of normal operation, %", {key: [100 * value for value in values] for key, values in overheads(rows).items()}, "linear"),
         ("training time lost to a kill, s", _values(rows, "lost_ms", 1e-3), "log"),
-        ("samples/s while recovering, share of those before", _values(rows, "kept_recovering"), "linear"),
+        ("throughput kept while recovering", _values(rows, "kept_recovering"), "linear"),
     )
     regimes = _regimes(rows)
     grid = canvas.subplots(len(regimes), len(panels), squeeze=False)
@@ -135,7 +135,9 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
         mine = {name: lines for (at, name), lines in found.items() if at == regime and not _swept(name)}
         same: dict[tuple[tuple[int, float], ...], list[str]] = {}
         for name in (name for name in CONTENDERS if name in mine):
-            same.setdefault(tuple(sorted({(int(row["step"]), float(row["auc"])) for row in mine[name]})), []).append(name)
+            points = {(int(row["step"]), float(row["auc"])) for row in mine[name] if row["auc"]}
+            if points:
+                same.setdefault(tuple(sorted(points)), []).append(name)
         for number, (points, names) in enumerate(same.items()):
             label = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more, equal at every point"
             axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[number % len(COLOURS)], markersize=3, label=label)
