@@ -213,7 +213,7 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
     pytest.importorskip("matplotlib")
     figures = program("figures")
-    for name in ("protections", "protections_copies", "protections_rebuild", "protections_model"):
+    for name in ("protections", "protections_model"):
         figure = figures.FIGURES[name]
         figures.picture(figure, tmp_path / figure.csv, tmp_path / f"{name}.png")
         assert figures.stale(tmp_path / figure.csv, tmp_path / f"{name}.png") is None
@@ -244,7 +244,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
             assert {row["contender"] for row in csv.DictReader(file)} == set(contenders.SMOKE)
     assert "erasure-k2" in said
     figures, tables = program("figures"), program("tables")
-    for name in ("protections", "protections_timeline", "protections_accuracy"):
+    for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_accuracy"):
         figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
     assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
     bench.main(["--table", "--output", str(tmp_path)])

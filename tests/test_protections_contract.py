@@ -126,7 +126,7 @@ KEEPING = [name for name, promise in PROMISES.items() if promise.survives]
 
 STEPS = 8
 KILLED_AT = 5
-PHASES = ("update", "parity", "commit")
+PHASES = ("parity", pytest.param("update", marks=pytest.mark.drill), pytest.param("commit", marks=pytest.mark.drill))
 
 
 def workload_of(promise: Promise, folder: Path, **changes: Any) -> Workload:
@@ -257,7 +257,7 @@ def test_as_many_as_promised_die_at_once_and_nobody_goes_back(name, phase, tmp_p
 
 
 @every
-@pytest.mark.parametrize("phase", ["update", "parity"])
+@pytest.mark.parametrize("phase", PHASES[:2])
 def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(name, phase, tmp_path, unprotected):
     promise = PROMISES[name]
     doomed = range(promise.survives + 1)
