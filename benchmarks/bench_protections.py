@@ -1,6 +1,6 @@
 """Every protection beside every other: what a step costs under it, what it sends, writes and holds, and what a SIGKILL costs.
 
-    python benchmarks/bench_protections.py                     # all of it; docs/protections.md has the time it takes
+    python benchmarks/bench_protections.py                     # all of it
     python benchmarks/bench_protections.py --rounds 1          # the same, less often
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny; what the tests run
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
