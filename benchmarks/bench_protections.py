@@ -60,7 +60,7 @@ class Size:
     most_rows: int | None = None
 
 
-FULL = Size(5, 96, 16, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64}, rows=500_000)
+FULL = Size(5, 120, 16, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64}, rows=500_000)
 TINY = Size(3, 24, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16}, rows=4_000, most_rows=500)
 
 
@@ -224,8 +224,8 @@ def _six(value: float | None) -> float | str:
 
 
 def kill_step_of(number: int, steps: int) -> int:
-    """A step in the third quarter of a run, not one that begins after an evaluation."""
-    drawn = random.Random(f"kill {number}").randrange(steps // 2, 3 * steps // 4)
+    """A step between a third and half of a run, which leaves time to rebuild; not one that begins after an evaluation."""
+    drawn = random.Random(f"kill {number}").randrange(steps // 3, steps // 2)
     return drawn + (drawn % (steps // 8) == 0)
 
 
