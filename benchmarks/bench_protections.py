@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -96,9 +97,10 @@ def regime_of(name: str, data: Path, size: Size) -> Regime:
 
 
 def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> tuple[RunRecord, list[dict[str, Any]]]:
-    """The record and the events of one run."""
+    """The record and the events of one run, whose folder, with its checkpoints or mapped files, is removed."""
     summary = measure.run(folder, sets, kills)
     events, damaged = parse_events((folder / "events.jsonl").read_text())
+    shutil.rmtree(folder)
     return run_record(events, summary, damaged_lines=damaged), list(events)
 
 
@@ -164,13 +166,17 @@ def killed_row(
     kills = [f"{VICTIM}@{kill_step}:update"] if contender.survives else []
     record, events = run(folder, sets, kills)
     written = of_kind(events, "checkpoint")
-    before = calm(record, WARM_STEPS, kill_step, written)
-    # The one after the last step does not come at the interval, and rolled back runs write some again: unless there is no other.
-    inside = [event for event in written if event["step"] <= kill_step] or written
-    waited = statistics.fmean(event["stall_seconds"] for event in inside) if every else 0.0
     dead = sorted(rank for failure in record.failures for rank in failure.ranks)
     if dead != ([VICTIM] if kills else []):
         sys.exit(f"{regime.name}, {name}: ranks {dead} died, not what was to be measured")
+    try:
+        before = calm(record, WARM_STEPS, kill_step, written)
+        found = cost(record, before) if kills else None
+    except ValueError as error:
+        sys.exit(f"{regime.name}, {name}, round {number}: {error}")
+    # The one after the last step does not come at the interval, and rolled back runs write some again: unless there is no other.
+    inside = [event for event in written if event["step"] <= kill_step] or written
+    waited = statistics.fmean(event["stall_seconds"] for event in inside) if every else 0.0
     batch = sets["train.global_batch"]
     row = {
         "regime": regime.name,
@@ -189,8 +195,7 @@ def killed_row(
         "eval_auc": _six(record.summary["eval_auc"]),
         "model_sha256": record.summary["model_sha256"],
     }
-    if kills:
-        found = cost(record, before)
+    if found is not None:
         row |= {
             "gap_ms": _ms(found.gap),
             "lost_ms": _ms(found.lost),
