@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill drill-long simulate coverage bench figures clean venv
+.PHONY: train test drill drill-long simulate coverage bench bench-protections figures clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -73,7 +73,7 @@ test: $(STAMP)
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_drill_runs.py tests/test_fewer_and_hosts.py \
 	  tests/test_grey_failures.py tests/test_signals.py tests/test_startup_deaths.py tests/test_host_loss.py tests/test_scrub_runs.py tests/test_checkpoint_runs.py \
-	  tests/test_chain.py tests/test_replicate.py tests/test_mapped_runs.py \
+	  tests/test_protections_contract.py tests/test_protections_benchmark.py tests/test_chain.py tests/test_replicate.py tests/test_mapped_runs.py \
 	  tests/test_profile.py tests/test_train_alike.py tests/test_launch_packaging.py tests/test_real_rows.py tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
@@ -94,8 +94,14 @@ bench: $(STAMP)
 	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
 	$(MAKE) --no-print-directory figures
 
+# make bench-protections            every protection beside every other, and a model of larger clusters
+bench-protections: $(STAMP)
+	$(BIN)/python benchmarks/bench_protections.py $(ARGS)
+	$(MAKE) --no-print-directory figures
+
 # make figures                      figures and tables of README and docs anew from benchmarks/results/*.csv
 figures: $(STAMP)
+	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
 	$(BIN)/python benchmarks/figures.py
 	$(BIN)/python benchmarks/tables.py
 

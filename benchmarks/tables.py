@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+from versus import auc_differences, bars, by_round, equal_models, overheads
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
@@ -175,9 +176,59 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
     )  # fmt: skip
 
 
-def picture(name: str, text: str) -> Table:
-    """The link from a page of docs/ to docs/figures/NAME.png, which benchmarks/figures.py draws from NAME.csv."""
-    return Table(f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
+def protections(rows: Sequence[Row]) -> list[str]:
+    """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
+    header = ("regime", "protection", "overhead %", "lost to a kill s", "steps redone", "whole again after s", "samples/s kept while recovering",
+              "models equal", "AUC difference")  # fmt: skip
+    costs, equal, scores = overheads(rows), equal_models(rows), auc_differences(rows)
+    columns = [
+        ({key: [100 * value for value in values] for key, values in costs.items()}, 1),
+        *(({key: [factor * value for value in found.values()] for key, found in by_round(rows, field).items()}, digits)
+          for field, factor, digits in (("lost_ms", 1e-3, 2), ("redone_steps", 1, 0), ("whole_after_s", 1, 2), ("kept_recovering", 1, 2))),
+    ]  # fmt: skip
+    lines = []
+    for key in groups(rows, "regime", "contender"):
+        cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
+        lines.append((*key, *cells, f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-",
+                      f"{statistics.median(scores[key]):+.4f}" if scores.get(key) else "-"))  # fmt: skip
+    return markdown(header, lines)
+
+
+def protections_bars(rows: Sequence[Row]) -> list[str]:
+    """The bars, and what was found."""
+    return markdown(
+        ("regime", "what", "median (least to greatest)", "bar", ""),
+        ((bar.regime, bar.what, spread(bar.values, 3), f"{'at least' if bar.at_least else 'below'} {bar.bar:g}", "met" if bar.met else "not met")
+         for bar in bars(rows)),
+    )  # fmt: skip
+
+
+def protections_bytes(rows: Sequence[Row]) -> list[str]:
+    """What each protection sends, writes and holds."""
+    calm = {row["regime"]: float(row["sent_bytes_per_step"]) for row in rows if row["contender"] == "none"}
+    lines = []
+    for row in rows:
+        sent, held = float(row["sent_bytes_per_step"]), float(row["rows_bytes"])
+        over = f"{sent / calm[row['regime']]:.2f}" if calm.get(row["regime"]) else "-"
+        lines.append((row["regime"], row["contender"], f"{sent / 1e6:,.2f}", over, f"{float(row['written_bytes_per_step']) / 1e6:,.2f}",
+                      f"{float(row['redundancy_bytes']) / held:.2f}", f"{float(row['undo_bytes']) / 1e6:,.1f}"))  # fmt: skip
+    header = ("regime", "protection", "MB sent per step", "over none", "MB written per step", "redundancy over rows", "MB of undo log")
+    return markdown(header, lines)
+
+
+def protections_model(rows: Sequence[Row]) -> list[str]:
+    """MODEL: overhead of tables of 1 TB."""
+    shown = [row for row in rows if row["tables_gb"] == "1000" and row["servers"] in ("5", "50", "500")]
+    return markdown(
+        ("MODEL, regime", "servers", "protection", "interval min", "overhead %", "of it without failures %", "lost per failure s"),
+        ((row["regime"], row["servers"], row["protection"], row["interval_minutes"] or "-", f"{100 * float(row['overhead']):.2f}",
+          f"{100 * float(row['normal_overhead']):.2f}", f"{float(row['lost_seconds_per_failure']):,.1f}") for row in shown),
+    )  # fmt: skip
+
+
+def picture(name: str, text: str, csv: str = "") -> Table:
+    """The link from a page of docs/ to docs/figures/NAME.png, which benchmarks/figures.py draws from `csv`, or else NAME.csv."""
+    return Table(csv or f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
 
 
 TABLES = {
@@ -195,6 +246,16 @@ TABLES = {
     "kernels figure": picture("kernels", "Time of each kernel over that of its peers and floors"),
     "step figure": picture("step", "Samples per second with and without protection and of TorchRec, and their ratios"),
     "scaling figure": picture("scaling", "A step as tables, servers, k and m grow"),
+    "protections": Table("protections.csv", protections),
+    "protections bars": Table("protections.csv", protections_bars),
+    "protections bytes": Table("protections_bytes.csv", protections_bytes),
+    "protections model": Table("protections_model.csv", protections_model),
+    "protections figure": picture("protections", "Overhead, training time lost to a kill and throughput while recovering, by protection"),
+    "protections copies figure": picture("protections_copies", "Effect of k and of the number of copies", "protections.csv"),
+    "protections rebuild figure": picture("protections_rebuild", "Effect of the rows rebuilt per step", "protections.csv"),
+    "protections timeline figure": picture("protections_timeline", "Throughput before, during and after a kill"),
+    "protections accuracy figure": picture("protections_accuracy", "AUC along runs in which a server is killed"),
+    "protections model figure": picture("protections_model", "MODEL: overhead by the size of the tables"),
 }
 """By the name in `<!-- table: NAME -->`."""
 

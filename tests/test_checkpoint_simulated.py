@@ -266,6 +266,21 @@ def test_minutes_are_told_by_one_clock(tmp_path):
     assert sorted(set(steps)) == [6, 12, 18, 24, 30, 36, 40]
 
 
+def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):
+    workload, events, writers = Workload(steps=7), {}, []
+
+    def make(engine):
+        def tell(event):
+            events[event["step"]] = event["bytes"]
+
+        writers.append(Checkpoints(engine, CheckpointFolder(tmp_path), {}, CheckpointPolicy(steps=7, every_steps=3, keep=9), tell))
+        return writers[-1]
+
+    SimulatedCluster(workload.world_size, 1).run(lambda transport: run_workload(workload, transport, make_checkpoints=make))
+    assert sorted(events) == [3, 6, 7]
+    assert sum(writer.written_bytes for writer in writers) == sum(events.values()) > 0
+
+
 def test_a_disk_that_is_full_costs_the_checkpoint_not_the_run(tmp_path, monkeypatch):
     from ecrm.checkpoint.disk import Disk
 

@@ -205,6 +205,16 @@ def test_a_file_goes_back_over_a_commit_and_forward_to_one(tmp_path):
         file.go_to(0, store)
 
 
+def test_written_bytes_are_the_journal_and_the_rows_where_they_lie(tmp_path):
+    file, store = _file(tmp_path)
+    _step(file, store, 1)
+    journal = (tmp_path / "shard0-space0.journal0").stat().st_size + (tmp_path / "shard0-space0.journal1").stat().st_size
+    assert file.written_bytes == journal + 7 * store.record_bytes > 14 * store.record_bytes
+    file.prepare(1)
+    file.commit(1)
+    assert file.written_bytes == journal + 7 * store.record_bytes
+
+
 def test_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path):
     workload = replace(SMALL, folder=str(tmp_path))
     run(workload)

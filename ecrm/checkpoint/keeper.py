@@ -48,7 +48,8 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 class Checkpoints:
     """Writes the checkpoints of a run; every live rank calls the same methods between the same steps.
 
-    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on.
+    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on. `written_bytes` counts
+    this rank's share of the checkpoints that were written to their end, but for the manifest.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Checkpoints:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
         self._tell, self._clock, self._background = tell, clock, background
         self._first = engine.step
-        self._attempt = 0
+        self._attempt = self.written_bytes = 0
         self._part: Part | None = None
         self._forget()
 
@@ -171,6 +172,7 @@ class Checkpoints:
         if not engine.transport.agree(True):
             raise PeerFailure("a rank died")
         said = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())}
+        self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble) in said.items() if trouble]
         if troubles:
             return self._failed(troubles[0])

@@ -19,10 +19,10 @@ NEVER = -1
 
 
 class DenseFile:
-    """The files NAME.words, NAME.dense0 and .dense1 in a folder; made where they are not there. Raises OSError."""
+    """The files NAME.words, NAME.dense0 and .dense1 in a folder; made where they are not there; `written_bytes` counts the states written. Raises OSError."""
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
-        self._durable = durable
+        self._durable, self.written_bytes = durable, 0
         self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0})
         self._slots = [open_file(folder / f"{name}.dense{slot}") for slot in (0, 1)]
 
@@ -41,6 +41,7 @@ class DenseFile:
         for tensor in state:
             np.save(data, tensor.numpy(), allow_pickle=False)
         write_at(self._slots[slot], data.getvalue(), 0, self._durable)
+        self.written_bytes += data.tell()
         self._words[f"step{slot}"] = step
         self._flush()
 

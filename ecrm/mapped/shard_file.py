@@ -37,11 +37,13 @@ _WORDS = dict(zip(SHARD_WORDS, (0, 0, 0, 0, NEVER, 0, 0), strict=True))
 class ShardFile:
     """The files NAME.rows, NAME.words, NAME.journal0 and .journal1 in a folder; made where they are not there.
 
-    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by their step. Raises OSError.
+    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by their step. `written_bytes`
+    counts what this object wrote: journal, and records where they lie, not the few words. Raises OSError.
     """
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
         self.path = folder / f"{name}.rows"
+        self.written_bytes = 0
         self._durable = durable
         self._rows = open_file(self.path)
         self._journals = [open_file(folder / f"{name}.journal{slot}") for slot in (0, 1)]
@@ -84,6 +86,7 @@ class ShardFile:
         length = self._words[f"length{slot}"]
         write_at(self._journals[slot], entry, length, self._durable)
         self._words[f"length{slot}"] = length + len(entry)
+        self.written_bytes += len(entry) + records.nbytes
         self._flush_words()
 
     def prepare(self, step: int) -> None:
@@ -122,6 +125,7 @@ class ShardFile:
         for slot in slots:
             for rows, records in reversed(list(self._entries(slot, store.record_bytes))):
                 store.write(rows, records)
+                self.written_bytes += records.nbytes
         if self._durable:
             for memory in self._maps:
                 memory.flush()

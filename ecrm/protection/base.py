@@ -98,6 +98,11 @@ class Protection(ABC):
         return f"protection {self.name}"
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes that this rank has written to files so far."""
+        return 0
+
+    @property
     @abstractmethod
     def parity_bytes(self) -> int: ...
 

@@ -34,13 +34,21 @@ class MappedProtection(NoProtection):
         self.files: dict[ShardSpace, ShardFile] = {}
         self._dense: DenseFile | None = None
         self._committed = self._prepared = 0
+        self._written_before = 0  # by this rank's protection before a rollback
+
+    @property
+    def written_bytes(self) -> int:
+        dense = 0 if self._dense is None else self._dense.written_bytes
+        return self._written_before + dense + sum(file.written_bytes for file in self.files.values())
 
     @property
     def log_bytes(self) -> int:
         return sum(file.journal_bytes for file in self.files.values())
 
     def with_shape(self, shape: StripeShape) -> MappedProtection:
-        return MappedProtection(shape.shards, self.folder, self.durable)
+        again = MappedProtection(shape.shards, self.folder, self.durable)
+        again._written_before = self.written_bytes
+        return again
 
     def allocator(self, shard: int, space: int) -> Allocate:
         self.files[shard, space] = ShardFile(self.folder, f"shard{shard}-space{space}", self.durable)

@@ -61,6 +61,7 @@ from ecrm.train.run_folder import RunFolder
 from ecrm.train.start import Start, plan_start
 from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
+from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.mpi import MpiTransport
@@ -139,7 +140,7 @@ def _run(
     reporter = Reporter(folder, processes, protection.dense_replicas - 1, _durable_in_words(config, start), protection.any_shards_may_be_lost)
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
-    profile = None
+    profile, traffic = None, Traffic(transport)
     if config.train.profile:
         profile = Profile(transport.rank)
         transport = ProfiledTransport(transport, profile)
@@ -147,6 +148,7 @@ def _run(
     def phase(step: int, name: str) -> None:
         if profile is not None:
             profile.phase(step, name)
+        traffic.phase(name)
         flipping(step, name)
         switch(step, name)
 
@@ -185,7 +187,7 @@ def _run(
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
         checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event)
     trainer = Trainer(
-        engine, dataset, config, steps, folder, about, profile, reporter.progress, lambda: stop.received, checkpoints
+        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints
     )
     summary = trainer.run()
     if summary is not None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.wire import packed_bytes
 
 TRACED_SPANS = 20_000
 """Spans of each rank that the trace holds, the last ones; the table counts all."""
@@ -88,24 +87,23 @@ class ProfiledTransport(WrappedTransport):
         self._profile = profile
 
     def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-        sent = sum(packed_bytes(tensors) for rank, tensors in outgoing.items() if rank != self.rank)
-        return self._timed("exchange", sent, outgoing)
+        return self._timed("exchange", outgoing)
 
     def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-        return self._timed("share", packed_bytes(tensors) * (len(self.live) - 1), tensors)
+        return self._timed("share", tensors)
 
     def agree(self, flag: bool) -> bool:
-        return self._timed("agree", 0, flag)
+        return self._timed("agree", flag)
 
     def shrink(self) -> None:
-        return self._timed("shrink", 0)
+        return self._timed("shrink")
 
-    def _timed(self, name: str, sent: int, *arguments: Any) -> Any:
-        since = time.perf_counter()
+    def _timed(self, name: str, *arguments: Any) -> Any:
+        since, sent = time.perf_counter(), self.inner.sent_bytes
         try:
             return getattr(self.inner, name)(*arguments)
         finally:
-            self._profile.call(name, since, sent)
+            self._profile.call(name, since, self.inner.sent_bytes - sent)
 
 
 def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[str, Any]] | None:

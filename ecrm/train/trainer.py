@@ -29,6 +29,8 @@ from ecrm.train.readings import Readings
 from ecrm.train.reporter import say
 from ecrm.train.resident import resident_bytes
 from ecrm.train.run_folder import RunFolder
+from ecrm.train.traffic import Traffic
+from ecrm.train.traffic import gather as gather_traffic
 
 
 class Trainer:
@@ -45,6 +47,7 @@ class Trainer:
         steps: int,
         folder: RunFolder,
         about: dict[str, Any],
+        traffic: Traffic,
         profile: Profile | None = None,
         tell: Callable[[dict[str, Any], str], None] = lambda fields, in_words: None,
         asked: Callable[[], signal.Signals | None] = lambda: None,
@@ -54,7 +57,7 @@ class Trainer:
         self._checkpoints, self._first_step = checkpoints, engine.step
         self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
-        self._folder, self._about, self._profile = folder, about, profile
+        self._folder, self._about, self._traffic, self._profile = folder, about, traffic, profile
         self._global_batch = config.train.global_batch
         self._offsets = torch.tensor(engine.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
@@ -199,9 +202,10 @@ class Trainer:
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
             self._add_resident(memory, resident)
+            traffic = gather_traffic(engine.transport, self._traffic.sent, self._written_bytes)
             summary = None
             if engine.rank == engine.view.reporter:
-                summary = self._summary(tables, evaluation, verified, memory, self._training_seconds)
+                summary = self._summary(tables, evaluation, verified, memory, traffic, self._training_seconds)
                 self._folder.draft_summary(summary, completed=right)
             if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
                 raise StopAgreed
@@ -246,6 +250,11 @@ class Trainer:
             "failures_left": engine.failures_left,
             "seconds": time.monotonic() - self._started,
         }
+
+    @property
+    def _written_bytes(self) -> int:
+        return self._engine.protection.written_bytes + (0 if self._checkpoints is None else self._checkpoints.written_bytes)
+
     def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
         """Collective: complete each rank's entry by what it really holds, and held at most, and whether it is an unused spare."""
         view = self._engine.view
@@ -260,6 +269,7 @@ class Trainer:
         evaluation: Evaluation,
         verified: VerifyReport | None,
         memory: Memory,
+        traffic: list[dict[str, Any]],
         training_seconds: float,
     ) -> dict[str, Any]:
         engine, protection = self._engine, self._engine.protection
@@ -284,6 +294,7 @@ class Trainer:
             "step_seconds": self._progress.quantiles(),
             "memory_bytes": memory.total,
             "memory_bytes_per_rank": memory.per_rank,
+            "traffic_bytes_per_rank": traffic,
             "protection": {
                 "name": protection.name, "k": protection.shape.k, "m": protection.shape.m, "exact": protection.exact
             },

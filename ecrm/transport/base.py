@@ -31,6 +31,8 @@ class Transport(ABC):
 
     rank: int
     live: tuple[int, ...]
+    sent_bytes: int = 0
+    """Bytes of messages given to other ranks so far, as `wire` packs them; agreements and shrinks are not counted."""
 
     @abstractmethod
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
@@ -82,6 +84,10 @@ class WrappedTransport(Transport):
     @property
     def live(self) -> tuple[int, ...]:
         return self.inner.live
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.inner.sent_bytes
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
         return self.inner.exchange(outgoing)

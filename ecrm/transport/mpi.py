@@ -166,6 +166,7 @@ class MpiTransport(Transport):
         The caller of the transport gets views of the message to itself, which must be its own memory.
         """
         self._call_number += 1
+        self.sent_bytes += sum(len(message) for message in packed) - len(packed[self.live.index(self.rank)])
         delivery = Delivery(self._mpi, self._communicator, packed, self._call_number, kind)
         try:
             received = delivery.run()

@@ -17,6 +17,7 @@ from ecrm.storage.base import Store
 from ecrm.train.job import build_engine, start_view
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.trainer import Trainer
+from ecrm.train.traffic import Traffic
 from ecrm.transport.mpi import MpiTransport
 
 config = load_config(sys.argv[1], sys.argv[3:])
@@ -36,7 +37,7 @@ def apply_and_note(*args, **kwargs):
 
 
 engine.apply = apply_and_note
-Trainer(engine, dataset, config, config.train.steps, RunFolder(None), {}).run()
+Trainer(engine, dataset, config, config.train.steps, RunFolder(None), {}, Traffic(transport)).run()
 reporter = engine.view.reporter
 (space,) = engine.spaces
 tables = {}

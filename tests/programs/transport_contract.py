@@ -38,6 +38,7 @@ def contract(transport: Transport, die: Die, large_bytes: int = LARGE_BYTES) -> 
     assert transport.live == tuple(range(WORLD_SIZE))
     assert 0 <= transport.rank < WORLD_SIZE
     exchanges_any_tensors(transport)
+    counts_what_others_are_given(transport)
     hands_out_own_memory(transport)
     refuses_strangers_and_bad_tensors(transport)
     shares(transport)
@@ -63,6 +64,18 @@ def exchanges_any_tensors(transport: Transport) -> None:
     assert transport.exchange({}) == {}
     only_mine = transport.exchange({live[0]: [], me: [torch.tensor([me])]})
     assert list(only_mine) == [me] and only_mine[me][0].tolist() == [me]
+
+
+def counts_what_others_are_given(transport: Transport) -> None:
+    me, live, before = transport.rank, transport.live, transport.sent_bytes
+    transport.exchange({rank: [torch.zeros(10, dtype=torch.uint8)] for rank in live})
+    assert transport.sent_bytes - before == (len(live) - 1) * (3 * 8 + 16)  # count, dtype, length, and the bytes padded
+    transport.share([torch.zeros(me, dtype=torch.int64)])
+    assert transport.sent_bytes - before == (len(live) - 1) * (3 * 8 + 16 + 3 * 8 + 8 * me)
+    before = transport.sent_bytes
+    transport.agree(True)
+    transport.exchange({me: [torch.zeros(10)]})
+    assert transport.sent_bytes == before
 
 
 def writes(sender: int, to: int) -> bool:

@@ -37,6 +37,7 @@ class SimulatedTransport(Transport):
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
         sent = {rank: _copies(tensors) for rank, tensors in outgoing.items() if tensors}
+        self.sent_bytes += sum(wire.packed_bytes(tensors) for rank, tensors in sent.items() if rank != self.rank)
         contributions = self._cluster.collective(self.rank, "exchange", sent)
         return {
             sender: contributions[sender][self.rank]
@@ -45,6 +46,7 @@ class SimulatedTransport(Transport):
         }
 
     def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        self.sent_bytes += wire.packed_bytes(tensors) * (len(self.live) - 1)
         contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
         return {sender: _copies(contributions[sender]) for sender in sorted(contributions) if contributions[sender]}
 

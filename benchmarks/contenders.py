@@ -1,0 +1,95 @@
+"""The protections that bench_protections.py compares, and how often checkpoints come. A protection more is one entry of CONTENDERS.
+
+The papers write checkpoints every 30 or 60 minutes of runs that take hours. What such an interval costs is the ratio of the interval to
+the seconds that a checkpoint takes, and that ratio is kept here: PAPER says what it rests on. Of ECRec's public experiment
+configuration are the rows (Criteo Terabyte's 197,767,405, times 8 in the largest model, Criteo-8S), their width (128 floats) and the
+servers (5); a float of optimizer state for each float of a row is what a momentum or full Adagrad optimizer keeps. How fast a server
+writes was not published: 10 Gbit/s is assumed (`--storage-gbit`). So a checkpoint of 324 GB per server takes 259 s, and 30 minutes are 6.9
+such times, 60 minutes 13.9. The same multiples of the time that a checkpoint takes here, which is measured, are the intervals here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One protection and its numbers.
+
+    `sets` are config keys. `minutes`: the papers' interval between checkpoints that is to be scaled to this run, 0 for no checkpoints.
+    `survives`: whether a run in which a server dies comes to its end. `sweep`: compared with erasure-k4 only, on embedding-heavy.
+    `timeline`: shown in the figure of throughput around a kill.
+    """
+
+    sets: Mapping[str, Any]
+    minutes: int = 0
+    survives: bool = True
+    sweep: bool = False
+    timeline: bool = False
+
+
+def _checkpoint(minutes: int, mode: str) -> Contender:
+    return Contender({"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes, timeline=minutes == 30)
+
+
+def _erasure(k: int, **more: Any) -> dict[str, Any]:
+    return {"protection.name": "erasure", "protection.k": k, "protection.m": 1, **{f"protection.{key}": value for key, value in more.items()}}
+
+
+def _copies(name: str, copies: int) -> Contender:
+    return Contender({"protection.name": name, "protection.copies": copies}, timeline=copies == 2)
+
+
+REBUILD_ROWS = 16384
+"""protection.rebuild_rows_per_step of every contender but those of the sweep."""
+
+CONTENDERS = {
+    "none": Contender({"protection.name": "none"}, survives=False),
+    "erasure-k2": Contender(_erasure(2)),
+    "erasure-k4": Contender(_erasure(4), timeline=True),
+    "chain-2": _copies("chain", 2),
+    "chain-3": _copies("chain", 3),
+    "replicate-2": _copies("replicate", 2),
+    "replicate-3": _copies("replicate", 3),
+    "checkpoint-30-sync": _checkpoint(30, "sync"),
+    "checkpoint-60-sync": _checkpoint(60, "sync"),
+    "checkpoint-30-async": _checkpoint(30, "async"),
+    "checkpoint-60-async": _checkpoint(60, "async"),
+    "stateless-30": Contender({"protection.name": "stateless", "checkpoint.mode": "sync"}, minutes=30, timeline=True),
+    "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
+    "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
+    **{
+        f"erasure-k4-rebuild-{rows}": Contender(_erasure(4, rebuild_rows_per_step=rows), sweep=True) for rows in (4096, 8192, 65536)
+    },
+}
+SMOKE = ("none", "erasure-k2", "replicate-2", "checkpoint-30-sync")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Tables of `rows` of `row_bytes` with optimizer state over `servers`, each of which writes `storage_gbit` Gbit/s."""
+
+    rows: int
+    row_bytes: int
+    servers: int
+    storage_gbit: float
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        """Seconds in which all servers together write everything once."""
+        return self.rows * self.row_bytes / self.servers / (self.storage_gbit * 1e9 / 8)
+
+    def checkpoints_per_interval(self, minutes: float) -> float:
+        """How many times a checkpoint could be written within an interval."""
+        return 60 * minutes / self.checkpoint_seconds
+
+
+PAPER = Setting(rows=8 * 197_767_405, row_bytes=2 * 128 * 4, servers=5, storage_gbit=10.0)
+
+
+def interval_steps(setting: Setting, minutes: float, checkpoint_seconds: float, step_seconds: float) -> int:
+    """Steps between checkpoints such that the interval is as many times a checkpoint's seconds as in `setting`, at least 1."""
+    return max(1, round(setting.checkpoints_per_interval(minutes) * checkpoint_seconds / step_seconds))

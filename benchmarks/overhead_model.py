@@ -1,0 +1,219 @@
+"""MODEL, not a measurement: what protection would cost with tables and clusters larger than were run.
+
+    python benchmarks/overhead_model.py                             # reads benchmarks/results/protections.csv
+    python benchmarks/overhead_model.py --server-mtbf-hours 5000 --storage-gbit 25
+
+Everything it says is marked model. Overheads are shares of the time that training alone takes, to first order: every failure costs by itself,
+and nothing fails while a failure is being made good. With S servers, B bytes of rows and state per server, and failures every
+M = (MTBF of a server) / S, independent of each other:
+
+  checkpoint, every T seconds     normal C / T      failures (T / 2 + C + D) / M
+      C = B / storage rate: each server writes its part, training waits; going back loses half an interval on average, reads for C again,
+      and takes D to notice. T is 30 or 60 minutes, or the best to first order, sqrt(2 C M) (Young 1974), the least that waiting can cost.
+  checkpoint-async                normal f C / T    failures (T / 2 + C + C + D) / M
+      training waits for a share f of C; what it goes back to is older by the C that writing takes
+  erasure k=4 m=1                 normal p          failures (g + R (1 - w)) / M
+      p: parity's cost per step, which does not go with the tables; g: training time lost to a kill;
+      R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been updated, and its parity;
+      w: throughput while rebuilding, as a share.
+
+Measured (medians over the rounds of a regime, from the CSV): p, f, g, w, D (the recovery of erasure, which has nothing to load) and the
+rebuild rate: bytes of rows ever updated, as the last checkpoint before the kill has them, so rather too few, over seconds until whole.
+Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it writes and reads its part of a checkpoint
+(--storage-gbit). Left out: a second failure while the first is made good, with m = 1; losing trainers; writing slower than
+training changes; failures of storage. Writes benchmarks/results/protections_model.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import measure
+from contenders import CONTENDERS, PAPER
+from ratios import Row
+from tables import TableError, read_rows
+from versus import OURS, overheads
+
+GIGABYTE = 1e9
+TABLE_GIGABYTES = (100, 200, 500, 1000, 2000)
+SERVERS = (5, 20, 50, 100, 200, 500)
+MINUTES = (30, 60)
+SERVER_MTBF_HOURS = 10_000.0
+FIELDS = (
+    "what", "regime", "tables_gb", "servers", "server_mtbf_hours", "storage_gbit", "protection", "interval_minutes", "checkpoint_seconds",
+    "normal_overhead", "failure_overhead", "overhead", "lost_seconds_per_failure", "slow_seconds_per_failure",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a regime: the names of the docstring, p, f, g, w, D, and bytes a second of rebuilding; `extra` is m/k."""
+
+    parity_cost: float
+    async_share: float
+    lost_seconds: float
+    kept: float
+    notice_seconds: float
+    rebuild_bytes_per_second: float
+    extra: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What is assumed: bytes of rows and state of all tables, servers, MTBF of one in seconds, bytes a second that it writes or reads."""
+
+    table_bytes: float
+    servers: int
+    server_mtbf_seconds: float
+    storage_bytes_per_second: float
+
+    @property
+    def mtbf(self) -> float:
+        """Seconds between failures of any server."""
+        return self.server_mtbf_seconds / self.servers
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        return self.table_bytes / self.servers / self.storage_bytes_per_second
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Shares of the time of training alone, without failures and for failures, and seconds per failure in which nothing new is trained
+    (`lost`), and in which training goes on more slowly (`slow`)."""
+
+    normal: float
+    failures: float
+    lost: float
+    slow: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.normal + self.failures
+
+
+def best_interval(cluster: Cluster) -> float:
+    """Seconds between checkpoints at which waiting and redoing cost least together, to first order."""
+    return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
+
+
+def of_checkpoints(cluster: Cluster, interval: float, measured: Measured, background: bool = False) -> Overhead:
+    """Checkpoints every `interval` seconds, written while training waits, or in the `background`."""
+    seconds = cluster.checkpoint_seconds
+    waited = measured.async_share * seconds if background else seconds
+    lost = interval / 2 + (seconds if background else 0.0) + seconds + measured.notice_seconds
+    return Overhead(waited / interval, lost / cluster.mtbf, lost)
+
+
+def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
+    """Erasure coding with the (k, m) that was measured."""
+    rebuilding = cluster.table_bytes / cluster.servers * (1 + measured.extra) / measured.rebuild_bytes_per_second
+    cost = measured.lost_seconds + rebuilding * (1 - measured.kept)
+    return Overhead(measured.parity_cost, cost / cluster.mtbf, measured.lost_seconds, rebuilding)
+
+
+class NotMeasured(Exception):
+    """A number that the model rests on is not in the CSV; one line."""
+
+
+def measured_of(rows: Sequence[Row], regime: str) -> Measured:
+    """The model's inputs of one regime. Raises NotMeasured."""
+
+    def median(contender: str, field: str) -> float:
+        found = [float(row[field]) for row in rows if (row["regime"], row["contender"]) == (regime, contender) and str(row[field]) != ""]
+        if not found:
+            raise NotMeasured(f"{regime}: no {field} of {contender} in the CSV: run bench_protections.py with it")
+        return statistics.median(found)
+
+    if not overheads(rows).get((regime, OURS)):
+        raise NotMeasured(f"{regime}: no round has both {OURS} and none: run bench_protections.py with them")
+    extra = CONTENDERS[OURS].sets["protection.m"] / CONTENDERS[OURS].sets["protection.k"]
+    lost_bytes = median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
+    return Measured(
+        parity_cost=statistics.median(overheads(rows)[regime, OURS]),
+        async_share=median("checkpoint-30-async", "checkpoint_wait_ms") / median("checkpoint-30-sync", "checkpoint_wait_ms"),
+        lost_seconds=median(OURS, "lost_ms") / 1000,
+        kept=median(OURS, "kept_rebuilding"),
+        notice_seconds=median(OURS, "recovery_ms") / 1000,
+        rebuild_bytes_per_second=lost_bytes / median(OURS, "whole_after_s"),
+        extra=extra,
+    )
+
+
+def model_rows(measured: Mapping[str, Measured], mtbf_hours: float, storage_gbit: float) -> list[dict[str, Any]]:
+    """The model's CSV: every size of tables and cluster, every protection."""
+    found = []
+    for regime, inputs in measured.items():
+        for gigabytes in TABLE_GIGABYTES:
+            for servers in SERVERS:
+                cluster = Cluster(gigabytes * GIGABYTE, servers, 3600 * mtbf_hours, storage_gbit * 1e9 / 8)
+                best = best_interval(cluster)
+                cases = [("erasure k=4 m=1", 0.0, of_erasure(cluster, inputs))]
+                for name, background in (("checkpoint", False), ("checkpoint-async", True)):
+                    cases += [(name, 60.0 * minutes, of_checkpoints(cluster, 60.0 * minutes, inputs, background)) for minutes in MINUTES]
+                cases.append(("checkpoint at its best interval", best, of_checkpoints(cluster, best, inputs)))
+                for name, interval, cost in cases:
+                    found.append(
+                        dict(zip(FIELDS, (
+                            "model", regime, gigabytes, servers, f"{mtbf_hours:g}", f"{storage_gbit:g}", name,
+                            f"{interval / 60:.4g}" if interval else "", f"{cluster.checkpoint_seconds:.4g}" if interval else "",
+                            f"{cost.normal:.6g}", f"{cost.failures:.6g}", f"{cost.total:.6g}", f"{cost.lost:.6g}", f"{cost.slow:.6g}",
+                        ), strict=True))
+                    )  # fmt: skip
+    return found
+
+
+def said(rows: Sequence[Row]) -> list[str]:
+    """Lines for a reader: 1 TB on 5 and 100 servers."""
+    lines = []
+    for row in rows:
+        if (int(row["tables_gb"]), int(row["servers"])) in ((1000, 5), (1000, 100)):
+            every = f" every {float(row['interval_minutes']):.1f} min" if row["interval_minutes"] else ""
+            lines.append(
+                f"model: {row['regime']}, {row['tables_gb']} GB on {row['servers']} servers, {row['protection']}{every}: overhead "
+                f"{float(row['overhead']):.2%} ({float(row['normal_overhead']):.2%} normal), a failure loses {float(row['lost_seconds_per_failure']):,.1f} s"
+            )
+    return lines
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server-mtbf-hours", type=float, default=SERVER_MTBF_HOURS, help="assumed; default %(default)s")
+    parser.add_argument("--storage-gbit", type=float, default=PAPER.storage_gbit, help="assumed, per server; default %(default)s")
+    parser.add_argument("--results", type=Path, default=measure.RESULTS, help="folder of the CSV files read and written")
+    options = parser.parse_args(words)
+    for name in ("server_mtbf_hours", "storage_gbit"):
+        if not getattr(options, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be above 0")
+    try:
+        rows = read_rows(options.results / "protections.csv")
+    except TableError as error:
+        sys.exit(f"overhead_model: {error}")
+    if rows is None:
+        sys.exit(f"overhead_model: there is no {options.results / 'protections.csv'}: run bench_protections.py first")
+    measured, missing = {}, []
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        try:
+            measured[regime] = measured_of(rows, regime)
+        except NotMeasured as error:
+            missing.append(str(error))
+    if not measured:
+        sys.exit(f"overhead_model: {missing[0]}")
+    for line in missing:
+        print(f"model: left out: {line}")
+    for regime, inputs in measured.items():
+        print(f"model: {regime}, measured inputs: {inputs}")
+    found = model_rows(measured, options.server_mtbf_hours, options.storage_gbit)
+    measure.write_csv(options.results / "protections_model.csv", found)
+    print("\n".join(said(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What protections.csv and protections_bytes.csv say of each protection beside the others, and the bars. Pure: rows in, values out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratios import Row, median_spread
+
+BASELINES = ("checkpoint-30-sync", "checkpoint-60-sync", "checkpoint-30-async", "checkpoint-60-async")
+OURS = "erasure-k4"
+CUT_BAR, FASTER_BAR, DROP_BAR = 0.90, 20.0, 0.10
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A demand and what was found: `values` of the rounds; met when their median is."""
+
+    regime: str
+    what: str
+    values: tuple[float, ...]
+    bar: float
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        middle = statistics.median(self.values)
+        return middle >= self.bar if self.at_least else middle < self.bar
+
+    def __str__(self) -> str:
+        least, middle, most = median_spread(self.values)
+        found = f"{middle:.3f} ({least:.3f} to {most:.3f})"
+        return f"{self.regime:>15} {self.what}: {found}, bar {'at least' if self.at_least else 'below'} {self.bar:g}: {'met' if self.met else 'NOT met'}"
+
+
+def by_round(rows: Sequence[Row], field: str) -> dict[tuple[str, str], dict[str, float]]:
+    """{(regime, contender): {round: value}} of a column, where it has one."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if str(row[field]) != "":
+            found.setdefault((row["regime"], row["contender"]), {})[str(row["round"])] = float(row[field])
+    return found
+
+
+def overheads(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
+    """{(regime, contender): overhead of normal operation in each round}: an average step, waiting for checkpoints included, over that of
+    `none` in the same round, less 1."""
+    steps = by_round(rows, "step_with_checkpoints_ms")
+    return {
+        (regime, name): [value / steps[regime, "none"][number] - 1 for number, value in rounds.items() if number in steps[regime, "none"]]
+        for (regime, name), rounds in steps.items()
+        if name != "none" and (regime, "none") in steps
+    }
+
+
+def equal_models(rows: Sequence[Row]) -> dict[tuple[str, str], list[bool]]:
+    """{(regime, contender): whether the finished model was that of `none`, for each round}."""
+    calm = {(row["regime"], str(row["round"])): row["model_sha256"] for row in rows if row["contender"] == "none"}
+    found: dict[tuple[str, str], list[bool]] = {}
+    for row in rows:
+        if (row["regime"], str(row["round"])) in calm:
+            found.setdefault((row["regime"], row["contender"]), []).append(row["model_sha256"] == calm[row["regime"], str(row["round"])])
+    return found
+
+
+def auc_differences(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
+    """{(regime, contender): final AUC less that of `none` in the same round, for each round}."""
+    found = by_round(rows, "eval_auc")
+    return {
+        (regime, name): [value - found[regime, "none"][number] for number, value in rounds.items() if number in found[regime, "none"]]
+        for (regime, name), rounds in found.items()
+        if (regime, "none") in found
+    }
+
+
+def bars(rows: Sequence[Row]) -> list[Bar]:
+    """What is demanded of erasure with k=4 and m=1 against checkpoints, by regime; ratios are of the same round."""
+    steps, lost, kept = (by_round(rows, field) for field in ("step_with_checkpoints_ms", "lost_ms", "kept_recovering"))
+    equal, found = equal_models(rows), []
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        ours = regime, OURS
+        for baseline in BASELINES:
+            theirs, calm = (regime, baseline), steps.get((regime, "none"), {})
+            rounds = [number for number in calm if number in steps.get(ours, ()) and number in steps.get(theirs, ())]
+            if rounds:
+                cut = tuple(
+                    1 - (steps[ours][number] - calm[number]) / (steps[theirs][number] - calm[number])
+                    for number in rounds
+                    if steps[theirs][number] > calm[number]
+                )
+                if cut:
+                    found.append(Bar(regime, f"overhead cut against {baseline}, as a share", cut, CUT_BAR, True))
+                faster = tuple(lost[theirs][number] / lost[ours][number] for number in rounds)
+                found.append(Bar(regime, f"training time lost to a kill, {baseline} over {OURS}", faster, FASTER_BAR, True))
+        if ours in kept:
+            drop = tuple(1 - value for value in kept[ours].values())
+            found.append(Bar(regime, f"{OURS}: drop of throughput while recovering, gap included", drop, DROP_BAR, False))
+        if ours in equal:
+            found.append(Bar(regime, f"{OURS}: finished models equal to the undisturbed, as a share", tuple(map(float, equal[ours])), 1.0, True))
+    return found
+
+
+def memory_bar(sizes: Sequence[Row]) -> list[Bar]:
+    """Redundancy of erasure with k=4 and m=1 over the rows it protects: m/k and nothing more."""
+    return [
+        Bar(row["regime"], f"{OURS}: redundancy over rows, bytes", (float(row["redundancy_bytes"]) / float(row["rows_bytes"]),), 0.2501, False)
+        for row in sizes
+        if row["contender"] == OURS
+    ]
+
+
+def summary_lines(rows: Sequence[Row]) -> list[str]:
+    """One line for each regime and contender: medians over the rounds."""
+    costs, equal = overheads(rows), equal_models(rows)
+    columns = {field: by_round(rows, field) for field in ("lost_ms", "redone_steps", "whole_after_s", "kept_recovering")}
+    lines = []
+    for key in dict.fromkeys((row["regime"], row["contender"]) for row in rows):
+        parts = [f"{key[0]:>15} {key[1]:<24}"]
+        if key in costs:
+            parts.append(f"overhead {statistics.median(costs[key]):+7.1%}")
+        for field, values in columns.items():
+            parts.append(f"{field} {statistics.median(values[key].values()):,.2f}" if key in values else "")
+        parts.append(f"equal {sum(equal[key])}/{len(equal[key])}" if key in equal else "")
+        lines.append("  ".join(part for part in parts if part))
+    return lines

@@ -1,0 +1,38 @@
+"""What a rank gives to other ranks and to files: bytes, those to other ranks by the phase in which they were sent."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import torch
+
+from ecrm.transport.base import Transport
+
+
+class Traffic:
+    """Watches how a transport's `sent_bytes` grow from phase to phase; what comes before the first phase is `start`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._phase, self._counted = transport, "start", 0
+        self._sent: Counter[str] = Counter()
+
+    def phase(self, name: str) -> None:
+        """`name` begins, and whatever was going on has ended."""
+        sent = self._transport.sent_bytes
+        self._sent[self._phase] += sent - self._counted
+        self._counted, self._phase = sent, name
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Bytes sent to other ranks so far, by phase; phases that sent none are left out."""
+        self.phase(self._phase)
+        return {name: count for name, count in self._sent.items() if count}
+
+
+def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
+    """Collective: {"rank", "sent", "written"} of every live rank, in the order of their numbers. Raises PeerFailure as transport calls do."""
+    mine = {"rank": transport.rank, "sent": sent, "written": written}
+    shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
+    return [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]

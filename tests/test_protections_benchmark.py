@@ -1,0 +1,263 @@
+"""The comparison of protections: its arithmetic against cases worked out by hand, its model, and a small run with real SIGKILLs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+
+import pytest
+from benchmarking import program
+
+from ecrm.drill.record import FailureRecord, KillDone, RunRecord
+
+contenders, disturbance, model, versus = (program(name) for name in ("contenders", "disturbance", "overhead_model", "versus"))
+
+
+def record(finished, killed_at=None, whole_at=None, redone=1, evaluations=()):
+    """A run whose steps finished at these (step, second)."""
+    failures = ()
+    if killed_at is not None:
+        failure = FailureRecord((1,), 5, "update", killed_at, killed_at + 0.01, 0.25, 0.5, redone, (1,), 1.0, whole_at, 100, 3)
+        failures = (failure,)
+    return RunRecord(started_at=0.0, finished=tuple(finished), failures=failures, kills=(KillDone(killed_at or 0.0, 1),), evaluations=evaluations)
+
+
+STEADY = [(step, 2.0 * step) for step in range(1, 11)]
+"""Ten steps of 2 s."""
+
+
+def test_an_average_step_leaves_out_warm_steps_those_after_the_kill_and_waiting_for_checkpoints():
+    times = [(1, 9.0), (2, 10.0), (3, 12.0), (4, 17.0), (5, 19.0), (6, 99.0)]  # 3 s of step 4 were a checkpoint
+    checkpoints = [{"time": 15.5, "stall_seconds": 3.0, "step": 3}, {"time": 60.0, "stall_seconds": 50.0, "step": 5}]
+    found = disturbance.calm(record(times, killed_at=20.0), 2, 5, checkpoints)
+    assert found == disturbance.Calm(steps=3, step_seconds=2.0, step_seconds_seen=3.0)
+    with pytest.raises(ValueError, match="no step between 5 and 9"):
+        disturbance.calm(record(times, killed_at=20.0), 5, 9, [])
+
+
+def test_an_evaluation_between_two_steps_is_no_training_time():
+    times = [(1, 1.0), (2, 3.0), (3, 9.0), (4, 11.0)]
+    assert disturbance.calm(record(times, evaluations=((2, 7.0),)), 1, 4, []).step_seconds == 2.0
+
+
+def test_what_a_kill_costs_where_one_step_is_redone_and_rows_come_back_meanwhile():
+    """Killed at 11 s in step 6, which finishes at 15 s instead of 12; whole at 20 s; steps take 2.5 s while rebuilding."""
+    times = [*STEADY[:5], (6, 15.0), (7, 17.5), (8, 20.0), (9, 22.0), (10, 24.0)]
+    run = record(times, killed_at=11.0, whole_at=20.0)
+    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
+    assert (found.gap, found.lost, found.redone, found.recovery) == (5.0, 3.0, 1, 0.25)
+    assert found.whole_after == 9.0
+    assert found.kept_recovering == pytest.approx(3 / 10 * 2)
+    assert found.kept_rebuilding == pytest.approx(2 / 5 * 2)
+
+
+def test_what_a_kill_costs_where_all_go_back_to_a_checkpoint():
+    """Killed at 11 s in step 6; back at step 3 at 16 s, steps 4 and 5 are done again until 20 s, step 6 is new at 22 s."""
+    times = [*STEADY[:5], (4, 18.0), (5, 20.0), (6, 22.0), (7, 24.0)]
+    run = record(times, killed_at=11.0, whole_at=16.0, redone=3)
+    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
+    assert (found.gap, found.lost, found.redone) == (8.0, 10.0, 3)
+    assert found.whole_after == 5.0 and found.kept_rebuilding is None
+    assert found.kept_recovering == pytest.approx(1 / 12 * 2)
+
+
+def test_rows_that_only_the_end_of_the_run_brought_back_have_no_time():
+    run = record([*STEADY[:5], (6, 15.0), (7, 17.0)], killed_at=11.0, whole_at=30.0)
+    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
+    assert found.whole_after is None and found.kept_rebuilding == pytest.approx(1.0)
+
+
+def test_a_run_that_was_not_killed_once_is_refused():
+    with pytest.raises(ValueError, match="0 failures instead of one"):
+        disturbance.cost(record(STEADY), disturbance.Calm(4, 2.0, 2.0))
+    with pytest.raises(ValueError, match="before the second step or after the last"):
+        disturbance.cost(record(STEADY, killed_at=50.0), disturbance.Calm(4, 2.0, 2.0))
+
+
+def test_intervals_keep_the_ratio_to_the_seconds_of_a_checkpoint():
+    setting = contenders.Setting(rows=1_000_000_000, row_bytes=1000, servers=10, storage_gbit=8.0)
+    assert setting.checkpoint_seconds == 100.0  # 100 GB a server at 1 GB/s
+    assert setting.checkpoints_per_interval(30) == 18.0
+    assert contenders.interval_steps(setting, 30, checkpoint_seconds=0.5, step_seconds=0.1) == 90
+    assert contenders.interval_steps(setting, 30, checkpoint_seconds=0.5, step_seconds=100.0) == 1
+    assert contenders.PAPER.checkpoint_seconds == pytest.approx(8 * 197_767_405 * 1024 / 5 / 1.25e9)
+
+
+# 1 TB on 100 servers that write 1 GB/s: a checkpoint takes 10 s; a server fails every 1,000,000 s, one of them every 10,000 s.
+CLUSTER = model.Cluster(table_bytes=1e12, servers=100, server_mtbf_seconds=1e6, storage_bytes_per_second=1e9)
+MEASURED = model.Measured(
+    parity_cost=0.04, async_share=0.2, lost_seconds=0.5, kept=0.9, notice_seconds=0.1, rebuild_bytes_per_second=5e8, extra=0.25
+)
+
+
+def test_the_model_of_checkpoints():
+    assert (CLUSTER.mtbf, CLUSTER.checkpoint_seconds) == (10_000.0, 10.0)
+    found = model.of_checkpoints(CLUSTER, 1000.0, MEASURED)
+    assert found.normal == pytest.approx(0.01)
+    assert found.lost == pytest.approx(500 + 10 + 0.1)
+    assert found.failures == pytest.approx(510.1 / 10_000)
+    assert found.total == pytest.approx(0.01 + 0.05101)
+    found = model.of_checkpoints(CLUSTER, 1000.0, MEASURED, background=True)
+    assert found.normal == pytest.approx(0.002) and found.lost == pytest.approx(500 + 10 + 10 + 0.1)
+
+
+def test_no_interval_between_checkpoints_is_better_than_the_best():
+    best = model.best_interval(CLUSTER)
+    assert best == pytest.approx(math.sqrt(2 * 10 * 10_000))
+    least = model.of_checkpoints(CLUSTER, best, MEASURED).total
+    assert all(model.of_checkpoints(CLUSTER, best * factor, MEASURED).total > least for factor in (0.5, 0.9, 1.1, 2))
+
+
+def test_the_model_of_erasure():
+    """10 GB of rows and 2.5 GB of parity come back in 25 s, in which a tenth of throughput is lost."""
+    found = model.of_erasure(CLUSTER, MEASURED)
+    assert (found.normal, found.lost, found.slow) == (0.04, 0.5, pytest.approx(25.0))
+    assert found.failures == pytest.approx((0.5 + 2.5) / 10_000)
+    half = model.of_erasure(replace(CLUSTER, table_bytes=5e11), MEASURED)
+    assert half.normal == found.normal and half.slow == pytest.approx(12.5)
+
+
+def line(contender, number=0, **more):
+    """A line of protections.csv, as text."""
+    fields = {
+        "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_with_checkpoints_ms": 100, "lost_ms": "",
+        "redone_steps": "", "whole_after_s": "", "kept_recovering": "", "kept_rebuilding": "", "recovery_ms": "", "checkpoint_bytes": "",
+        "checkpoint_wait_ms": "", "eval_auc": 0.75, "model_sha256": "aa",
+    }  # fmt: skip
+    return {key: str(value) for key, value in {**fields, **more}.items()}
+
+
+LINES = [
+    line("none"),
+    line("none", 1, step_with_checkpoints_ms=200),
+    line("erasure-k4", step_with_checkpoints_ms=102, lost_ms=50, kept_recovering=0.95, kept_rebuilding=0.9, whole_after_s=2, recovery_ms=20),
+    line("erasure-k4", 1, step_with_checkpoints_ms=208, lost_ms=150, kept_recovering=0.85, kept_rebuilding=0.8, whole_after_s=4, recovery_ms=40),
+    line("checkpoint-30-sync", step_with_checkpoints_ms=120, lost_ms=2000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500),
+    line("checkpoint-30-sync", 1, step_with_checkpoints_ms=240, lost_ms=3000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500),
+    line("checkpoint-30-async", step_with_checkpoints_ms=110, lost_ms=2500, checkpoint_wait_ms=100, model_sha256="bb", eval_auc=0.74),
+]
+
+
+def test_overheads_are_those_of_the_same_round():
+    found = versus.overheads(LINES)
+    assert found["embedding-heavy", "erasure-k4"] == [pytest.approx(0.02), pytest.approx(0.04)]
+    assert found["embedding-heavy", "checkpoint-30-sync"] == [pytest.approx(0.2), pytest.approx(0.2)]
+    assert ("embedding-heavy", "none") not in found
+
+
+def test_the_bars_are_worked_out_from_the_rounds():
+    found = {(bar.what, bar.at_least): bar for bar in versus.bars(LINES)}
+    cut = found["overhead cut against checkpoint-30-sync, as a share", True]
+    assert cut.values == (pytest.approx(0.9), pytest.approx(0.8)) and not cut.met
+    faster = found["training time lost to a kill, checkpoint-30-sync over erasure-k4", True]
+    assert faster.values == (40.0, 20.0) and faster.met
+    drop = found["erasure-k4: drop of throughput while recovering, gap included", False]
+    assert drop.values == (pytest.approx(0.05), pytest.approx(0.15)) and not drop.met
+    assert found["erasure-k4: finished models equal to the undisturbed, as a share", True].met
+    (bar,) = versus.memory_bar([{"regime": "x", "contender": "erasure-k4", "redundancy_bytes": "26", "rows_bytes": "100"}])
+    assert not bar.met and str(bar).endswith("NOT met")
+
+
+def test_models_and_scores_are_compared_with_those_of_none():
+    assert versus.equal_models(LINES)["embedding-heavy", "checkpoint-30-async"] == [False]
+    assert versus.auc_differences(LINES)["embedding-heavy", "checkpoint-30-async"] == [pytest.approx(-0.01)]
+
+
+def test_the_models_inputs_are_medians_of_what_was_measured():
+    found = model.measured_of(LINES, "embedding-heavy")
+    assert found == model.Measured(
+        parity_cost=pytest.approx(0.03), async_share=pytest.approx(0.2), lost_seconds=pytest.approx(0.1), kept=pytest.approx(0.85),
+        notice_seconds=pytest.approx(0.03), rebuild_bytes_per_second=pytest.approx(40e6 / 5 * 1.25 / 3), extra=0.25,
+    )  # fmt: skip
+    with pytest.raises(model.NotMeasured, match="no checkpoint_bytes of checkpoint-30-sync"):
+        model.measured_of([row for row in LINES if row["contender"] != "checkpoint-30-sync"], "embedding-heavy")
+
+
+def test_the_model_is_written_and_marked_as_one(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="there is no .*protections.csv: run bench_protections.py first"):
+        model.main(["--results", str(tmp_path)])
+    program("measure").write_csv(tmp_path / "protections.csv", LINES)
+    model.main(["--results", str(tmp_path), "--server-mtbf-hours", "5000", "--storage-gbit", "25"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(said.startswith("model: ") for said in lines)
+    with (tmp_path / "protections_model.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["what"] for row in rows} == {"model"} and {row["server_mtbf_hours"] for row in rows} == {"5000"}
+    at = {row["protection"]: row for row in rows if (row["tables_gb"], row["servers"], row["interval_minutes"]) in (("1000", "5", "30"), ("1000", "5", ""))}
+    assert float(at["checkpoint"]["checkpoint_seconds"]) == pytest.approx(200e9 / 3.125e9)
+    assert float(at["checkpoint"]["normal_overhead"]) == pytest.approx(64 / 1800, rel=1e-4)
+    assert float(at["erasure k=4 m=1"]["normal_overhead"]) == pytest.approx(0.03)
+
+
+def test_the_committed_model_is_that_of_the_committed_measurements(tmp_path):
+    results = program("measure").RESULTS
+    if not (results / "protections.csv").exists():
+        assert not (results / "protections_model.csv").exists()
+        return
+    with (results / "protections_model.csv").open() as file:
+        (assumed,) = {(row["server_mtbf_hours"], row["storage_gbit"]) for row in csv.DictReader(file)}
+    (tmp_path / "protections.csv").write_bytes((results / "protections.csv").read_bytes())
+    model.main(["--results", str(tmp_path), "--server-mtbf-hours", assumed[0], "--storage-gbit", assumed[1]])
+    assert (tmp_path / "protections_model.csv").read_text() == (results / "protections_model.csv").read_text()
+
+
+def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
+    tables = program("tables")
+    program("measure").write_csv(tmp_path / "protections.csv", LINES)
+    model.main(["--results", str(tmp_path)])
+    shown = tables.content("protections", tmp_path).splitlines()
+    assert "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.10 (0.05 to 0.15) | - | 3.00 (2.00 to 4.00) | 0.90 (0.85 to 0.95) | 2 of 2 | +0.0000 |" in shown
+    shown = tables.content("protections bars", tmp_path)
+    assert "| embedding-heavy | overhead cut against checkpoint-30-sync, as a share | 0.850 (0.800 to 0.900) | at least 0.9 | not met |" in shown
+    assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
+    pytest.importorskip("matplotlib")
+    figures = program("figures")
+    for name in ("protections", "protections_model"):
+        figure = figures.FIGURES[name]
+        figures.picture(figure, tmp_path / figure.csv, tmp_path / f"{name}.png")
+        assert figures.stale(tmp_path / figure.csv, tmp_path / f"{name}.png") is None
+
+
+@pytest.mark.drill
+def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
+    bench = program("bench_protections")
+    bench.main(["--smoke", "--output", str(tmp_path)])
+    said = capsys.readouterr().out
+    with (tmp_path / "protections.csv").open() as file:
+        rows = {row["contender"]: row for row in csv.DictReader(file)}
+    assert list(sorted(rows)) == sorted(contenders.SMOKE)
+    assert len({row["model_sha256"] for row in rows.values()}) == 1
+    for name, row in rows.items():
+        assert float(row["step_ms"]) > 0
+        assert (float(row["lost_ms"]) > 0 and float(row["kept_recovering"]) > 0) if name != "none" else row["lost_ms"] == ""
+    assert rows["checkpoint-30-sync"]["rolled_back"] == "True" and rows["erasure-k2"]["rolled_back"] == "False"
+    assert rows["erasure-k2"]["redone_steps"] == "1"
+    with (tmp_path / "protections_bytes.csv").open() as file:
+        sizes = {row["contender"]: {field: row[field] for field in row} for row in csv.DictReader(file)}
+    assert len({row["model_sha256"] for row in sizes.values()}) == 1
+    assert int(sizes["erasure-k2"]["redundancy_bytes"]) == pytest.approx(0.5 * int(sizes["none"]["rows_bytes"]), rel=0.02)
+    assert int(sizes["erasure-k2"]["sent_bytes_per_step"]) > int(sizes["none"]["sent_bytes_per_step"]) > 0
+    assert int(sizes["checkpoint-30-sync"]["written_bytes_per_step"]) > 0 == int(sizes["none"]["written_bytes_per_step"])
+    for kind in ("accuracy", "timeline"):
+        with (tmp_path / f"protections_{kind}.csv").open() as file:
+            assert {row["contender"] for row in csv.DictReader(file)} == set(contenders.SMOKE)
+    assert "erasure-k2" in said
+    figures, tables = program("figures"), program("tables")
+    for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_accuracy"):
+        figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
+    assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
+    bench.main(["--table", "--output", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[-1] in said
+
+
+def test_wrong_options_end_in_one_line(tmp_path, capsys):
+    bench = program("bench_protections")
+    for words in (["--rounds", "0"], ["--steps", "5"], ["--storage-gbit", "0"]):
+        with pytest.raises(SystemExit):
+            bench.main(words)
+        assert "error: " in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit, match="no file there"):
+        list(bench.real_rows(tmp_path / "nothing"))
+    with pytest.raises(SystemExit, match="there is no .*protections.csv"):
+        bench.main(["--table", "--output", str(tmp_path)])

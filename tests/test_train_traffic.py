@@ -1,0 +1,32 @@
+"""Bytes sent are put down to the phase that sent them, on every rank; what a rank alone keeps is not sent."""
+
+from __future__ import annotations
+
+import torch
+
+from ecrm.train.traffic import Traffic, gather
+from ecrm.transport.simulated import SimulatedCluster
+
+ONE_ROW = 3 * 8 + 16
+"""An 8-byte head, dtype and length, and ten bytes padded to 16."""
+
+
+def test_bytes_go_to_the_phase_that_sent_them():
+    def program(transport):
+        row, others = torch.zeros(10, dtype=torch.uint8), [rank for rank in transport.live if rank != transport.rank]
+        traffic = Traffic(transport)
+        transport.exchange({others[0]: [row], transport.rank: [row]})
+        for _ in range(2):
+            traffic.phase("lookup")
+            transport.exchange({rank: [row] for rank in others})
+            traffic.phase("forward")
+            traffic.phase("commit")
+            transport.agree(True)
+        assert traffic.sent == {"start": ONE_ROW, "lookup": 4 * ONE_ROW}
+        transport.exchange({others[1]: [row]})
+        assert traffic.sent == {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}
+        return gather(transport, traffic.sent, 100 + transport.rank)
+
+    outcome = SimulatedCluster(3, 1).run(program)
+    sent = {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}
+    assert all(told == [{"rank": rank, "sent": sent, "written": 100 + rank} for rank in range(3)] for told in outcome.results.values())
