@@ -9,7 +9,10 @@ Contenders of one round run one after the other in a random order, with the same
   erasure-16  k=4 m=1, a commit every 16 steps
   torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining
               (benchmarks/peer_torchrec.py), unprotected
-Samples per second are the global batch over the median step. Ratios are of the same round, then their median.
+Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
+the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
+is told storage.prefault), and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ variables).
+Ratios are of the same round, then their median.
 All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
 without protection, and TorchRec's but for rounding. Writes benchmarks/results/step.csv.
 """
@@ -26,11 +29,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import measure
 from ratios import STEP_BARS, step_ratios
+
+from ecrm.drill.run import read_run
+
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
+"""What `ecrm.train.allocator` does in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
     "none": {"protection.name": "none"},
@@ -55,7 +64,7 @@ class Size:
 
 FULL = Size(
     rounds=5,
-    steps=40,
+    steps=80,
     rows=500_000,
     ranks=5,
     slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
@@ -91,6 +100,7 @@ def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
         "cluster.spares": 0,
         "protection.k": size.k,
         "protection.verify_parity_at_end": False,
+        "storage.prefault": True,
         **size.sets,
     }
 
@@ -98,7 +108,8 @@ def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
 def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     """One run of ECRM."""
     summary = measure.run(folder, {**sets, **PROTECTION[name]})
-    seconds = summary["step_seconds"]["p50"]
+    finished = [time for step, time in read_run(folder).finished if step >= sets["train.steps"] // 2]
+    seconds = statistics.median(after - before for before, after in pairwise(finished))
     return {"step_ms": 1e3 * seconds, "samples_per_second": sets["train.global_batch"] / seconds, "logloss": summary["train_logloss"]}
 
 
@@ -108,12 +119,13 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> 
     result = folder / "result.json"
     program = Path(__file__).with_name("peer_torchrec.py")
     words = ["-m", "torch.distributed.run", "--nproc-per-node", str(sets["cluster.servers"]), str(program), "quickstart", str(result)]
+    words += ["--warm-up", str(sets["train.steps"] // 2)]
     done = subprocess.run(
         [sys.executable, *words, "--sharding", sharding, *(["--pipelined"] if pipelined else []), *measure.set_words(sets)],
         capture_output=True,
         text=True,
         timeout=measure.RUN_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        env={**os.environ, **KEEPS_MEMORY, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )
     if done.returncode:
         sys.exit(f"the TorchRec peer failed:\n{done.stdout}{done.stderr}")
@@ -138,7 +150,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run all contenders in rounds, write the CSV, print the ratios and their bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
-    parser.add_argument("--steps", type=int, help=f"default {FULL.steps}; the first five are not counted for TorchRec")
+    parser.add_argument("--steps", type=int, help=f"default {FULL.steps}; the first half is not counted")
+    parser.add_argument("--contender", choices=FULL.contenders, action="append", help="default: all")
     parser.add_argument("--regime", choices=tuple(measure.REGIMES), action="append")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
@@ -146,6 +159,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     size = SMOKE if arguments.smoke else FULL
     rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
+    contenders = arguments.contender or size.contenders
+    target = measure.target("step.csv", arguments.output, arguments.smoke)
     regimes = arguments.regime or list(size.slot_batch)
     if missing := [regime for regime in regimes if regime not in size.slot_batch]:
         parser.error(f"--smoke is {', '.join(size.slot_batch)} only, not {', '.join(missing)}")
@@ -156,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for regime in regimes:
             sets = settings(regime, data, steps, size)
             for number in range(rounds):
-                for name in random.Random(number).sample(size.contenders, len(size.contenders)):
+                for name in random.Random(number).sample(contenders, len(contenders)):
                     result = measured(name, Path(scratch) / f"{regime}-{number}-{name}", sets)
                     rows.append(
                         {
@@ -174,8 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         }
                     )
                     print(f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step", flush=True)
-    target = measure.target("step.csv", arguments.output, arguments.smoke)
-    measure.write_csv(target, rows)
+                measure.write_csv(target, rows)
     for regime, one, other, bar in STEP_BARS:
         if found := step_ratios(rows, regime, one, other):
             print(
