@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,3 +46,8 @@ def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:
     for row in mine:
         found.setdefault(int(row["value"]), []).append(float(row["step_ms"]) / first[str(row["round"])])
     return found
+
+
+def median_spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Least, median and greatest."""
+    return min(values), statistics.median(values), max(values)
