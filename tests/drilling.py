@@ -66,9 +66,11 @@ def launch_words(
     return words
 
 
-def mpirun_line(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()) -> list[str]:
+def mpirun_line(
+    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), more: tuple[str, ...] = ()
+) -> list[str]:
     """The mpirun line that `ecrm launch` prints, to be run as it is."""
-    done = subprocess.run([*launch_words(folder, data, sets, kills), "--dry-run"], capture_output=True, text=True)
+    done = subprocess.run([*launch_words(folder, data, sets, kills), *more, "--dry-run"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return shlex.split(done.stdout)
 
@@ -148,9 +150,11 @@ def resume(folder: Path, data: Path, given: Path, sets: dict[str, Any]) -> Run:
     return Run(done.returncode, done.stdout, folder)
 
 
-def kill_everything_once(begun: Callable[[], bool], wait: float, folder: Path, data: Path, sets: dict[str, Any]) -> None:
-    """Start a run and SIGKILL all of its processes `wait` seconds after something was `begun`."""
-    run = Mpirun(mpirun_line(folder, data, sets))
+def kill_everything_once(
+    begun: Callable[[], bool], wait: float, folder: Path, data: Path, sets: dict[str, Any], given: Path | None = None
+) -> None:
+    """Start a run, or go on from `given`, and SIGKILL all of its processes `wait` seconds after something was `begun`."""
+    run = Mpirun(mpirun_line(folder, data, sets, more=() if given is None else ("--resume", str(given))))
     deadline = time.monotonic() + RUN_SECONDS
     try:
         while not begun() and time.monotonic() < deadline:

@@ -36,10 +36,28 @@ def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
     wait = draw.uniform(0, 0.5)
     print(f"killed {wait} s after training began")
     kill_everything_once(trains(tmp_path / "killed"), wait, tmp_path / "killed", criteo_rows, sets)
-    run = resume(tmp_path / "run", criteo_rows, tmp_path / "files", sets)
+    last = tmp_path / "killed"  # whose folder leads to the files, as those of the runs that go on do
+    for number in range(2):
+        wait = draw.uniform(0, 0.5)
+        print(f"killed again after {wait} s")
+        kill_everything_once(trains(tmp_path / f"again{number}"), wait, tmp_path / f"again{number}", criteo_rows, sets, last)
+        last = tmp_path / f"again{number}"
+    run = resume(tmp_path / "run", criteo_rows, last, sets)
     assert run.code == 0, run.output
     assert run.model == expected.model, run.output
     assert run.summary["resumed"]["step"] > 0
+
+
+@pytest.mark.drill
+def test_a_drill_gives_each_run_files_of_its_own(tmp_path, criteo_rows, capfd):
+    words = ["drill", "tiny", "--run-dir", str(tmp_path / "drill"), "--kill", "1@9:update"]
+    for key, value in {**MAPPED, "data.path": criteo_rows, "mapped.path": tmp_path / "files"}.items():
+        words += ["--set", f"{key}={value}"]
+    assert main(words) == 0, capfd.readouterr()
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {"undisturbed", "disturbed"}
+    assert main([*words[:3], str(tmp_path / "other"), *words[4:]]) == 2
+    assert "holds the files of a run" in capfd.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_cannot_be_gone_on_from_is_told_before_anything_starts(tmp_path, criteo_rows, capsys):

@@ -8,6 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ecrm.config import Config, effective, load_config
@@ -22,6 +23,7 @@ from ecrm.errors import EcrmError
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.run import RunFailed, check_run_dir, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
+from ecrm.mapped.manifest import folder_of
 from ecrm.train.kill import KILLED_FROM_OUTSIDE
 from ecrm.train.plan import plan
 
@@ -57,14 +59,15 @@ def drill(
     name = Path(config_name).name.removesuffix(".toml")
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
     check_run_dir(folder)
+    apart = {which: [*overrides, *_own_files(config, which)] for which in ("undisturbed", "disturbed")}
 
     print(f"drill: the undisturbed run, in {folder / 'undisturbed'}", flush=True)
-    reason = _launch(config_name, overrides, folder / "undisturbed", ())
+    reason = _launch(config_name, apart["undisturbed"], folder / "undisturbed", ())
     if reason is not None:
         raise DrillFailed(f"the undisturbed run did not complete: {reason}")
     undisturbed = read_run(folder / "undisturbed")
     print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
-    reason, outside, more = _disturbed_run(config_name, overrides, folder / "disturbed", disturbance)
+    reason, outside, more = _disturbed_run(config_name, apart["disturbed"], folder / "disturbed", disturbance)
     disturbed = read_run(folder / "disturbed", outside)
 
     notes = [text for text in (note, more, _crowding(config)) if text is not None]
@@ -123,6 +126,14 @@ def _disturbed_run(
     held = killer.held_back_seconds
     note = f"for its last {held:.1f} s the run could not have survived another kill, so none was made" if held > 1 else None
     return reason, killer.done, note
+
+
+def _own_files(config: Config, which: str) -> list[str]:
+    """The override that gives one of the two runs mapped files of its own, in a folder of mapped.path; raises UsageError where there are some."""
+    if config.protection.name != "mapped" or not config.mapped.path:
+        return []
+    own = replace(config, mapped=replace(config.mapped, path=str(Path(config.mapped.path) / which)))
+    return [f"mapped.path={folder_of(own, 0, None, None)}"]
 
 
 def _launch(config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.fits import KEYS, identity
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, UsageError
@@ -47,13 +47,25 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
 
 
 def make_folder(folder: Path, config: Config, first: bool) -> None:
-    """Make the folder; the `first` rank says in it what its files will belong to. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make the folder; the `first` rank says in it, for good, what its files will belong to. Raises OSError."""
+    disk = Disk()
+    disk.make_folder(folder)
     if not first:
         return
     new = folder / f".{MANIFEST}"
-    new.write_text(json.dumps(_about(config), indent=1))
-    os.replace(new, folder / MANIFEST)
+    file = disk.create(new)
+    disk.write(file, json.dumps(_about(config), indent=1).encode())
+    disk.close(file)
+    disk.rename(new, folder / MANIFEST)
+    disk.sync_folder(folder)
+    disk.sync_folder(folder.parent)
+
+
+def leave_link(run_dir: Path, folder: Path) -> None:
+    """Make a run folder lead to the files, wherever they are, so that --resume finds them there. Raises OSError."""
+    link = run_dir / FOLDER
+    if link.absolute() != folder.absolute() and not link.is_symlink():
+        link.symlink_to(folder.absolute())
 
 
 def hold(folder: Path) -> FileIO:

@@ -36,7 +36,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
 from ecrm.kernels.native import instruction_set
 from ecrm.launch.preflight import say_once
-from ecrm.mapped.manifest import hold, make_folder
+from ecrm.mapped.manifest import hold, leave_link, make_folder
 from ecrm.mapped.reopen import Reopened
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
@@ -130,8 +130,12 @@ def _run(
     start = _together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
     folder = _together(transport, lambda: RunFolder(run_dir))
-    if start.mapped is not None and not goes_on:
-        _together(transport, lambda: make_folder(start.mapped, config, transport.rank == transport.live[0]))
+    if start.mapped is not None:
+        first = transport.rank == transport.live[0]
+        if not goes_on:
+            _together(transport, lambda: make_folder(start.mapped, config, first))
+        if run_dir is not None:
+            _together(transport, lambda: first and leave_link(run_dir, start.mapped))
     held = hold(start.mapped) if start.mapped is not None else None
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     protection = make_protection(config, start.mapped, CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints]))
