@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from drilling import RUN_SECONDS, is_running
+from drilling import RUN_SECONDS, is_running, launch, resume
 
 from ecrm.launch.openmpi import find_mpirun
 from ecrm.launch.supervise import session_members
@@ -156,6 +156,24 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     assert session_members(process.pid) == []
     assert _stopped(folder)["signal"] == "SIGTERM"  # what mpirun makes of either
     _check_gone(folder)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo_rows, mode):
+    folder = tmp_path / "run"
+    process = _begin(folder, _launch(folder, criteo_rows, "checkpoint.every_steps=1000000", f"checkpoint.mode={mode}"))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 130, output
+    stopped = _stopped(folder)
+    assert stopped["checkpoint_step"] == stopped["steps"] > 0
+    assert f"checkpoint of step {stopped['steps']}; in " in output
+    sets = {"train.steps": stopped["steps"] + 10, "model.dense_arch": "native"}
+    run = resume(tmp_path / "on", criteo_rows, folder, sets)
+    assert run.code == 0, run.output
+    assert run.summary["resumed"]["step"] == stopped["steps"]
+    assert run.model == launch(tmp_path / "undisturbed", criteo_rows, sets).model
 
 
 @pytest.mark.drill

@@ -66,6 +66,7 @@ class Checkpoints:
         self._tell, self._clock, self._background = tell, clock, background
         self._first = engine.step
         self._attempt = self.written_bytes = 0
+        self._stopping = False
         self._part: Part | None = None
         self._forget()
 
@@ -92,6 +93,16 @@ class Checkpoints:
                     self._count()
         if self._part is None and not engine.view.rebuilding and self._is_due():
             self._begin()
+
+    @property
+    def newest(self) -> int:
+        """The step of the newest complete checkpoint of this run, 0 without any: looks into the folder."""
+        return self._folder.newest()
+
+    def stop(self) -> None:
+        """Collective, when all have been asked to stop: write a checkpoint of this step, unless something is rebuilding."""
+        self._stopping = True
+        self.finish()
 
     def finish(self) -> None:
         """Collective, after the last step: see the last checkpoint through, if the disk lets it."""
@@ -120,7 +131,7 @@ class Checkpoints:
         policy, step = self._policy, self._engine.step
         if step <= self._last:
             return False
-        if step >= policy.steps or (policy.every_steps and step // policy.every_steps > self._last // policy.every_steps):
+        if self._stopping or step >= policy.steps or (policy.every_steps and step // policy.every_steps > self._last // policy.every_steps):
             return True
         return bool(policy.every_minutes) and self._time_is_up(step)
 

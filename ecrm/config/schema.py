@@ -123,6 +123,11 @@ class ClusterConfig:
         choices=("rank", "host"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
+    stop_seconds: float = key(
+        10.0,
+        "from SIGINT or SIGTERM to `ecrm launch` to the end of ranks that have not stopped; longer than a step and a checkpoint take",
+        minimum=1,
+    )
     stuck_seconds: float = key(
         0.0,
         "a rank that computes, reads or writes by itself for so long, without a call to others, counts as dead and is killed; "

@@ -86,7 +86,7 @@ def launch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
-    ending = supervise(line, folder)
+    ending = supervise(line, folder, config.cluster.stop_seconds)
     try:
         judge(folder, ending)
     except RunFailed as error:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STOP_SECONDS = 10.0  # from SIGINT or SIGTERM to SIGKILL
+STOP_SECONDS = 10.0
 
 # mpirun hands these two on to the ranks, on all hosts, and waits for them (the guard of a rank knows what they
 # stand for); after SIGINT, SIGTERM or SIGHUP it SIGKILLs the ranks within 0.5 s and has no option to wait longer
@@ -43,11 +43,11 @@ class Ending:
     stopped_by: signal.Signals | None
 
 
-def supervise(line: Sequence[str], run_dir: Path) -> Ending:
+def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = None) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
-    SIGINT, SIGTERM or SIGHUP asks the ranks to stop. After that, or after the run has written its last file,
-    mpirun has a bounded time to leave; a second signal ends it at once.
+    SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default STOP_SECONDS. After the run
+    has written its last file mpirun has a bounded time to leave; a second signal ends it at once.
     """
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork
     signals: list[signal.Signals] = []
@@ -60,7 +60,7 @@ def supervise(line: Sequence[str], run_dir: Path) -> Ending:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be SIGKILLed
         )
         try:
-            _wait(process, run_dir, signals)
+            _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds)
         finally:
             _kill_all(process, run_dir)
     return Ending(process.returncode, signals[0] if signals else None)
@@ -80,14 +80,14 @@ def session_base() -> Iterator[dict[str, str]]:
         yield {SESSION_BASE: folder}
 
 
-def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals]) -> None:
+def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals], stop_seconds: float) -> None:
     """Return when mpirun has ended or has had its time."""
     forwarded = False
     deadline = float("inf")
     while process.poll() is None and time.monotonic() < deadline:
         if signals and not forwarded:
             process.send_signal(ASKS_RANKS[signals[0]])
-            forwarded, deadline = True, time.monotonic() + STOP_SECONDS
+            forwarded, deadline = True, time.monotonic() + stop_seconds
         elif len(signals) > 1:
             return
         if deadline == float("inf") and any((run_dir / name).exists() for name in LAST_FILES):

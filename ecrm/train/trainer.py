@@ -219,12 +219,16 @@ class Trainer:
         return summary
 
     def _stop(self, number: signal.Signals) -> None:
-        """Commit, write stopped.json in the way of summary.json, and say so."""
+        """Commit, write a checkpoint if there are any, then stopped.json in the way of summary.json, and say so."""
         engine = self._engine
         engine.commit()
+        kept = 0
+        if self._checkpoints is not None:
+            self._checkpoints.stop()
         with engine.recovering():
             if engine.rank == engine.view.reporter:
-                self._folder.draft_stopped(self._how_far(number))
+                kept = self._checkpoints.newest if self._checkpoints is not None else 0
+                self._folder.draft_stopped({**self._how_far(number), "checkpoint_step": kept or None})
             if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
                 raise StopAgreed
         self._folder.publish_stopped()
@@ -233,9 +237,10 @@ class Trainer:
             when = f"after step {engine.step} of {self._steps}" if engine.step else "before the first step"
             loss = f", log loss {float(engine.dense.loss_sum) / engine.step:.4f}" if engine.step else ""
             where = f" in {self._folder.path / 'stopped.json'}" if self._folder.path is not None else ""
+            checkpoint = f", checkpoint of step {kept}" if kept else ""
             say(
                 f"stopped by {number.name} {when}; {engine.step * self._global_batch:,} samples{loss}, "
-                f"{len(engine.failures.failures)} failures survived{where and ';'}{where}"
+                f"{len(engine.failures.failures)} failures survived{checkpoint}{where and ';'}{where}"
             )
 
     def _how_far(self, number: signal.Signals) -> dict[str, Any]:
