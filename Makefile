@@ -71,10 +71,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 drill: $(STAMP)
-	$(BIN)/python -m pytest -m "" tests/test_drills.py tests/test_drill_runs.py tests/test_fewer_and_hosts.py \
-	  tests/test_grey_failures.py tests/test_signals.py tests/test_startup_deaths.py tests/test_host_loss.py tests/test_scrub_runs.py tests/test_checkpoint_runs.py \
-	  tests/test_protections_contract.py tests/test_protections_benchmark.py tests/test_chain.py tests/test_replicate.py tests/test_mapped_runs.py \
-	  tests/test_profile.py tests/test_train_alike.py tests/test_launch_packaging.py tests/test_real_rows.py tests/test_reference.py tests/test_stripes_pyeclib.py $(ARGS)
+	$(BIN)/python -m pytest -m drill $(ARGS)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
 drill-long: dataset
