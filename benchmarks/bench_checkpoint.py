@@ -1,5 +1,7 @@
 """What writing and loading a checkpoint takes on one rank: rows of 64 floats with row-wise Adagrad, all updated, no network.
 
+The yardstick is torch.distributed.checkpoint, its `save` and `async_save` of the same tensors with its defaults, in the same process:
+it syncs files as ECRM does, and has no checksums, so that there is nothing to check.
 Writes benchmarks/results/checkpoint.csv and prints it. `--smoke` takes few rows and writes to a temporary file.
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint
 from measure import device, target, write_csv
 from tables import checkpoint
 
@@ -33,12 +36,18 @@ def engine_of(rows: int, durable: Restorer | None = None) -> Engine:
     return make_engine(alone, Alone(), Hooks(), time.monotonic, durable)
 
 
-def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
-    """Seconds of one checkpoint in that mode, of training waiting for it, of checking it and of loading it."""
-    engine, told = engine_of(rows), []
+def trained(rows: int) -> Engine:
+    """An engine whose rows have all been updated."""
+    engine = engine_of(rows)
     for first in range(0, rows, WINDOW):
         window = torch.arange(first, min(first + WINDOW, rows))
         engine.hosted[0, 0].update(window, torch.ones(window.numel(), 64), False)
+    return engine
+
+
+def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
+    """Seconds of one checkpoint in that mode, of training waiting for it, of checking it and of loading it."""
+    engine, told = trained(rows), []
     checkpoints = Checkpoints(engine, CheckpointFolder(folder), {}, CheckpointPolicy(steps=1, every_steps=1, mode=mode), told.append)
     engine.step = engine.committed = 1
     checkpoints.finish()
@@ -53,20 +62,50 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     loaded.resume()
     ended = time.monotonic()
     assert torch.equal(loaded.hosted[0, 0].store.weights, engine.hosted[0, 0].store.weights)
+    return _row(mode, rows, event["bytes"], event["seconds"], event["stall_seconds"], checked - began, ended - began_load)
+
+
+def yardstick(rows: int, mode: str, folder: Path) -> dict[str, object]:
+    """The same by torch.distributed.checkpoint."""
+    tensors = {f"part {number}": part for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)}
+    began = time.monotonic()
+    if mode == "torch sync":
+        torch.distributed.checkpoint.save(tensors, checkpoint_id=folder)
+        waited = time.monotonic()
+    else:
+        future = torch.distributed.checkpoint.async_save(tensors, checkpoint_id=folder)
+        waited = time.monotonic()
+        future.result()
+    durable = time.monotonic()
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    began_load = time.monotonic()
+    torch.distributed.checkpoint.load(loaded, checkpoint_id=folder)
+    ended = time.monotonic()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return _row(mode, rows, size, durable - began, waited - began, None, ended - began_load)
+
+
+def _row(
+    mode: str, rows: int, size: int, seconds: float, stall: float, check: float | None, load: float
+) -> dict[str, object]:
     return {
         "mode": mode,
         "rows": rows,
-        "bytes": event["bytes"],
-        "seconds": round(event["seconds"], 3),
-        "stall_seconds": round(event["stall_seconds"], 3),
-        "check_seconds": round(checked - began, 3),
-        "load_seconds": round(ended - began_load, 3),
+        "bytes": size,
+        "seconds": round(seconds, 3),
+        "stall_seconds": round(stall, 3),
+        "check_seconds": "" if check is None else round(check, 3),
+        "load_seconds": round(load, 3),
         **device(),
     }
 
 
+CONTENDERS = {"sync": measure, "async": measure, "torch sync": yardstick, "torch async": yardstick}
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure both modes in turn and write the CSV."""
+    """Measure all in turn and write the CSV."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="few rows, to a temporary file")
     parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/checkpoint.csv")
@@ -76,8 +115,8 @@ def main(words: Sequence[str] | None = None) -> None:
     records = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(repeats):
-            for mode in ("sync", "async"):
-                records.append(measure(rows, mode, Path(folder) / f"{mode}{number}" / "checkpoints"))
+            for mode, contender in CONTENDERS.items():
+                records.append(contender(rows, mode, Path(folder) / f"{mode}{number}" / "checkpoints"))
                 print(records[-1], flush=True)
     csv = target("checkpoint.csv", options.csv, options.smoke)
     write_csv(csv, records)

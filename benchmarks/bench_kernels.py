@@ -9,8 +9,8 @@ a record of row-wise Adagrad (260 bytes, not aligned), is compared with
                     pyeclib wheel, which bundles it as pyeclib.libs/libisal*.so; loaded with ctypes.
   no-arithmetic     the same rows read and written back and the same deltas read, nothing computed: the floor. Compiled
                     here by g++ -O3 -march=native for this one width, with the kernel's own prefetching.
-sparse_update (row-wise Adagrad), on distinct random rows, other ones at every call as every step brings, is compared
-with
+sparse_update (row-wise Adagrad), on distinct random rows, other ones at every call as every step brings, with gradients that
+have just been summed, as in a step, and the delta written over them, is compared with
   without-delta     the same kernel without the delta.
   fbgemm            FBGEMM's backward pass on one table, between two gathers of row and state, and an XOR of the two:
                     what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
@@ -247,17 +247,25 @@ def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
     for matrix in (weights, gradients):
         matrix.normal_(generator=generator)
     record = 4 * dimension + 4
-    delta = zeros(touched, record, dtype=torch.uint8)
+    narrow, wide = zeros(touched, dimension), zeros(touched, dimension + 1)
+    delta = wide.view(torch.uint8)
 
     def with_delta() -> None:
-        sparse_update(weights, state, batches.rows, gradients, "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu")
+        sparse_update(
+            weights, state, batches.rows, wide[:, :dimension], "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu"
+        )
 
     def without_delta() -> None:
-        sparse_update(weights, state, batches.rows, gradients, "rowwise_adagrad", lr=0.01, backend="cpu")
+        sparse_update(weights, state, batches.rows, narrow, "rowwise_adagrad", lr=0.01, backend="cpu")
+
+    def summed(into: torch.Tensor) -> None:
+        """As in a step: gradients have just been summed there."""
+        batches.advance()
+        into[:, :dimension] = gradients
 
     moved = touched * (8 + 4 * dimension + 2 * record)  # row number, gradient, record read and written
-    ours = Contender("sparse_update", with_delta, moved + touched * record, batches.advance)
-    bare = Contender("without-delta", without_delta, moved, batches.advance)
+    ours = Contender("sparse_update", with_delta, moved + touched * record, lambda: summed(wide))
+    bare = Contender("without-delta", without_delta, moved, lambda: summed(narrow))
     cases = [Case(f"sparse_update rowwise_adagrad, of {height} rows", touched, record, [ours, bare], lambda: delta)]
     theirs = fbgemm_contenders(weights, batches, gradients, moved + 7 * touched * record)
     if theirs:

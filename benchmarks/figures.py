@@ -64,10 +64,13 @@ def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
     fields = {
         "training waits": "stall_seconds", "until it is durable": "seconds", "checking": "check_seconds", "loading": "load_seconds"
     }  # fmt: skip
-    by_mode = {mode: [numbers(mine, field) for field in fields.values()] for (mode,), mine in groups(rows, "mode").items()}
+    by_mode = {
+        mode: [numbers(mine, field) if mine[0][field] else [] for field in fields.values()]
+        for (mode,), mine in groups(rows, "mode").items()
+    }
     bars(axes, list(fields), by_mode)
     axes.set_ylabel("seconds")
-    (size,) = {int(row["bytes"]) for row in rows}
+    size = int(rows[0]["bytes"])
     axes.set_title(f"a checkpoint of one rank, {size / 1e6:,.0f} MB")
     legend(axes)
 

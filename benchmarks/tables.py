@@ -110,8 +110,8 @@ def checkpoint(rows: Sequence[Row]) -> list[str]:
     return markdown(
         header,
         (
-            [f"`{mode}`", f"{int(size) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) for field in fields)]
-            for (mode, size), mine in groups(rows, "mode", "bytes").items()
+            [f"`{mode}`", f"{int(mine[0]['bytes']) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) if mine[0][field] else "-" for field in fields)]
+            for (mode,), mine in groups(rows, "mode").items()
         ),
     )
 

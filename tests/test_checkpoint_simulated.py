@@ -22,6 +22,7 @@ from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
+from simulating import dies_once
 
 
 class Run:
@@ -47,11 +48,7 @@ class Run:
         checkers = Checkers(engines, doomed, truth, workload.reshape)
         rng = random.Random(seed)
 
-        def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
-            if rank in doomed or (spare_one and len(doomed) + 1 >= workload.world_size):
-                return False
-            doomed.add(rank)
-            return True
+        may_kill = dies_once(doomed, lambda rank: not spare_one or len(doomed) + 1 < workload.world_size)
 
         def on_phase(rank: int, step: int, phase: str) -> None:
             if rng.random() < phase_death * (10 if phase in ("checkpoint", "manifest", "rollback") else 1) and may_kill(rank, ()):

@@ -1,5 +1,6 @@
 """sparse_update: every instruction set against the reference; test_kernels_fbgemm.py holds both to FBGEMM."""
 
+import contextlib
 import ctypes
 
 import numpy as np
@@ -75,6 +76,23 @@ def test_without_a_delta_the_result_is_the_same(instruction_set, optimizer):
         found.step("cpu", with_delta=False)
     found.assert_equals(expected)
     assert (found.delta == 7).all()
+
+
+@pytest.mark.parametrize("instruction_set", [*CPU, "reference"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_delta_may_take_the_place_of_the_gradients(instruction_set, optimizer):
+    backend = "cpu" if instruction_set in CPU else "reference"
+    with native.forced(instruction_set) if backend == "cpu" else contextlib.nullcontext():
+        for dimension in DIMENSIONS:
+            apart, together = pair(40, dimension, torch.float32, optimizer, 31, seed=dimension)
+            for step in (1, 2):
+                apart.step("reference", step=step)
+                space = torch.full((31, together.delta.shape[1] // 4), 7.0)
+                space[:, :dimension] = together.gradients
+                together.gradients, together.delta = space[:, :dimension], space.view(torch.uint8)
+                together.step(backend, step=step)
+                together.assert_equals(apart)
+                together.gradients = apart.gradients
 
 
 @pytest.mark.parametrize("instruction_set", CPU)

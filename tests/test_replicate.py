@@ -9,7 +9,6 @@ import pytest
 import torch
 from drilling import BASE, drill, launch
 
-from ecrm.engine.engine import Engine
 from ecrm.placement.tables import Table
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.parity import ParityRows
@@ -67,9 +66,9 @@ def test_a_broken_protection_is_caught(monkeypatch, broken):
     if broken == "tails are not kept":
         monkeypatch.setattr(ReplicateProtection, "retain", lambda self, asked, replies: None)
     elif broken == "stale backups are used":
-        monkeypatch.setattr(BackupRows, "stale", lambda self, rows: torch.zeros(rows.numel(), dtype=torch.bool))
+        monkeypatch.setattr(BackupRows, "stale", lambda self, rows: torch.zeros_like(self._stale[rows]))
     elif broken == "too many may die":
-        monkeypatch.setattr(Engine, "_check_copies", lambda self, dead: None)
+        monkeypatch.setattr(ReplicateProtection, "check_losses", lambda self, *losses: None)
         monkeypatch.setattr("ecrm.simulate.atlas._too_many_since_commit", lambda engine, gone, m: False)
     else:
         monkeypatch.setattr(ReplicateProtection, "adopt", _thinks_all_is_delivered)

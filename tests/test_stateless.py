@@ -32,6 +32,7 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.initial import initial_rows
 from ecrm.storage.missing import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
+from simulating import dies_once
 
 # -- rows as last seen, and gradients kept --------------------------------------------------------------
 
@@ -129,14 +130,8 @@ class Run:
         checkers = Alike(engines, doomed, None, reshapes=False)
         policy = CheckpointPolicy(steps=workload.steps, every_steps=every_steps, kind=kind, full_every=3, keep=1)
 
-        def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
-            if rank in doomed or not survivable(workload, engines, doomed, rank):
-                return False
-            doomed.add(rank)
-            return True
-
         if isinstance(faults, RandomFaults):
-            faults = replace(faults, may_kill=may_kill)
+            faults = replace(faults, may_kill=dies_once(doomed, lambda rank: survivable(workload, engines, doomed, rank)))
         cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
 
         def program(transport):

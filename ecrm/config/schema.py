@@ -160,7 +160,7 @@ class ProtectionConfig:
     last_seen_rows: int = key(
         131072, "rows of each width whose last values a rank that runs slots keeps; used by stateless", minimum=1, maximum=MAX_ROWS
     )
-    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded (stateless: read from the checkpoint) in the background per step, not counting those that the step asks for and those never updated", minimum=1)
+    rebuild_rows_per_step: int = key(4096, "rows of each lost shard decoded per step (stateless: read from the checkpoint): those that the step asks for, however many, then others in the background until there are so many; rows never updated do not count", minimum=1)
     scrub_rows_per_step: int = key(
         0, "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off", minimum=0
     )

@@ -32,12 +32,12 @@ from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, ShardRequests, SlotRequests, sort_results, split_riders
+from ecrm.engine.routing import DENSE, STOP, Ahead, Riders, ShardRequests, SlotRequests, sort_results
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
-from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.placement.view import View, failures_left, mark_whole, plan_recovery
+from ecrm.placement.view import View, mark_whole, plan_recovery
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
@@ -74,7 +74,7 @@ class Engine:
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
-        self._ahead: tuple[SlotRequests, ShardRequests, dict[int, list[Tensor]]] | None = None
+        self._ahead: Ahead | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -129,26 +129,18 @@ class Engine:
     @property
     def failures_left(self) -> int:
         """How many more ranks may die at once without anything being lost."""
-        if not self.protection.keeps_deltas:
-            return 0
-        left = self._failures_left(self.view, self.protection.shape)
-        if self.protection.counts_every_rank:
-            left = min(left, max(self.protection.shape.m - len(self.lost_since_commit(self.view.live)), 0))
-        return left
+        return self.protection.failures_left(self.view, self.protection.shape, self._lost_since_commit(self.view.live))
 
-    def _failures_left(self, view: View, shape: StripeShape) -> int:
-        return failures_left(view, shape, self.protection.any_shards_may_be_lost)
-
-    def lost_since_commit(self, live: Collection[int]) -> set[int]:
+    def _lost_since_commit(self, live: Collection[int]) -> int:
         """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
-        return {self.view.domains[rank] for rank in self.live_at_commit if rank not in live}
+        return len({self.view.domains[rank] for rank in self.live_at_commit if rank not in live})
 
     @property
     def failures_left_when_rebuilt(self) -> int:
         """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
         whole = mark_whole(self.view, self.view.rebuilding)
         plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
-        return self._failures_left(whole, self.protection.shape) if plan is None else self._failures_left(plan[1], plan[0])
+        return self.protection.failures_left(*((whole, self.protection.shape) if plan is None else (plan[1], plan[0])), 0)
 
     @property
     def rebuild_fraction(self) -> float:
@@ -178,8 +170,7 @@ class Engine:
             self._reshape_if_needed()
             self.enter("lookup")
             if self._ahead is not None:
-                (self._slot_side, self._shard_side, replies), self._ahead = self._ahead, None
-                return self._slot_side.collect(replies)
+                return self._look_at_ahead()
             stand_in = self.protection.stand_in
             if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
                 self._repair({}, self._policy.rebuild_rows_per_step)
@@ -188,6 +179,17 @@ class Engine:
             if self.view.rebuilding and stand_in is None:
                 self._repair(self._shard_side.missing(), self._policy.rebuild_rows_per_step)
             return self._slot_side.collect(self.transport.exchange(self._shard_side.replies()))
+
+    def _look_at_ahead(self) -> dict[int, list[Tensor]]:
+        """The rows that came with the last `apply`, and those that were missing then."""
+        ahead, self._ahead = self._ahead, None
+        self._slot_side, self._shard_side, late = ahead.slot_side, ahead.shard_side, {}
+        if self.view.rebuilding:
+            self.enter("repair")
+            self._note_repair(ahead.repair.report)
+            ahead.repair.finish(self.transport.exchange(ahead.repair.answers()))
+            late = self.transport.exchange(self._shard_side.late_replies())
+        return self._slot_side.collect(ahead.replies, late)
 
     def apply(
         self,
@@ -202,12 +204,12 @@ class Engine:
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
         full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
         ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
-        `lookup`: they ride along and save it two exchanges. Raises StepAborted after a failure.
+        `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
             self._updating = True
-            looks_ahead = rows_ahead is not None and not self.view.rebuilding
+            looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             slot_side = SlotRequests(rows_ahead, self.layouts, self.view, self.protection.stand_in) if looks_ahead else None
             received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
             gradients, dense, requests, stop = sort_results(received)
@@ -220,16 +222,23 @@ class Engine:
                 total = SlicedSum.reduce(dense)
                 for holder in self.view.dense:
                     riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
+            repair = None
+            if looks_ahead and self.view.rebuilding:
+                repair = self.protection.begin_repair(shard_side.missing(), self._policy.rebuild_rows_per_step, self.view)
+                for rank, tensors in repair.requests().items():
+                    riders.setdefault(rank, []).extend(tensors)
             self._riding.board(riders)
             committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
-                self._protect(shard_side if looks_ahead else None)
+                self._protect(shard_side if looks_ahead and repair is None else None)
             self.enter("dense")
-            replies, slices = split_riders(self._riding.alight())
+            came = Riders.of(self._riding.alight())
+            if repair is not None:
+                repair.hear(came.repairs)
             if committing and slot_side is not None:
-                self.protection.retain(slot_side, replies)
+                self.protection.retain(slot_side, came.replies)
             if self.dense is not None:
-                self.dense.apply(SlicedSum(self.view.dense).assemble(slices))
+                self.dense.apply(SlicedSum(self.view.dense).assemble(came.dense))
             if committing and self.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
                 self.scrub.check(self.view)
@@ -241,7 +250,7 @@ class Engine:
                 self._agree_on_commit()
                 self.stopping = self.stopping or stop
             if slot_side is not None and not self.stopping and not (committing and self._put_right):
-                self._ahead = slot_side, shard_side, replies
+                self._ahead = Ahead(slot_side, shard_side, came.replies, repair)
         self._step_finished()
 
     def commit(self) -> None:
@@ -327,9 +336,10 @@ class Engine:
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
         """One round of repair; what it restores and learns counts from the next commit on."""
         self.enter("repair")
-        report = self.protection.repair(wanted, budget, self.view)
-        self._repaired = report
-        self.rebuild_left = report.left
+        self._note_repair(self.protection.repair(wanted, budget, self.view))
+
+    def _note_repair(self, report: RepairReport) -> None:
+        self._repaired, self.rebuild_left = report, report.left
 
     def _count_whole(self) -> None:
         """Shards that had nothing missing at the last round of repair rebuild no more."""
@@ -547,26 +557,15 @@ class Engine:
         if dead and not self.protection.keeps_deltas:
             names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
             raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
-        if dead and self.protection.counts_every_rank:
-            self._check_copies(dead)
         if dead:
             protection = self.protection
+            protection.check_losses(self.view, dead, self._lost_since_commit(self.transport.live), self.committed)
             self.view = plan_recovery(
                 self.view, dead, protection.shape, self._policy.dense_replicas, protection.in_words, protection.any_shards_may_be_lost
             )
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
         return spread_dense(self.transport, self.view.dense, self.dense, self._make_dense)
-
-    def _check_copies(self, dead: list[int]) -> None:
-        """Raise Unrecoverable when shards are lost, and more failure domains since the last commit than leave a copy for sure."""
-        lost = sorted({*self.view.rebuilding, *(shard for shard, host in enumerate(self.view.shards) if host in dead)})
-        domains = self.lost_since_commit(self.transport.live)
-        if lost and len(domains) > self.protection.shape.m:
-            raise Unrecoverable(
-                f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))} died: more was lost than {self.protection.in_words} can "
-                f"bring back: {len(domains)} failure domains since step {self.committed} (shards {', '.join(map(str, lost))} lost)"
-            )
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
-    from ecrm.protection.base import ShardSpace
+    from ecrm.protection.base import RepairRound, ShardSpace
     from ecrm.protection.stand_in import StandIn
 
 
-# The first word of a group's head in the exchange of a step's results: what the group is.
-ROWS, GRADIENTS, DENSE, STOP = range(4)
+# The first word of a group's head where several kinds of groups travel together: what the group is.
+ROWS, GRADIENTS, DENSE, STOP, REPAIR = range(5)
 
 
 class SlotRequests:
@@ -65,13 +65,14 @@ class SlotRequests:
         return next(local for number, _, local in self._parts[slot, space] if number == shard)
 
     @staticmethod
-    def found(replies: Mapping[int, Sequence[Tensor]]) -> dict[tuple[int, int, int], Tensor]:
+    def found(*replies: Mapping[int, Sequence[Tensor]]) -> dict[tuple[int, int, int], Tensor]:
         """{(slot, shard, space): rows in the order asked, flat float32}."""
-        return {tuple(head.tolist()[1:]): rows for tensors in replies.values() for head, rows in in_groups(tensors, 2)}
+        came = (tensors for some in replies for tensors in some.values())
+        return {tuple(head.tolist()[1:]): rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
-    def collect(self, replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
-        """Rows of each slot and space in the order asked, float32 [U, dim]."""
-        found = self.found(replies)
+    def collect(self, *replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """Rows of each slot and space in the order asked, float32 [U, dim], from all replies together."""
+        found = self.found(*replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
         for (slot, space), parts in self._parts.items():
             wanted = self._rows[slot][space]
@@ -120,6 +121,7 @@ class ShardRequests:
     def __init__(self, messages: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
         self._hosted = hosted
         self._ranks: dict[int, int] = {}
+        self._late: list[ShardSpace] = []
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
@@ -154,9 +156,18 @@ class ShardRequests:
         return result
 
     def replies(self) -> dict[int, list[Part]]:
-        """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked."""
+        """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked; where some are missing, none of that shard."""
+        self._late = list(self.missing())
+        return self._replies(key for key in self._asked if key not in self._late)
+
+    def late_replies(self) -> dict[int, list[Part]]:
+        """The rest of `replies`, now that nothing is missing any more."""
+        return self._replies(self._late)
+
+    def _replies(self, keys: Iterable[ShardSpace]) -> dict[int, list[Part]]:
         outgoing: dict[int, list[Part]] = {}
-        for (shard, space), asked in self._asked.items():
+        for shard, space in keys:
+            asked = self._asked[shard, space]
             rows = self._hosted[shard, space].store.lookup(asked.rows)
             for slot, place in asked.places:
                 outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), Picked(rows, place)))
@@ -169,10 +180,21 @@ class ShardRequests:
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
-            total = torch.zeros(asked.rows.numel(), hosted.store.weights.shape[1])
+            sums = hosted.store.gradient_space(asked.rows.numel(), keep_deltas)
+            total = sums[:, : hosted.store.dim]
             for slot, place in asked.places:
                 scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))
-            hosted.update(asked.rows, total, keep_deltas)
+            hosted.update(asked.rows, sums, keep_deltas)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The next step's lookup, as far as it has come: `replies` to it, and the round of `repair` that the rest waits for, or None."""
+
+    slot_side: SlotRequests
+    shard_side: ShardRequests
+    replies: Mapping[int, Sequence[Tensor]]
+    repair: RepairRound | None
 
 
 def sort_results(
@@ -198,13 +220,23 @@ def sort_results(
     return gradients, dense, requests, stop
 
 
-def split_riders(arrived: Mapping[int, Sequence[Tensor]]) -> tuple[dict[int, list[Tensor]], dict[int, Tensor]]:
-    """({rank: rows of the next step}, {holder: its slice of the dense sum}) from what rode along with the parity deltas."""
-    replies, slices = {}, {}
-    for rank, tensors in arrived.items():
-        for head, payload in in_groups(tensors, 2):
-            if int(head[0]) == DENSE:
-                slices[rank] = payload
-            else:
-                replies.setdefault(rank, []).extend((head, payload))
-    return replies, slices
+@dataclass(frozen=True)
+class Riders:
+    """What rode along with the parity deltas: `replies`, {rank: rows of the next step}, `dense`, {holder: its slice of the dense sum},
+    `repairs`, {rank: what it asks for to repair}."""
+
+    replies: dict[int, list[Tensor]]
+    dense: dict[int, Tensor]
+    repairs: dict[int, list[Tensor]]
+
+    @classmethod
+    def of(cls, arrived: Mapping[int, Sequence[Tensor]]) -> Riders:
+        found = cls({}, {}, {})
+        for rank, tensors in arrived.items():
+            for head, payload in in_groups(tensors, 2):
+                kind = int(head[0])
+                if kind == DENSE:
+                    found.dense[rank] = payload
+                else:
+                    (found.repairs if kind == REPAIR else found.replies).setdefault(rank, []).extend((head, payload))
+        return found

@@ -23,8 +23,8 @@ class DenseFile:
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
         self._durable, self.written_bytes = durable, 0
-        self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0})
         self._slots = [open_file(folder / f"{name}.dense{slot}") for slot in (0, 1)]
+        self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0}, durable)
 
     @property
     def steps(self) -> set[int]:

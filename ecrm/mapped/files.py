@@ -11,7 +11,7 @@ from ecrm.errors import DataError
 
 def open_file(path: Path) -> FileIO:
     """The file, made where it is not there, for reading and writing. Raises OSError."""
-    return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+    return FileIO(path, "r+", opener=lambda name, flags: os.open(name, os.O_RDWR | os.O_CREAT, 0o644))
 
 
 def write_at(file: FileIO, data: bytes, at: int, durable: bool) -> None:
@@ -22,6 +22,15 @@ def write_at(file: FileIO, data: bytes, at: int, durable: bool) -> None:
         left, at = left[written:], at + written
     if durable:
         os.fdatasync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the device. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_at(file: FileIO, size: int, at: int) -> bytes:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import DataError
-from ecrm.mapped.files import open_file, read_at, write_at
+from ecrm.mapped.files import open_file, read_at, sync, write_at
 from ecrm.mapped.names import SHARD_WORDS
 from ecrm.mapped.words import Words
 from ecrm.storage.base import Store
@@ -47,7 +47,7 @@ class ShardFile:
         self._durable = durable
         self._rows = open_file(self.path)
         self._journals = [open_file(folder / f"{name}.journal{slot}") for slot in (0, 1)]
-        self._words = Words(folder / f"{name}.words", _WORDS)
+        self._words = Words(folder / f"{name}.words", _WORDS, durable)
         self._maps: list[mmap.mmap] = []
         self._end = 0
 
@@ -71,6 +71,8 @@ class ShardFile:
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._words["bytes"] < self._end + whole:  # new
             self._rows.truncate(self._end + whole)
+            if self._durable:
+                sync(self.path)
             self._words["bytes"] = self._end + whole
         if (found := os.fstat(self._rows.fileno()).st_size) < self._end + whole:
             raise DataError(f"{self.path}: {found} bytes, {self._words['bytes']} are needed")
@@ -91,9 +93,7 @@ class ShardFile:
 
     def prepare(self, step: int) -> None:
         """Every update up to `step` is in the rows."""
-        if self._durable:
-            for memory in self._maps:
-                memory.flush()
+        self._flush_rows()
         self._words["prepared"] = step
         self._flush_words()
 
@@ -126,9 +126,7 @@ class ShardFile:
             for rows, records in reversed(list(self._entries(slot, store.record_bytes))):
                 store.write(rows, records)
                 self.written_bytes += records.nbytes
-        if self._durable:
-            for memory in self._maps:
-                memory.flush()
+        self._flush_rows()
         self._words["committed"] = step
         self._flush_words()
         for slot in slots:
@@ -153,6 +151,10 @@ class ShardFile:
             records = np.frombuffer(data, np.uint8, count * record_bytes, at + 8 + rows.nbytes)
             at += 8 + rows.nbytes + records.nbytes
             yield torch.from_numpy(rows.copy()), torch.from_numpy(records.reshape(count, record_bytes).copy())
+
+    def _flush_rows(self) -> None:
+        for memory in self._maps if self._durable else ():
+            memory.flush()
 
     def _flush_words(self) -> None:
         if self._durable:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ecrm.mapped.files import sync
+
 WORD = np.dtype("<i8")
 PAGE = mmap.PAGESIZE
 
@@ -16,15 +18,20 @@ PAGE = mmap.PAGESIZE
 class Words:
     """Named int64 words, mapped from one page of a file; a change is in the file once made, on the device once `flush` returns.
 
-    A new file gets `initial` and its name in one step; of one that is there `initial` says the names alone. Raises OSError.
+    A new file gets `initial` and its name in one step; of one that is there `initial` says the names alone. With `durable` a new file,
+    and the names of all that were made in its folder before it, are on the device then. Raises OSError.
     """
 
-    def __init__(self, path: Path, initial: dict[str, int]) -> None:
+    def __init__(self, path: Path, initial: dict[str, int], durable: bool) -> None:
         self._names = {name: place for place, name in enumerate(initial)}
         if not path.exists():
             new = path.with_name(f".{path.name}.new")
             new.write_bytes(_page(list(initial.values())))
+            if durable:
+                sync(new)
             os.replace(new, path)
+            if durable:
+                sync(path.parent)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE)
         self._words = np.frombuffer(self._map, WORD)

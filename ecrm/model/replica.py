@@ -13,7 +13,7 @@ from torch.optim.sgd import sgd
 
 def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     sgd(
-        [parameters], [gradient], [None], foreach=False,
+        [parameters], [gradient], [None], fused=True,
         lr=rate, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, maximize=False,
     )  # fmt: skip
 
@@ -21,7 +21,7 @@ def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float)
 def _adagrad(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     steps, total = state
     adagrad(
-        [parameters], [gradient], [total], [steps], foreach=False,
+        [parameters], [gradient], [total], [steps], fused=True,
         lr=rate, weight_decay=0.0, lr_decay=0.0, eps=EPSILON, maximize=False,
     )  # fmt: skip
 
@@ -29,7 +29,7 @@ def _adagrad(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: fl
 def _adam(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     steps, mean, square = state
     adam(
-        [parameters], [gradient], [mean], [square], [], [steps], foreach=False,
+        [parameters], [gradient], [mean], [square], [], [steps], fused=True,
         lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ class BackupRows(ParityRows):
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._marked: list[tuple[Tensor, Tensor]] = []
 
-    def stale(self, rows: Tensor) -> Tensor:
+    def stale(self, rows: Tensor | slice) -> Tensor:
         """Bool [R]: which rows were passed over when they changed."""
         return self._stale[rows]
 

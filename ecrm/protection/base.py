@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.placement.view import View
+from ecrm.placement.view import View, failures_left
 from ecrm.storage.base import Allocate
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.base import Transport
+from ecrm.transport.message import Part
 
 if TYPE_CHECKING:
     from ecrm.engine.dense import DenseReplica
@@ -67,6 +68,31 @@ class ProtectionContext:
     committed: int = 0
 
 
+class RepairRound(ABC):
+    """A round of repair that has begun on every live rank, in parts, so that its messages can travel with others.
+
+    `report`, once `hear` is through, is as of the beginning. A round that is not finished has changed nothing.
+    """
+
+    report: RepairReport
+
+    @abstractmethod
+    def requests(self) -> dict[int, list[Part]]:
+        """What this rank asks of others: pairs of a head, int64 with REPAIR first, and a tensor."""
+
+    @abstractmethod
+    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+        """What others ask of this rank."""
+
+    @abstractmethod
+    def answers(self) -> dict[int, list[Part]]:
+        """At a commit: what it tells them."""
+
+    @abstractmethod
+    def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
+        """Recover rows from what they tell."""
+
+
 class Protection(ABC):
     """Keeps what lost rows are recovered from. Methods marked collective are called by every live rank.
 
@@ -76,7 +102,7 @@ class Protection(ABC):
     of steps use up the protection, because ranks without shards hold copies too; `any_shards_may_be_lost`, whether shards come
     back without each other, so that a dense replica is all that must be left; `exact`, whether the finished model is that of an
     undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
-    for themselves.
+    for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`.
     """
 
     name: str
@@ -86,6 +112,7 @@ class Protection(ABC):
     any_shards_may_be_lost = False
     exact = True
     stand_in: StandIn | None = None
+    repairs_ahead = False
 
     @property
     def dense_replicas(self) -> int:
@@ -160,10 +187,24 @@ class Protection(ABC):
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         """Collective, at a commit, while shards are rebuilding: recover missing rows.
 
-        `wanted` are missing local rows that the step asks for, all recovered on return; up to `budget`
-        further rows per hosted shard are recovered in the background. With a `stand_in` this comes before
+        `wanted` are missing local rows that the step asks for, all recovered on return; where they are fewer than `budget`
+        per hosted shard, others are recovered in the background. With a `stand_in` this comes before
         slots ask for rows: what is whole on return answers for itself in this very step.
         """
+
+    def begin_repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairRound:
+        """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered and finished at the commit."""
+        raise AssertionError(f"protection {self.name} begins no repair ahead")
+
+    def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
+        """How many more failure domains may be lost at once in `view` over stripes of `shape`, whichever they are, without anything
+        being lost for good; `gone` have been since the last commit of a step."""
+        return failures_left(view, shape, self.any_shards_may_be_lost) if self.keeps_deltas else 0
+
+    def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
+        """Raise Unrecoverable where `dead` ranks of `view` are more than can be survived, for a reason that the stripes do not show;
+        `gone` failure domains were lost since `step`, the last commit of a step, these included."""
+        return None
 
     def accounts(self, shards: Sequence[int]) -> list[dict[str, Any]]:
         """After `committed`: for lost shards that are whole from this commit on, what of them did not come back; the same on every

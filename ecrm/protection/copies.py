@@ -25,7 +25,7 @@ class CopyRebuild(Rebuild):
             current[:, 0] = ~self._parity[shard, space].stale(local)
         return torch.cat([self._held(shard, space, unit, local), current], dim=1)
 
-    def _probe(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+    def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """As for parity; a stale record says nothing, so it is not zeros."""
         other = super()._probe(shard, space, unit, local)
         return other | self._parity[shard, space].stale(local) if unit else other

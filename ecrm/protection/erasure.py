@@ -39,6 +39,7 @@ class ErasureProtection(Protection):
 
     name = "erasure"
     keeps_deltas = True
+    repairs_ahead = True
     rows_kind = ParityRows
     rebuild_kind = Rebuild
 
@@ -128,7 +129,13 @@ class ErasureProtection(Protection):
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view).round(wanted, budget)
+        exchange, begun = self._context.transport.exchange, self.begin_repair(wanted, budget, view)
+        begun.hear(exchange(begun.requests()))
+        begun.finish(exchange(begun.answers()))
+        return begun.report
+
+    def begin_repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> Rebuild:
+        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, wanted, budget)
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
         if rows_per_step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.kernels.parity_apply import parity_apply
@@ -25,6 +26,10 @@ class ParityRows:
     @property
     def log_bytes(self) -> int:
         return sum(tensor.nbytes for entry in self._log for tensor in entry)
+
+    def updated(self, rows: slice) -> Tensor:
+        """Bool [R]: whether the records are other than zeros."""
+        return (self.records[rows].view(torch.int32) != 0).any(dim=1)
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing parity rows, uint8 [R, B]."""

@@ -9,38 +9,54 @@ in at most k + m groups per shard, each with one decoding matrix.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ecrm.coding.code import ReedSolomon
+from ecrm.engine.routing import REPAIR
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
+from ecrm.protection.base import ProtectionContext, RepairReport, RepairRound, ShardSpace
 from ecrm.protection.parity import ParityRows
+from ecrm.storage.missing import MissingRows
 from ecrm.transport.message import in_groups
 
 
-PROBES_PER_ROW = 4
+PROBES_PER_ROW = 16
 """Rows probed per row of the budget: a probe costs each source a flag, a row its record."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Missing local rows of one unit of one hosted shard, and the units they are decoded from, or with `probe` only probed."""
+class Unit:
+    """One unit of one hosted shard, and the units that its rows are decoded from."""
 
     shard: int
     space: int
     unit: int
-    local: Tensor
     sources: tuple[int, ...]
-    probe: bool
 
 
-class Rebuild:
-    """Repair over one view; lives for one round."""
+@dataclass(frozen=True)
+class Group(Unit):
+    """Missing local rows of a unit, to be decoded."""
+
+    local: Tensor
+
+
+@dataclass(frozen=True)
+class Probe(Unit):
+    """The rows of a unit in periods `first` to `last` - 1, whose sources are asked whether they are zeros."""
+
+    first: int
+    last: int
+
+
+class Rebuild(RepairRound):
+    """A round of repair over one view: `wanted` rows, and others up to `budget` rows per hosted shard in all; see `Protection.repair`."""
 
     def __init__(
         self,
@@ -49,31 +65,51 @@ class Rebuild:
         context: ProtectionContext,
         parity: dict[ShardSpace, ParityRows],
         view: View,
+        wanted: dict[ShardSpace, Tensor],
+        budget: int,
     ) -> None:
         self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
+        self._statuses, self._wanted = self._status(), wanted
+        self._groups = self._choose(wanted, budget)
+        self._asked: list[tuple[int, list[int], Tensor]] = []
 
-    def round(self, wanted: dict[ShardSpace, Tensor], budget: int) -> RepairReport:
-        """Collective: recover `wanted` and up to `budget` further rows per hosted shard; see `Protection.repair`."""
-        status = self._status()
-        outgoing = {rank: [status] for rank in self._view.live} if status.numel() else {}
-        groups = self._choose(wanted, budget)
-        for number, group in enumerate(groups):
-            stripes = self._stripes(group)
+    def requests(self) -> dict[int, list[Tensor]]:
+        """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
+        probe, headed (REPAIR, number of the group, shard, space, unit, first period, last + 1)."""
+        status = self._statuses
+        outgoing = {rank: [torch.tensor([REPAIR]), status] for rank in self._view.live} if status.numel() else {}
+        for number, group in enumerate(self._groups):
+            residue = self._shape.residue_of_unit(group.shard, group.unit)
+            stripes = self._stripes(group) if isinstance(group, Group) else torch.empty(0, dtype=torch.int64)
+            periods = (0, 0) if isinstance(group, Group) else (group.first, group.last)
             for source in group.sources:
-                holder = self._shape.shard_of_unit(self._residue(group), source)
-                head = torch.tensor([number, holder, group.space, source, group.probe])
+                holder = self._shape.shard_of_unit(residue, source)
+                head = torch.tensor([REPAIR, number, holder, group.space, source, *periods])
                 local = self._context.layouts[group.space].local_of_unit(stripes, source)
                 outgoing.setdefault(self._view.shards[holder], []).extend((head, local))
-        requests = self._context.transport.exchange(outgoing)
-        report = self._read_statuses(requests)
-        replies: dict[int, list[Tensor]] = {}
+        return outgoing
+
+    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+        left, on_demand = {}, {}
         for rank, tensors in requests.items():
-            for head, local in in_groups(tensors, 2):
-                number, holder, space, source, probe = head.tolist()
-                records = (self._probe if probe else self._read)(holder, space, source, local)
-                replies.setdefault(rank, []).extend((torch.tensor([number, source]), records))
-        self._decode(groups, self._context.transport.exchange(replies))
-        return report
+            for head, payload in in_groups(tensors, 2):
+                if head.numel() > 1:
+                    self._asked.append((rank, head.tolist()[1:], payload))
+                    continue
+                for shard, missing, decoded in zip(*[iter(payload.tolist())] * 3, strict=True):
+                    left[shard], on_demand[shard] = missing, decoded
+        self.report = RepairReport(left, on_demand)
+
+    def answers(self) -> dict[int, list[Tensor]]:
+        """Records, or whether there are any, headed (number of the group, unit)."""
+        replies: dict[int, list[Tensor]] = {}
+        for rank, (number, holder, space, source, first, last), local in self._asked:
+            if last:
+                found = self._probe(holder, space, source, self._of_periods(source, first, last))
+            else:
+                found = self._read(holder, space, source, local)
+            replies.setdefault(rank, []).extend((torch.tensor([number, source]), found))
+        return replies
 
     def _status(self) -> Tensor:
         """Shard, missing rows, rows decoded on demand, of each rebuilding shard hosted here, flat int64."""
@@ -86,47 +122,41 @@ class Rebuild:
                 status += (shard, left, sum(h.on_demand_rows for h in hosted))
         return torch.tensor(status, dtype=torch.int64)
 
-    def _read_statuses(self, requests: dict[int, list[Tensor]]) -> RepairReport:
-        """Take the leading status message of every rank that hosts a rebuilding shard off its requests."""
-        left, on_demand = {}, {}
-        for rank in {self._view.shards[shard] for shard in self._view.rebuilding}:
-            for shard, missing, decoded in zip(*[iter(requests[rank].pop(0).tolist())] * 3, strict=True):
-                left[shard], on_demand[shard] = missing, decoded
-        return RepairReport(left, on_demand)
-
-    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[Group]:
-        """Groups to recover this round: all wanted rows, then missing data rows, then parity rows, in row order; and to probe."""
-        groups: list[Group] = []
+    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[Group | Probe]:
+        """Groups to recover this round: all wanted rows; if they are fewer than the budget, missing data rows, then parity rows, in
+        row order; and to probe."""
+        groups: list[Group | Probe] = []
         left = dict.fromkeys(self._view.rebuilding, budget)
+        for (shard, _), rows in wanted.items():
+            left[shard] = max(left[shard] - rows.numel(), 0)
         k, m = self._shape.k, self._shape.m
         for key in sorted(self._parity):
             shard, space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
-            if hosted.missing is not None:
+            if hosted.missing_rows:
                 asked = wanted.get(key, torch.empty(0, dtype=torch.int64))
-                hosted.on_demand_rows += asked.numel()
                 background = hosted.missing.first(left[shard] + asked.numel())
                 background = background[~torch.isin(background, asked)][: left[shard]]
                 left[shard] -= background.numel()
-                chosen = torch.cat([asked, background])
-                self._add_groups(groups, key, range(k), chosen, hosted.missing.unprobed(PROBES_PER_ROW * budget))
-            if parity.missing is not None:
+                groups += self._groups_of(key, range(k), torch.cat([asked, background]), hosted.missing, budget)
+            if parity.missing_rows:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
-                self._add_groups(groups, key, range(k, k + m), background, parity.missing.unprobed(PROBES_PER_ROW * budget))
+                groups += self._groups_of(key, range(k, k + m), background, parity.missing, budget)
         return groups
 
-    def _add_groups(self, groups: list[Group], key: ShardSpace, units: range, chosen: Tensor, probed: Tensor) -> None:
-        """One group per unit to recover, and one to probe, of local rows that take the units in turn."""
-        probed = probed[~torch.isin(probed, chosen)]
+    def _groups_of(
+        self, key: ShardSpace, units: range, chosen: Tensor, missing: MissingRows, budget: int
+    ) -> Iterator[Group | Probe]:
+        """One group per unit to recover, of the `chosen` local rows, and one to probe; local rows take the units in turn."""
+        first, last = missing.unprobed(-(-PROBES_PER_ROW * budget // len(units)) * len(units))
         for place, unit in enumerate(units):
-            self._add_group(groups, *key, unit, chosen[chosen % len(units) == place], probe=False)
-            self._add_group(groups, *key, unit, probed[probed % len(units) == place], probe=True)
-
-    def _add_group(self, groups: list[Group], shard: int, space: int, unit: int, local: Tensor, probe: bool) -> None:
-        if local.numel():
-            sources = self._sources(self._shape.residue_of_unit(shard, unit))
-            groups.append(Group(shard, space, unit, local, sources, probe))
+            about = (*key, unit, self._sources(self._shape.residue_of_unit(key[0], unit)))
+            local = chosen[chosen % len(units) == place]
+            if local.numel():
+                yield Group(*about, local)
+            if last > first:
+                yield Probe(*about, first // len(units), last // len(units))
 
     def _whole(self, residue: int) -> list[int]:
         """Units of stripes of that residue on shards with nothing missing."""
@@ -136,8 +166,11 @@ class Rebuild:
         """Units that a missing one is decoded from."""
         return tuple(self._whole(residue)[: self._shape.k])
 
-    def _residue(self, group: Group) -> int:
-        return self._shape.residue_of_unit(group.shard, group.unit)
+    def _of_periods(self, unit: int, first: int, last: int) -> slice:
+        """Local rows, of data or of parity as the unit is, of a unit in periods `first` to `last` - 1."""
+        k, m = self._shape.k, self._shape.m
+        width, place = (k, unit) if unit < k else (m, unit - k)
+        return slice(first * width + place, last * width, width)
 
     def _stripes(self, group: Group) -> Tensor:
         layout = self._context.layouts[group.space]
@@ -155,26 +188,28 @@ class Rebuild:
             return self._context.hosted[shard, space].store.read(local)
         return self._parity[shard, space].records.index_select(0, local)
 
-    def _probe(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
+    def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """Whether the records of one unit hosted here are other than zeros, bool [R]."""
-        if unit < self._shape.k:
-            return self._context.hosted[shard, space].store.updated(local)
-        return (self._held(shard, space, unit, local) != 0).any(dim=1)
+        return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).updated(local)
 
-    def _decode(self, groups: list[Group], replies: dict[int, list[Tensor]]) -> None:
+    def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
         """Decode every group from its sources' records and fill its rows in."""
+        for key, rows in self._wanted.items():
+            self._context.hosted[key].on_demand_rows += rows.numel()
         units: dict[tuple[int, int], Tensor] = {}
-        for tensors in replies.values():
+        for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
                 units[tuple(head.tolist())] = records
-        for number, group in enumerate(groups):
+        for number, group in sorted(enumerate(self._groups), key=lambda entry: isinstance(entry[1], Probe)):
             key = (group.shard, group.space)
             target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
-            if group.probe:
-                target.restore_zeros(group.local[~torch.stack([units[number, source] for source in group.sources]).any(dim=0)])
+            sent = [units[number, source] for source in group.sources]
+            if isinstance(group, Group):
+                target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
                 continue
-            sent = torch.stack([units[number, source].view(group.local.numel(), -1) for source in group.sources])
-            target.restore(*self._recovered(group, sent))
+            rows = self._of_periods(group.unit, group.first, group.last)
+            zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
+            target.restore_zeros(zeros[target.missing.among(zeros)])
 
     def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
         """(local rows, their records) from what the group's sources sent, uint8 [sources, R, bytes]."""

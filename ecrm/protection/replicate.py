@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.backup import BackupRows
@@ -74,6 +75,23 @@ class ReplicateProtection(ChainProtection):
     def newest_held(self) -> dict[ShardSpace, list[Held]]:
         """This rank's copies as a trainer, of the commit that is being made if one is."""
         return self.held if self._next is None else self._next
+
+    @property
+    def repairs_ahead(self) -> bool:
+        """Not the first round, which begins with what trainers hold."""
+        return self._delivered
+
+    def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
+        return min(super().failures_left(view, shape, gone), max(shape.m - gone, 0))
+
+    def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
+        """More failure domains since the last commit than leave a copy for sure, and shards among what they held."""
+        lost = sorted({*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)})
+        if lost and gone > self.shape.m:
+            raise Unrecoverable(
+                f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))} died: more was lost than {self.in_words} can "
+                f"bring back: {gone} failure domains since step {step} (shards {', '.join(map(str, lost))} lost)"
+            )
 
     def with_shape(self, shape: StripeShape) -> ReplicateProtection:
         return ReplicateProtection(shape.shards, shape.m + 1)

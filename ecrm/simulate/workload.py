@@ -69,7 +69,7 @@ class TinyDense:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files, or
+    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files (`durable`: on the device), or
     for the checkpoints of stateless servers."""
 
     seed: int = 0
@@ -84,6 +84,7 @@ class Workload:
     layout: str = "dedicated"
     protection: str = "erasure"
     folder: str = ""
+    durable: bool = False
     k: int = 3
     m: int = 1
     commit_interval: int = 1
@@ -115,7 +116,7 @@ class Workload:
         if self.protection == "stateless":
             return StatelessProtection(self.servers, CheckpointRows(CheckpointFolder(Path(self.folder))), self.last_seen_rows)
         if self.protection == "mapped":
-            return MappedProtection(self.servers, Path(self.folder), durable=False)
+            return MappedProtection(self.servers, Path(self.folder), self.durable)
         if self.protection != "erasure":
             return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](self.servers)
         return ErasureProtection(self.servers, self.k, self.m)

@@ -61,6 +61,11 @@ class Store(ABC):
         self._initial, self._optimizer = initial, optimizer
 
     @property
+    def dim(self) -> int:
+        """Floats of a row."""
+        return self.weights.shape[1]
+
+    @property
     def record_bytes(self) -> int:
         return sum(part[:1].nbytes for part in (self.weights, *self._tail))
 
@@ -96,9 +101,9 @@ class Store(ABC):
         """Records, uint8 [R, B]."""
         return gather_records(self.weights, self._tail, rows)
 
-    def updated(self, rows: Tensor) -> Tensor:
+    def updated(self, rows: Tensor | slice) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
-        return self._touched.index_select(0, rows) != 0
+        return (self._touched[rows] if isinstance(rows, slice) else self._touched.index_select(0, rows)) != 0
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
@@ -113,13 +118,20 @@ class Store(ABC):
         self._materialise(rows)
         self._step(rows, gradients)
 
-    def update_with_delta(self, rows: Tensor, gradients: Tensor) -> Tensor:
-        """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows."""
+    def gradient_space(self, rows: int, with_delta: bool) -> Tensor:
+        """Zeros to sum gradients of so many rows in, float32 [rows, dim], or `with_delta` [rows, B / 4], of which the first dim are theirs."""
+        return torch.zeros(rows, self.record_bytes // 4 if with_delta else self.dim)
+
+    def update_with_delta(self, rows: Tensor, space: Tensor) -> Tensor:
+        """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows.
+
+        `space` is a `gradient_space` for it with the summed gradients in it; the result takes its memory, a cache line that is read anyway
+        instead of another.
+        """
         fresh, values = self._materialise(rows)
-        delta = torch.empty(rows.numel(), self.record_bytes, dtype=torch.uint8)
-        self._fused_step(rows, gradients, delta[:, : -self._touched.element_size()])
+        delta = space.view(torch.uint8)
+        self._fused_step(rows, space[:, : self.dim], delta[:, : -self._touched.element_size()])
         words = delta.view(torch.int32)
-        words[:, -1] = 0
         if fresh.numel():  # their records were zeros, not the values that the kernel started from
             words[fresh, : values.shape[1]] ^= values.view(torch.int32)
             words[fresh, -1] = _ONE
@@ -151,7 +163,7 @@ class Store(ABC):
         """Store the initial values of rows never updated; their places in `rows` and those values, float32 [F, dim]."""
         fresh = self._fresh(rows)
         if not fresh.numel():
-            return fresh, torch.empty(0, self.weights.shape[1])
+            return fresh, torch.empty(0, self.dim)
         values = self._initial(rows[fresh])
         self.weights[rows[fresh]] = values
         self._touched[rows[fresh]] = 1.0

@@ -36,11 +36,11 @@ class MissingRows:
             self._first = int(found[0])
         return found
 
-    def unprobed(self, count: int) -> Tensor:
-        """The next `count` missing rows that this has not returned since the last `undo` (fewer at the end), int64."""
-        found = self._scan(self._probed, count)
-        self._probed = int(found[-1]) + 1 if found.numel() else self._present.numel()
-        return found
+    def unprobed(self, count: int) -> tuple[int, int]:
+        """The next `count` rows, missing or not, that this has not returned since the last `undo` (fewer at the end): (first, last + 1)."""
+        first = self._probed
+        self._probed = min(first + count, self._present.numel())
+        return first, self._probed
 
     def _scan(self, start: int, count: int) -> Tensor:
         """The first `count` missing rows from row `start` on."""

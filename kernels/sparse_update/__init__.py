@@ -86,7 +86,8 @@ def sparse_update(
     rows: int64 [n], contiguous, each at most once (not checked).
     gradients: float32 [n, D], already summed over all occurrences of the row.
     step: counts from 1; used by "adam" only, as `betas` are.
-    delta: uint8 [n, B], overwritten; None: not wanted. The record is the row's bytes, then each state's.
+    delta: uint8 [n, B], overwritten; None: not wanted. The record is the row's bytes, then each state's. With float32 weights it
+    may begin at the address of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not checked.
     All matrices may be views with a row stride, if rows are contiguous. Formulas, the order of operations and how close
     they are to FBGEMM's: README.md. All backends agree to the last bit, but for the payload of NaNs in 16-bit weights.
     Raises TypeError or ValueError, with the numbers, before anything is written.

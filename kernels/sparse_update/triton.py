@@ -112,6 +112,8 @@ def update(
 ) -> None:
     parts = [weights, *states]
     changes = None if delta is None else _change_views(parts, delta)
+    if delta is not None and delta.data_ptr() == gradients.data_ptr():  # threads read what others have written over
+        gradients = gradients.clone()
     n, dimension = gradients.shape
     places = [(part, part.stride(0)) for part in (parts + [weights] * 2)[:3]]
     targets = [(part, part.stride(0)) for part in ((changes or parts) + [weights] * 2)[:3]]
