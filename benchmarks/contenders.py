@@ -43,7 +43,7 @@ def _copies(name: str, copies: int) -> Contender:
     return Contender({"protection.name": name, "protection.copies": copies}, timeline=copies == 2)
 
 
-REBUILD_ROWS = 16384
+REBUILD_ROWS = 4096
 """protection.rebuild_rows_per_step of every contender but those of the sweep."""
 
 CONTENDERS = {
@@ -62,7 +62,7 @@ CONTENDERS = {
     "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
     "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
     **{
-        f"erasure-k4-rebuild-{rows}": Contender(_erasure(4, rebuild_rows_per_step=rows), sweep=True) for rows in (4096, 8192, 65536)
+        f"erasure-k4-rebuild-{rows}": Contender(_erasure(4, rebuild_rows_per_step=rows), sweep=True) for rows in (1024, 16384, 65536)
     },
 }
 SMOKE = ("none", "erasure-k2", "replicate-2", "checkpoint-30-sync")

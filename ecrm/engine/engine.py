@@ -32,18 +32,19 @@ from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, Ahead, Riders, ShardRequests, SlotRequests, sort_results
+from ecrm.engine.routing import DENSE, STOP, Asked, Riders, ShardRequests, SlotRequests, sort_results
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, mark_whole, plan_recovery
-from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, RepairRound, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import Part
 
 
 class Engine:
@@ -74,7 +75,7 @@ class Engine:
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
-        self._ahead: Ahead | None = None
+        self._ahead: Asked | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -169,27 +170,42 @@ class Engine:
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
-            if self._ahead is not None:
-                return self._look_at_ahead()
-            stand_in = self.protection.stand_in
-            if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
-                self._repair({}, self._policy.rebuild_rows_per_step)
-            self._slot_side = SlotRequests(rows, self.layouts, self.view, stand_in)
-            self._shard_side = ShardRequests(self.transport.exchange(self._slot_side.requests()), self.hosted)
-            if self.view.rebuilding and stand_in is None:
-                self._repair(self._shard_side.missing(), self._policy.rebuild_rows_per_step)
-            return self._slot_side.collect(self.transport.exchange(self._shard_side.replies()))
+            asked, self._ahead = self._ahead or self._ask(rows), None
+            self._slot_side, self._shard_side, late = asked.slot_side, asked.shard_side, {}
+            if self.view.rebuilding and asked.repair is not None:
+                late = self._late_replies(asked.repair)
+            return self._slot_side.collect(asked.replies, late)
 
-    def _look_at_ahead(self) -> dict[int, list[Tensor]]:
-        """The rows that came with the last `apply`, and those that were missing then."""
-        ahead, self._ahead = self._ahead, None
-        self._slot_side, self._shard_side, late = ahead.slot_side, ahead.shard_side, {}
-        if self.view.rebuilding:
-            self.enter("repair")
-            self._note_repair(ahead.repair.report)
-            ahead.repair.finish(self.transport.exchange(ahead.repair.answers()))
-            late = self.transport.exchange(self._shard_side.late_replies())
-        return self._slot_side.collect(ahead.replies, late)
+    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Asked:
+        """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
+        stand_in, budget = self.protection.stand_in, self._policy.rebuild_rows_per_step
+        if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
+            self._repair({}, budget)
+        slot_side = SlotRequests(rows, self.layouts, self.view, stand_in)
+        shard_side = ShardRequests(self.transport.exchange(slot_side.requests()), self.hosted)
+        if self.view.rebuilding and stand_in is None and not self.protection.repairs_ahead:
+            self._repair(shard_side.missing(), budget)
+        repair, outgoing = self._begin_repair(shard_side), shard_side.replies()
+        came = Riders.of(self.transport.exchange(_together(outgoing, repair)))
+        if repair is not None:
+            repair.hear(came.repairs)
+        return Asked(slot_side, shard_side, came.replies, repair)
+
+    def _begin_repair(self, shard_side: ShardRequests) -> RepairRound | None:
+        """A round of repair that brings what slots ask for, if anything is rebuilding and the protection can begin one here."""
+        if not self.view.rebuilding or not self.protection.repairs_ahead:
+            return None
+        return self.protection.begin_repair(shard_side.missing(), self._policy.rebuild_rows_per_step, self.view)
+
+    def _late_replies(self, repair: RepairRound) -> dict[int, list[Tensor]]:
+        """At a commit: recover the rows that slots wait for and send them; what is recovered in the background comes along."""
+        self.enter("repair")
+        self._note_repair(repair.report)
+        repair.finish(self.transport.exchange(repair.answers()))
+        self._riding.board(repair.rest())
+        late = self.transport.exchange(self._shard_side.late_replies())
+        repair.finish(self._riding.alight())
+        return late
 
     def apply(
         self,
@@ -222,12 +238,8 @@ class Engine:
                 total = SlicedSum.reduce(dense)
                 for holder in self.view.dense:
                     riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
-            repair = None
-            if looks_ahead and self.view.rebuilding:
-                repair = self.protection.begin_repair(shard_side.missing(), self._policy.rebuild_rows_per_step, self.view)
-                for rank, tensors in repair.requests().items():
-                    riders.setdefault(rank, []).extend(tensors)
-            self._riding.board(riders)
+            repair = self._begin_repair(shard_side) if looks_ahead else None
+            self._riding.board(_together(riders, repair))
             committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
             if committing:
                 self._protect(shard_side if looks_ahead and repair is None else None)
@@ -250,7 +262,7 @@ class Engine:
                 self._agree_on_commit()
                 self.stopping = self.stopping or stop
             if slot_side is not None and not self.stopping and not (committing and self._put_right):
-                self._ahead = Ahead(slot_side, shard_side, came.replies, repair)
+                self._ahead = Asked(slot_side, shard_side, came.replies, repair)
         self._step_finished()
 
     def commit(self) -> None:
@@ -651,3 +663,10 @@ class Engine:
         self._hooks.event(
             failure_event(failure, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
         )
+
+
+def _together(outgoing: dict[int, list[Part]], repair: RepairRound | None) -> dict[int, list[Part]]:
+    """`outgoing`, with what a round of repair asks of others."""
+    for rank, tensors in repair.requests().items() if repair is not None else ():
+        outgoing.setdefault(rank, []).extend(tensors)
+    return outgoing

@@ -188,8 +188,8 @@ class ShardRequests:
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """The next step's lookup, as far as it has come: `replies` to it, and the round of `repair` that the rest waits for, or None."""
+class Asked:
+    """A lookup, as far as it has come: the `replies` to it, and the round of `repair` that the rest waits for, or None."""
 
     slot_side: SlotRequests
     shard_side: ShardRequests

@@ -86,11 +86,15 @@ class RepairRound(ABC):
 
     @abstractmethod
     def answers(self) -> dict[int, list[Part]]:
-        """At a commit: what it tells them."""
+        """At a commit: what it tells them of the rows that are wanted."""
+
+    @abstractmethod
+    def rest(self) -> dict[int, list[Part]]:
+        """At the same commit: what it tells them of all others."""
 
     @abstractmethod
     def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
-        """Recover rows from what they tell."""
+        """Recover rows from what they tell, in `answers`, in `rest` or in both."""
 
 
 class Protection(ABC):

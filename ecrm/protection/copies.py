@@ -15,8 +15,8 @@ class CopyRebuild(Rebuild):
     missing for this round: once the head is whole, it is a source.
     """
 
-    def _sources(self, residue: int) -> tuple[int, ...]:
-        return tuple(self._whole(residue))
+    def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
+        return tuple(self._whole(self._shape.residue_of_unit(shard, unit)))
 
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
         """Records of one unit hosted here, with a byte more that is 1 where they are current, uint8 [R, record bytes + 1]."""

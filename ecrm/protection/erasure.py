@@ -131,7 +131,10 @@ class ErasureProtection(Protection):
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         exchange, begun = self._context.transport.exchange, self.begin_repair(wanted, budget, view)
         begun.hear(exchange(begun.requests()))
-        begun.finish(exchange(begun.answers()))
+        answers = begun.answers()
+        for rank, tensors in begun.rest().items():
+            answers.setdefault(rank, []).extend(tensors)
+        begun.finish(exchange(answers))
         return begun.report
 
     def begin_repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> Rebuild:

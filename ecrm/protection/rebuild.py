@@ -42,9 +42,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Group(Unit):
-    """Missing local rows of a unit, to be decoded."""
+    """Missing local rows of a unit, to be decoded; whether a step wants them."""
 
     local: Tensor
+    wanted: bool
 
 
 @dataclass(frozen=True)
@@ -69,22 +70,24 @@ class Rebuild(RepairRound):
         budget: int,
     ) -> None:
         self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
-        self._statuses, self._wanted = self._status(), wanted
+        self._statuses = self._status()
         self._groups = self._choose(wanted, budget)
         self._asked: list[tuple[int, list[int], Tensor]] = []
 
     def requests(self) -> dict[int, list[Tensor]]:
         """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
-        probe, headed (REPAIR, number of the group, shard, space, unit, first period, last + 1)."""
+        probe, headed (REPAIR, number of the group, shard, space, unit, whether wanted, first period, last + 1)."""
         status = self._statuses
         outgoing = {rank: [torch.tensor([REPAIR]), status] for rank in self._view.live} if status.numel() else {}
         for number, group in enumerate(self._groups):
             residue = self._shape.residue_of_unit(group.shard, group.unit)
-            stripes = self._stripes(group) if isinstance(group, Group) else torch.empty(0, dtype=torch.int64)
-            periods = (0, 0) if isinstance(group, Group) else (group.first, group.last)
+            if isinstance(group, Group):
+                stripes, how = self._stripes(group), (group.wanted, 0, 0)
+            else:
+                stripes, how = torch.empty(0, dtype=torch.int64), (False, group.first, group.last)
             for source in group.sources:
                 holder = self._shape.shard_of_unit(residue, source)
-                head = torch.tensor([REPAIR, number, holder, group.space, source, *periods])
+                head = torch.tensor([REPAIR, number, holder, group.space, source, *how])
                 local = self._context.layouts[group.space].local_of_unit(stripes, source)
                 outgoing.setdefault(self._view.shards[holder], []).extend((head, local))
         return outgoing
@@ -101,9 +104,18 @@ class Rebuild(RepairRound):
         self.report = RepairReport(left, on_demand)
 
     def answers(self) -> dict[int, list[Tensor]]:
-        """Records, or whether there are any, headed (number of the group, unit)."""
+        """Records headed (number of the group, unit)."""
+        return self._answers(wanted=True)
+
+    def rest(self) -> dict[int, list[Tensor]]:
+        """Records, or whether there are any, headed likewise."""
+        return self._answers(wanted=False)
+
+    def _answers(self, wanted: bool) -> dict[int, list[Tensor]]:
         replies: dict[int, list[Tensor]] = {}
-        for rank, (number, holder, space, source, first, last), local in self._asked:
+        for rank, (number, holder, space, source, of_wanted, first, last), local in self._asked:
+            if of_wanted != wanted:
+                continue
             if last:
                 found = self._probe(holder, space, source, self._of_periods(source, first, last))
             else:
@@ -138,33 +150,36 @@ class Rebuild(RepairRound):
                 background = hosted.missing.first(left[shard] + asked.numel())
                 background = background[~torch.isin(background, asked)][: left[shard]]
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k), torch.cat([asked, background]), hosted.missing, budget)
+                groups += self._groups_of(key, range(k), asked, wanted=True)
+                groups += self._groups_of(key, range(k), background, wanted=False)
+                groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing_rows:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k, k + m), background, parity.missing, budget)
+                groups += self._groups_of(key, range(k, k + m), background, wanted=False)
+                groups += self._probes_of(key, range(k, k + m), parity.missing, budget)
         return groups
 
-    def _groups_of(
-        self, key: ShardSpace, units: range, chosen: Tensor, missing: MissingRows, budget: int
-    ) -> Iterator[Group | Probe]:
-        """One group per unit to recover, of the `chosen` local rows, and one to probe; local rows take the units in turn."""
-        first, last = missing.unprobed(-(-PROBES_PER_ROW * budget // len(units)) * len(units))
+    def _groups_of(self, key: ShardSpace, units: range, chosen: Tensor, wanted: bool) -> Iterator[Group]:
+        """The `chosen` local rows, by unit; local rows take the units in turn."""
         for place, unit in enumerate(units):
-            about = (*key, unit, self._sources(self._shape.residue_of_unit(key[0], unit)))
             local = chosen[chosen % len(units) == place]
             if local.numel():
-                yield Group(*about, local)
-            if last > first:
-                yield Probe(*about, first // len(units), last // len(units))
+                yield Group(*key, unit, self._sources(key[0], unit), local, wanted)
+
+    def _probes_of(self, key: ShardSpace, units: range, missing: MissingRows, budget: int) -> Iterator[Probe]:
+        """The next rows to probe, by unit."""
+        first, last = missing.unprobed(-(-PROBES_PER_ROW * budget // len(units)) * len(units))
+        for unit in units if last > first else ():
+            yield Probe(*key, unit, self._sources(key[0], unit), first // len(units), last // len(units))
 
     def _whole(self, residue: int) -> list[int]:
         """Units of stripes of that residue on shards with nothing missing."""
         return [u for u in range(self._shape.width) if self._shape.shard_of_unit(residue, u) not in self._view.rebuilding]
 
-    def _sources(self, residue: int) -> tuple[int, ...]:
-        """Units that a missing one is decoded from."""
-        return tuple(self._whole(residue)[: self._shape.k])
+    def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
+        """Units that the missing `unit` of a shard is decoded from."""
+        return tuple(self._whole(self._shape.residue_of_unit(shard, unit))[: self._shape.k])
 
     def _of_periods(self, unit: int, first: int, last: int) -> slice:
         """Local rows, of data or of parity as the unit is, of a unit in periods `first` to `last` - 1."""
@@ -193,23 +208,24 @@ class Rebuild(RepairRound):
         return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).updated(local)
 
     def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
-        """Decode every group from its sources' records and fill its rows in."""
-        for key, rows in self._wanted.items():
-            self._context.hosted[key].on_demand_rows += rows.numel()
+        """Decode every group whose sources have answered from their records and fill its rows in."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
                 units[tuple(head.tolist())] = records
-        for number, group in sorted(enumerate(self._groups), key=lambda entry: isinstance(entry[1], Probe)):
+        answered = [(number, group) for number, group in enumerate(self._groups) if (number, group.sources[0]) in units]
+        for number, group in sorted(answered, key=lambda entry: isinstance(entry[1], Probe)):
             key = (group.shard, group.space)
             target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
             sent = [units[number, source] for source in group.sources]
-            if isinstance(group, Group):
-                target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
+            if isinstance(group, Probe):
+                rows = self._of_periods(group.unit, group.first, group.last)
+                zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
+                target.restore_zeros(zeros[target.missing.among(zeros)])
                 continue
-            rows = self._of_periods(group.unit, group.first, group.last)
-            zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
-            target.restore_zeros(zeros[target.missing.among(zeros)])
+            target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
+            if group.wanted:
+                target.on_demand_rows += group.local.numel()
 
     def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
         """(local rows, their records) from what the group's sources sent, uint8 [sources, R, bytes]."""
