@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
 
 def yardstick(rows: int, mode: str, folder: Path) -> dict[str, object]:
     """The same by torch.distributed.checkpoint."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is: one process
     tensors = {f"part {number}": part for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)}
     began = time.monotonic()
     if mode == "torch sync":

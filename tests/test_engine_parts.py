@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from ecrm.engine.dense import SlicedSum
+from ecrm.engine.hooks import Hooks
 from ecrm.engine.riders import RidingTransport
-from ecrm.transport.simulated import SimulatedCluster
+from ecrm.placement.tables import Table
+from ecrm.simulate.workload import Workload, run_workload
+from ecrm.transport.base import WrappedTransport
+from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 
 @pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])
@@ -38,3 +42,37 @@ def test_riders_travel_with_the_next_exchange_or_by_themselves(other):
 
     outcome = SimulatedCluster(3, "riders", []).run(program)
     assert outcome.results == {0: True, 1: True, 2: True}
+
+
+class Counting(WrappedTransport):
+    """Counts exchanges."""
+
+    exchanges = 0
+
+    def exchange(self, outgoing):
+        self.exchanges += 1
+        return self.inner.exchange(outgoing)
+
+
+def test_a_step_has_two_exchanges_and_four_while_a_shard_is_rebuilt():
+    workload = Workload(tables=(Table("a", 600, 4),), steps=20, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=4)
+    cluster = SimulatedCluster(workload.world_size, "exchanges", [PhaseFault(1, 4, "parity")])
+    steps: list[tuple[bool, int]] = []
+
+    def program(inner):
+        transport = Counting(inner)
+
+        def after_step(engine):
+            if inner.rank == 0:
+                steps.append((bool(engine.view.rebuilding), transport.exchanges - sum(count for _, count in steps)))
+
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(inner.rank, step, name))
+        return run_workload(workload, transport, hooks, after_step=after_step)
+
+    cluster.run(program)
+    began = [rebuilding for rebuilding, _ in steps].index(True)
+    ended = [rebuilding for rebuilding, _ in steps].index(False, began)
+    assert ended - began > 4 and ended < len(steps) - 2
+    assert {count for _, count in steps[1:began]} == {2}
+    assert {count for _, count in steps[began + 1 : ended]} == {4}
+    assert {count for _, count in steps[ended + 1 : -1]} == {2}
