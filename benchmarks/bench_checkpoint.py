@@ -11,8 +11,9 @@ import argparse
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint
@@ -66,22 +67,28 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     return _row(mode, rows, event["bytes"], event["seconds"], event["stall_seconds"], checked - began, ended - began_load)
 
 
+def quietly(call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    """The call, without the warning that torch.distributed is not in use: one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        return call(*arguments, **more)
+
+
 def yardstick(rows: int, mode: str, folder: Path) -> dict[str, object]:
     """The same by torch.distributed.checkpoint."""
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is: one process
     tensors = {f"part {number}": part for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)}
     began = time.monotonic()
     if mode == "torch sync":
-        torch.distributed.checkpoint.save(tensors, checkpoint_id=folder)
+        quietly(torch.distributed.checkpoint.save, tensors, checkpoint_id=folder)
         waited = time.monotonic()
     else:
-        future = torch.distributed.checkpoint.async_save(tensors, checkpoint_id=folder)
+        future = quietly(torch.distributed.checkpoint.async_save, tensors, checkpoint_id=folder)
         waited = time.monotonic()
         future.result()
     durable = time.monotonic()
     loaded = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     began_load = time.monotonic()
-    torch.distributed.checkpoint.load(loaded, checkpoint_id=folder)
+    quietly(torch.distributed.checkpoint.load, loaded, checkpoint_id=folder)
     ended = time.monotonic()
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -65,7 +65,7 @@ def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
         "training waits": "stall_seconds", "until it is durable": "seconds", "checking": "check_seconds", "loading": "load_seconds"
     }  # fmt: skip
     by_mode = {
-        mode: [numbers(mine, field) if mine[0][field] else [] for field in fields.values()]
+        mode: [numbers(mine, field) if mine[0][field] != "" else [] for field in fields.values()]
         for (mode,), mine in groups(rows, "mode").items()
     }
     bars(axes, list(fields), by_mode)

@@ -110,7 +110,7 @@ def checkpoint(rows: Sequence[Row]) -> list[str]:
     return markdown(
         header,
         (
-            [f"`{mode}`", f"{int(mine[0]['bytes']) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) if mine[0][field] else "-" for field in fields)]
+            [f"`{mode}`", f"{int(mine[0]['bytes']) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) if mine[0][field] != "" else "-" for field in fields)]
             for (mode,), mine in groups(rows, "mode").items()
         ),
     )

@@ -9,6 +9,7 @@ from ecrm.engine.dense import SlicedSum
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.riders import RidingTransport
 from ecrm.placement.tables import Table
+from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
@@ -76,3 +77,38 @@ def test_a_step_has_two_exchanges_and_four_while_a_shard_is_rebuilt():
     assert {count for _, count in steps[1:began]} == {2}
     assert {count for _, count in steps[began + 1 : ended]} == {4}
     assert {count for _, count in steps[ended + 1 : -1]} == {2}
+
+
+def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
+    """And rows that were never updated come back by probing, without being decoded."""
+    workload = Workload(tables=(Table("a", 2000, 4),), steps=16, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8)
+    cluster = SimulatedCluster(workload.world_size, "rounds", [PhaseFault(1, 4, "parity")])
+    rounds, answered = [], []
+    choose, answer = Rebuild._choose, Rebuild._answers
+
+    def choosing(self, wanted, budget):
+        asks = choose(self, wanted, budget)
+        if asks:
+            rows = {kind: sum(ask.local.numel() for ask in asks if isinstance(ask, Group) and ask.wanted is kind) for kind in (True, False)}
+            rounds.append((rows[True], rows[False], budget))
+        return asks
+
+    def answering(self, wanted):
+        answers = answer(self, wanted)
+        kinds = {(rank, entry[0], entry[3]): entry[4] for rank, entry, _ in self._asked}
+        sent = [kinds[rank, *head.tolist()] for rank, tensors in answers.items() for head in tensors[::2]]
+        answered.extend((wanted, bool(kind)) for kind in sent)
+        return answers
+
+    monkeypatch.setattr(Rebuild, "_choose", choosing)
+    monkeypatch.setattr(Rebuild, "_answers", answering)
+
+    def program(transport):
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+        return run_workload(workload, transport, hooks)
+
+    cluster.run(program)
+    assert set(answered) == {(True, True), (False, False)}
+    assert all(background <= max(budget - wanted, 0) for wanted, background, budget in rounds)
+    assert any(wanted for wanted, _, _ in rounds) and any(background for _, background, _ in rounds)
+    assert len(rounds) > 3 and sum(wanted + background for wanted, background, _ in rounds) < 200  # of 504 + 168 rows lost

@@ -80,6 +80,23 @@ def test_sparse_update(optimizer, dtype, dimension, n, with_delta):
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_delta_of_sparse_update_may_take_the_place_of_the_gradients(optimizer):
+    results = []
+    for backend in ("reference", "triton"):
+        random = torch.Generator().manual_seed(1)
+        weights = torch.randn(30, 13, generator=random).to(DEVICE)
+        state = [torch.rand(30, w, generator=random).to(DEVICE) for w in state_widths(optimizer, 13)]
+        space = torch.randn(19, record_bytes(weights, state) // 4, generator=random).to(DEVICE)
+        gradients, delta = space[:, :13], space.view(torch.uint8)
+        if backend == "reference":
+            gradients = gradients.clone()
+        sparse_update(weights, state, torch.arange(19).to(DEVICE), gradients, optimizer, lr=0.05, delta=delta, backend=backend)
+        results.append([weights, *state, delta])
+    for expected, found in zip(*results):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_compiled_kernels_equal_the_cpu(optimizer):

@@ -138,17 +138,21 @@ def test_missing_rows_are_found_restored_and_forgotten():
 
 def test_rows_found_and_lost_again_are_zeros_and_probed_again():
     hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
-    assert hosted.missing.unprobed(20) == (0, 20)
+    assert hosted.missing.unprobed(20) == hosted.missing.unprobed(20) == (0, 20)
     hosted.restore_zeros(torch.arange(10))
+    hosted.missing.probed(20)
     hosted.committed()
     records = torch.full((3, hosted.store.record_bytes), 7, dtype=torch.uint8)
     hosted.restore(torch.tensor([20, 21, 40]), records)
     hosted.restore_zeros(torch.tensor([22]))
     assert hosted.missing.unprobed(4) == (20, 24)
+    hosted.missing.probed(24)
+    assert hosted.missing.unprobed(4) == (24, 28)
     hosted.undo()
     assert hosted.missing_rows == 40
     assert not hosted.store.read(torch.arange(50)).any()
-    assert hosted.missing.unprobed(100) == (0, 50)
+    assert hosted.missing.unprobed(100) == (20, 50)
+    hosted.missing.probed(50)
     assert hosted.missing.unprobed(100) == (50, 50)
 
 

@@ -32,7 +32,7 @@ from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, Asked, Riders, ShardRequests, SlotRequests, sort_results
+from ecrm.engine.routing import DENSE, STOP, PendingLookup, Riders, ShardRequests, SlotRequests, sort_results
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -75,7 +75,7 @@ class Engine:
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
-        self._ahead: Asked | None = None
+        self._ahead: PendingLookup | None = None
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -141,7 +141,8 @@ class Engine:
         """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
         whole = mark_whole(self.view, self.view.rebuilding)
         plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
-        return self.protection.failures_left(*((whole, self.protection.shape) if plan is None else (plan[1], plan[0])), 0)
+        shape, view = plan or (self.protection.shape, whole)
+        return self.protection.failures_left(view, shape, 0)
 
     @property
     def rebuild_fraction(self) -> float:
@@ -170,13 +171,13 @@ class Engine:
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
-            asked, self._ahead = self._ahead or self._ask(rows), None
-            self._slot_side, self._shard_side, late = asked.slot_side, asked.shard_side, {}
-            if self.view.rebuilding and asked.repair is not None:
-                late = self._late_replies(asked.repair)
-            return self._slot_side.collect(asked.replies, late)
+            pending, self._ahead = self._ahead or self._ask(rows), None
+            self._slot_side, self._shard_side, late = pending.slot_side, pending.shard_side, {}
+            if self.view.rebuilding and pending.repair is not None:
+                late = self._late_replies(pending.repair)
+            return self._slot_side.collect(pending.replies, late)
 
-    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Asked:
+    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> PendingLookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
         stand_in, budget = self.protection.stand_in, self._policy.rebuild_rows_per_step
         if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
@@ -189,7 +190,7 @@ class Engine:
         came = Riders.of(self.transport.exchange(_together(outgoing, repair)))
         if repair is not None:
             repair.hear(came.repairs)
-        return Asked(slot_side, shard_side, came.replies, repair)
+        return PendingLookup(slot_side, shard_side, came.replies, repair)
 
     def _begin_repair(self, shard_side: ShardRequests) -> RepairRound | None:
         """A round of repair that brings what slots ask for, if anything is rebuilding and the protection can begin one here."""
@@ -198,7 +199,7 @@ class Engine:
         return self.protection.begin_repair(shard_side.missing(), self._policy.rebuild_rows_per_step, self.view)
 
     def _late_replies(self, repair: RepairRound) -> dict[int, list[Tensor]]:
-        """At a commit: recover the rows that slots wait for and send them; what is recovered in the background comes along."""
+        """At a commit: recover the rows that slots wait for and send them; others' units come along, and are decoded then."""
         self.enter("repair")
         self._note_repair(repair.report)
         repair.finish(self.transport.exchange(repair.answers()))
@@ -241,13 +242,14 @@ class Engine:
             repair = self._begin_repair(shard_side) if looks_ahead else None
             self._riding.board(_together(riders, repair))
             committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
+            held = shard_side if looks_ahead and repair is None else None  # with a repair some of it comes late
             if committing:
-                self._protect(shard_side if looks_ahead and repair is None else None)
+                self._protect(held)
             self.enter("dense")
             came = Riders.of(self._riding.alight())
             if repair is not None:
                 repair.hear(came.repairs)
-            if committing and slot_side is not None:
+            if committing and held is not None:
                 self.protection.retain(slot_side, came.replies)
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(came.dense))
@@ -262,7 +264,7 @@ class Engine:
                 self._agree_on_commit()
                 self.stopping = self.stopping or stop
             if slot_side is not None and not self.stopping and not (committing and self._put_right):
-                self._ahead = Asked(slot_side, shard_side, came.replies, repair)
+                self._ahead = PendingLookup(slot_side, shard_side, came.replies, repair)
         self._step_finished()
 
     def commit(self) -> None:
@@ -409,6 +411,7 @@ class Engine:
 
     def rebuild_all(self) -> None:
         """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
+        self._ahead = None  # what it waits for comes now
         with self.recovering():
             while self.view.rebuilding:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))

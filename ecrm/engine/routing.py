@@ -188,7 +188,7 @@ class ShardRequests:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingLookup:
     """A lookup, as far as it has come: the `replies` to it, and the round of `repair` that the rest waits for, or None."""
 
     slot_side: SlotRequests

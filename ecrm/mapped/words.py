@@ -18,8 +18,8 @@ PAGE = mmap.PAGESIZE
 class Words:
     """Named int64 words, mapped from one page of a file; a change is in the file once made, on the device once `flush` returns.
 
-    A new file gets `initial` and its name in one step; of one that is there `initial` says the names alone. With `durable` a new file,
-    and the names of all that were made in its folder before it, are on the device then. Raises OSError.
+    A new file gets `initial` and its name in one step; of one that is there `initial` says the names alone. With `durable` it is
+    on the device then, and so are, before its own, the names of all that were made in its folder earlier. Raises OSError.
     """
 
     def __init__(self, path: Path, initial: dict[str, int], durable: bool) -> None:
@@ -29,9 +29,10 @@ class Words:
             new.write_bytes(_page(list(initial.values())))
             if durable:
                 sync(new)
-            os.replace(new, path)
-            if durable:
                 sync(path.parent)
+            os.replace(new, path)
+        if durable:
+            sync(path.parent)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE)
         self._words = np.frombuffer(self._map, WORD)

@@ -102,8 +102,7 @@ class Protection(ABC):
 
     Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
     without them no step can be taken back and any failure ends the run; `parity_bytes` and
-    `log_bytes`, memory held on this rank; `counts_every_rank`, whether any m failure domains that are lost between two commits
-    of steps use up the protection, because ranks without shards hold copies too; `any_shards_may_be_lost`, whether shards come
+    `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come
     back without each other, so that a dense replica is all that must be left; `exact`, whether the finished model is that of an
     undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
     for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`.
@@ -112,7 +111,6 @@ class Protection(ABC):
     name: str
     shape: StripeShape
     keeps_deltas: bool
-    counts_every_rank = False
     any_shards_may_be_lost = False
     exact = True
     stand_in: StandIn | None = None
@@ -168,11 +166,12 @@ class Protection(ABC):
     ) -> None:
         """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit.
 
-        `ahead` is what slots ask of these shards for the next step, and are sent with this; None where they do not look ahead.
+        `ahead` is what slots ask of these shards for the next step, and are sent with this; None where they do not look ahead, or may
+        be sent some of it later.
         """
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
-        """After `protect`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
+        """After a `protect` with `ahead`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
         return None
 
     def prepare(self, step: int, dense: DenseReplica | None) -> None:

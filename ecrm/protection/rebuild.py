@@ -1,4 +1,4 @@
-"""One round of repair: rows wanted now and a budget of others, decoded from any k units of their stripes.
+"""One round of repair: rows wanted now and, up to a budget in all, others, decoded from any k units of their stripes.
 
 Further rows are probed: where the k units are zeros, because no row of the stripe was ever updated, the missing one is
 zeros as well, and nothing need be sent. So rows that were updated come back without waiting for the others.
@@ -22,6 +22,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, RepairReport, RepairRound, ShardSpace
 from ecrm.protection.parity import ParityRows
+from ecrm.storage.hosted import HostedShard
 from ecrm.storage.missing import MissingRows
 from ecrm.transport.message import in_groups
 
@@ -71,15 +72,15 @@ class Rebuild(RepairRound):
     ) -> None:
         self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
         self._statuses = self._status()
-        self._groups = self._choose(wanted, budget)
+        self._asks = self._choose(wanted, budget)
         self._asked: list[tuple[int, list[int], Tensor]] = []
 
     def requests(self) -> dict[int, list[Tensor]]:
         """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
-        probe, headed (REPAIR, number of the group, shard, space, unit, whether wanted, first period, last + 1)."""
+        probe, headed (REPAIR, number of what is asked, shard, space, unit, whether wanted, first period, last + 1)."""
         status = self._statuses
         outgoing = {rank: [torch.tensor([REPAIR]), status] for rank in self._view.live} if status.numel() else {}
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self._asks):
             residue = self._shape.residue_of_unit(group.shard, group.unit)
             if isinstance(group, Group):
                 stripes, how = self._stripes(group), (group.wanted, 0, 0)
@@ -104,7 +105,7 @@ class Rebuild(RepairRound):
         self.report = RepairReport(left, on_demand)
 
     def answers(self) -> dict[int, list[Tensor]]:
-        """Records headed (number of the group, unit)."""
+        """Records headed (number of what was asked, unit)."""
         return self._answers(wanted=True)
 
     def rest(self) -> dict[int, list[Tensor]]:
@@ -213,19 +214,30 @@ class Rebuild(RepairRound):
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
                 units[tuple(head.tolist())] = records
-        answered = [(number, group) for number, group in enumerate(self._groups) if (number, group.sources[0]) in units]
-        for number, group in sorted(answered, key=lambda entry: isinstance(entry[1], Probe)):
-            key = (group.shard, group.space)
-            target = self._context.hosted[key] if group.unit < self._shape.k else self._parity[key]
-            sent = [units[number, source] for source in group.sources]
-            if isinstance(group, Probe):
-                rows = self._of_periods(group.unit, group.first, group.last)
-                zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
-                target.restore_zeros(zeros[target.missing.among(zeros)])
-                continue
-            target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
-            if group.wanted:
-                target.on_demand_rows += group.local.numel()
+        answered = {number: [units[number, source] for source in group.sources] for number, group in enumerate(self._asks)
+                    if (number, group.sources[0]) in units}  # fmt: skip
+        for number, sent in answered.items():
+            if isinstance(self._asks[number], Group):
+                self._fill(self._asks[number], sent)
+        for number, sent in answered.items():  # after those, which lie within these: of each row either is done once
+            if isinstance(self._asks[number], Probe):
+                self._fill_zeros(self._asks[number], sent)
+
+    def _target(self, unit: Unit) -> HostedShard | ParityRows:
+        key = (unit.shard, unit.space)
+        return self._context.hosted[key] if unit.unit < self._shape.k else self._parity[key]
+
+    def _fill(self, group: Group, sent: list[Tensor]) -> None:
+        target = self._target(group)
+        target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
+        if group.wanted:
+            target.on_demand_rows += group.local.numel()
+
+    def _fill_zeros(self, probe: Probe, sent: list[Tensor]) -> None:
+        target, rows = self._target(probe), self._of_periods(probe.unit, probe.first, probe.last)
+        zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
+        target.restore_zeros(zeros[target.missing.among(zeros)])
+        target.missing.probed(rows.stop)
 
     def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
         """(local rows, their records) from what the group's sources sent, uint8 [sources, R, bytes]."""

@@ -53,7 +53,6 @@ class ReplicateProtection(ChainProtection):
     name = "replicate"
     rows_kind = BackupRows
     rebuild_kind = CopyRebuild
-    counts_every_rank = True
 
     def __init__(self, shards: int, copies: int) -> None:
         super().__init__(shards, copies)

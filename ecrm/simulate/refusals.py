@@ -32,7 +32,7 @@ class Refusal:
         engine = engines[rank]
         live = engine.transport.live
         dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
-        counts = engine.protection.counts_every_rank
+        counts = engine.protection.name == "replicate"  # its copies are at ranks without shards too
         unrenewed = len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live}) if counts else 0
         return Refusal(rank, str(error), engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense, unrenewed)
 

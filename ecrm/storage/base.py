@@ -122,15 +122,15 @@ class Store(ABC):
         """Zeros to sum gradients of so many rows in, float32 [rows, dim], or `with_delta` [rows, B / 4], of which the first dim are theirs."""
         return torch.zeros(rows, self.record_bytes // 4 if with_delta else self.dim)
 
-    def update_with_delta(self, rows: Tensor, space: Tensor) -> Tensor:
+    def update_with_delta(self, rows: Tensor, sums: Tensor) -> Tensor:
         """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows.
 
-        `space` is a `gradient_space` for it with the summed gradients in it; the result takes its memory, a cache line that is read anyway
+        `sums` is a `gradient_space` for it with the summed gradients in it; the result takes its memory, a cache line that is read anyway
         instead of another.
         """
         fresh, values = self._materialise(rows)
-        delta = space.view(torch.uint8)
-        self._fused_step(rows, space[:, : self.dim], delta[:, : -self._touched.element_size()])
+        delta = sums.view(torch.uint8)
+        self._fused_step(rows, sums[:, : self.dim], delta[:, : -self._touched.element_size()])
         words = delta.view(torch.int32)
         if fresh.numel():  # their records were zeros, not the values that the kernel started from
             words[fresh, : values.shape[1]] ^= values.view(torch.int32)

@@ -54,19 +54,20 @@ class HostedShard:
         if self.missing is not None:
             self.missing.remove_rest()
 
-    def update(self, rows: Tensor, space: Tensor, keep_delta: bool) -> None:
+    def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back.
 
-        `space` is a `Store.gradient_space`, wide enough for the delta, with the summed gradients in it; it must not be used afterwards.
+        `sums` is a `Store.gradient_space`, made for a delta or not as `keep_delta` says, with the summed gradients in it; it must not be used
+        afterwards.
         """
         if self.touched is not None:
             self.touched[rows] = True
         if self.journal is not None and rows.numel():
             self.journal(rows, self.store.read(rows))
         if not keep_delta:
-            self.store.update(rows, space[:, : self.store.dim])
+            self.store.update(rows, sums[:, : self.store.dim])
         elif rows.numel():
-            self._log.append((rows, self.store.update_with_delta(rows, space)))
+            self._log.append((rows, self.store.update_with_delta(rows, sums)))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [R, record bytes], out of rows for good."""

@@ -20,7 +20,8 @@ class MissingRows:
 
     def __init__(self, rows: int) -> None:
         self._present = lazy_zeros(rows, dtype=np.bool_)
-        self._first = self._probed = 0
+        self._first = 0
+        self._probed = self._probed_for_good = 0
         self._found: list[Tensor] = []
         self._rest = 0  # how many rows were removed all at once since the commit
         self.count = rows
@@ -37,10 +38,12 @@ class MissingRows:
         return found
 
     def unprobed(self, count: int) -> tuple[int, int]:
-        """The next `count` rows, missing or not, that this has not returned since the last `undo` (fewer at the end): (first, last + 1)."""
-        first = self._probed
-        self._probed = min(first + count, self._present.numel())
-        return first, self._probed
+        """The next `count` rows, missing or not, that are not `probed` (fewer at the end): (first, last + 1)."""
+        return self._probed, min(self._probed + count, self._present.numel())
+
+    def probed(self, last: int) -> None:
+        """Rows below `last` have been probed, and those found to be zeros removed; until it is undone."""
+        self._probed = max(self._probed, last)
 
     def _scan(self, start: int, count: int) -> Tensor:
         """The first `count` missing rows from row `start` on."""
@@ -67,11 +70,11 @@ class MissingRows:
         rows = torch.cat(self._found) if self._found else torch.empty(0, dtype=torch.int64)
         self._present[rows] = False
         self.count, self._rest = self.count + self._rest + rows.numel(), 0
-        self._first = self._probed = 0
+        self._first, self._probed = 0, self._probed_for_good
         self._found.clear()
         return rows
 
     def committed(self) -> None:
         """Rows removed so far stay removed."""
-        self._rest = 0
+        self._rest, self._probed_for_good = 0, self._probed
         self._found.clear()
