@@ -18,7 +18,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
 from charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
 from figures_protections import PROTECTION_FIGURES
 from ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
@@ -105,6 +107,7 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
         bars(left, list(found), {"samples/s": list(found.values())}, sideways=True)
         left.set_title(f"{regime}: samples/s")
         left.xaxis.set_major_formatter("{x:,.0f}")
+        left.xaxis.set_major_locator(MaxNLocator(5))
         wanted = [(one, other, bar) for name, one, other, bar in STEP_BARS if name == regime]
         ratios = {f"{one} /\n{other}": step_ratios(mine, regime, one, other) for one, other, _ in wanted}
         dots(right, {name: each for name, each in ratios.items() if each})
