@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import ecrm.engine.engine as engine_module
-import ecrm.placement.view as view_module
+import ecrm.placement.recovery as recovery_module
+import ecrm.protection.replicate as replicate_module
 from ecrm.engine.reshape import Reshape
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
-from ecrm.placement.view import View, mark_whole, plan_recovery
+from ecrm.placement.recovery import plan_recovery
+from ecrm.placement.view import View, mark_whole
+from ecrm.protection.backup import BackupRows
+from ecrm.protection.replicate import Held
 from ecrm.storage.hosted import HostedShard
 
 
@@ -90,7 +94,41 @@ def _healthy_shard_moved(patch):
 
 
 def _first_heir(patch):
-    patch.setattr(view_module, "_shard_heir", lambda shard, view, shape: view.live[0])
+    patch.setattr(recovery_module, "_shard_heir", lambda shard, view, shape: view.live[0])
+    patch.setattr(recovery_module, "least_conflicts", lambda view, movable, shape: view.shards)
+
+
+def _back_past_the_commit(engine):
+    right = engine._take_over
+
+    def take_over():
+        heir = right()
+        if engine.committed:
+            engine.committed, engine.step = engine.committed - 1, engine.step - 1
+        return heir
+
+    engine._take_over = take_over
+
+
+def _own_view(engine):
+    """A recovery after which the lowest rank sees the holders of the dense replica in another order."""
+    right = engine._take_over
+
+    def take_over():
+        heir = right()
+        if engine.rank == engine.view.live[0]:
+            engine.view = replace(engine.view, dense=engine.view.dense[::-1])
+        return heir
+
+    engine._take_over = take_over
+
+
+def _no_backups(patch):
+    patch.setattr(BackupRows, "put", lambda self, where, records: None)
+
+
+def _wrong_copies(patch):
+    patch.setattr(replicate_module, "Held", lambda rows, records: Held(rows, records ^ 1))
 
 
 def _no_spares(patch):
@@ -111,8 +149,8 @@ def _dense_not_replaced(patch):
     def keep(view, replicas):
         return tuple(sorted({rank for rank in view.dense if rank in view.live} | set(view.slots)))
 
-    right = view_module.dense_holders
-    patch.setattr(view_module, "dense_holders", lambda view, replicas: (keep if view.epoch else right)(view, replicas))
+    right = recovery_module.dense_holders
+    patch.setattr(recovery_module, "dense_holders", lambda view, replicas: (keep if view.epoch else right)(view, replicas))
 
 
 def _no_reshape(patch):
@@ -161,6 +199,10 @@ CANARIES = {
     "dead holders of the dense replica are not replaced": Canary(10, patch=_dense_not_replaced),
     "never laid out anew": Canary(20, patch=_no_reshape),
     "laid out anew without rows": Canary(20, patch=_reshape_moves_nothing),
+    "a commit is taken back": Canary(10, damage=_back_past_the_commit),
+    "ranks differ in their views": Canary(10, damage=_own_view),
+    "replicate: backups are not written": Canary(30, patch=_no_backups),
+    "replicate: trainers' copies are wrong": Canary(80, patch=_wrong_copies),
     "the m-th loss is refused, m >= 2": Canary(10, patch=_refuses_early(2)),
     "the m-th loss is refused before the fatal death": Canary(10, patch=_refuses_early(1), suite="fatal"),
     "a refusal names nothing": Canary(10, patch=_says_nothing, suite="fatal"),

@@ -65,6 +65,11 @@ def run(*happened: dict | KillDone, last: int = 20, sha: str = "a" * 64, failure
     return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, kills)
 
 
+def reshaped(at: float, step: int) -> dict:
+    fields = {"servers": 3, "k": 2, "m": 1, "seconds": 0.25, "moved_bytes": 7654321, "failures_left": 1}
+    return {"time": T + at, "event": "reshaped", "step": step, **fields}
+
+
 UNDISTURBED = run(steps(*every_second(1, 20)))
 # Rank 1 dies 10.2 s after the start; step 11 finishes at 13 instead of 11; rebuilt at 15.5; the rest is two seconds late.
 SURVIVED = run(
@@ -372,3 +377,17 @@ def test_the_page_needs_nothing_else():
     assert "Passed." in html and "1,234,567" in html and "&lt;b&gt;" in html and "ecrm 0.1.0 &amp; more" in html
     failed = page(report(UNDISTURBED), {}, "", *pictures)
     assert "Failed." in failed and "never happened: --kill 1@10:parity" in failed
+
+
+def test_a_pause_in_which_all_was_laid_out_anew_is_in_the_text_the_page_and_the_json():
+    disturbed = run(
+        steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13.0, 3.0), rebuilt(13.5, 3.0), reshaped(14.0, 12),
+        steps(*every_second(11, 20, shift=2)),
+    )  # fmt: skip
+    report = make_report("tiny", BATCH, SCHEDULED, UNDISTURBED, disturbed)
+    said = "laid out anew over 3 servers (k=2 m=1) before step 12: training waited 0.25 s, 7,654,321 bytes were moved"
+    assert said in " ".join(as_text(report).split())
+    assert said in page(report, {}, "", b"", b"")
+    (found,) = to_dict(report)["reshapes"]
+    assert (found["step"], found["seconds"], found["moved_bytes"], found["since_start"]) == (12, 0.25, 7654321, 14.0)
+    assert to_dict(make_report("tiny", BATCH, SCHEDULED, UNDISTURBED, SURVIVED))["reshapes"] == []

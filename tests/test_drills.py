@@ -227,8 +227,8 @@ def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
         found[name] = _measured(tmp_path / f"run-{name}", tmp_path / name)
     print(found)
     small, large = found["small"], found["large"]
-    for kind in ("set up", "step", "recovery", "stall"):
-        assert large[kind] < 2 * small[kind] + 1.0, (kind, found)
+    for kind, noise in (("set up", 1.0), ("step", 0.05), ("recovery", 1.0), ("stall", 1.0)):
+        assert large[kind] < 2 * small[kind] + noise, (kind, found)
     assert large["resident"] < small["resident"] + (512 << 20), found
 
 

@@ -18,7 +18,8 @@ def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_pa
     assert run.model == undisturbed
     assert shapes_of(run) == [(3, 2, 1, 1)]
     assert "laid out anew over 3 servers (k=2 m=1)" in run.output
-    assert all(event["moved_bytes"] > 0 and event["seconds"] > 0 for event in run.events_of("reshaped"))
+    most = run.summary["memory_bytes"]["data"]  # every row travels once at most
+    assert all(0 < event["moved_bytes"] <= most and event["seconds"] > 0 for event in run.events_of("reshaped"))
 
 
 @pytest.mark.drill

@@ -1,16 +1,22 @@
 """Closed-form placement and the view's recovery plan, exhaustively where small."""
 
 import itertools
+import random
 
 import pytest
 import torch
 
 from ecrm.errors import Unrecoverable
-from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement import recovery
+from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.start import CannotKeepApart, initial_view, spread_shards
-from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole, plan_recovery
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
+from ecrm.simulate.arithmetic import Circle
+from ecrm.simulate.roles import check_apart, check_spares_first
+from ecrm.simulate.violation import Violation
 
 SHAPES = [(3, 2, 1), (4, 3, 1), (4, 2, 2), (5, 4, 1), (6, 4, 2), (7, 2, 1), (9, 4, 3), (3, 1, 0), (1, 1, 0)]
 
@@ -177,6 +183,64 @@ def test_every_plan_keeps_roles_on_live_ranks(layout):
             assert host in dead or after.slots[slot] == host
         for shard, host in enumerate(view.shards):
             assert host in dead or after.shards[shard] == host
+
+
+def _recoveries(seed: int):
+    """Views before and after the deaths of a random run, with their circle and whether rebuilding shards may move."""
+    draw = random.Random(seed)
+    k, m = draw.randint(1, 5), draw.randint(1, 3)
+    shape = StripeShape(k + m + draw.randint(0, 6), k, m)
+    layout, trainers, spares = draw.choice(("dedicated", "colocated")), draw.randint(1, 5), draw.choice((0, 0, 1, 2))
+    world = (shape.shards + trainers if layout == "dedicated" else max(shape.shards, trainers)) + spares
+    hosts = draw.randint(2, world)
+    domains = [draw.randrange(hosts) for _ in range(world)] if draw.random() < 0.4 else None
+    try:
+        view = initial_view(layout, shape, trainers, spares, 2 * trainers, m + 1, domains)
+    except CannotKeepApart:
+        return
+    for _ in range(10):
+        dead = draw.sample(view.live, min(draw.choice((1, 1, 1, 2, 2, 3)), len(view.live) - 1))
+        may_move = draw.random() < 0.8
+        try:
+            after = plan_recovery(view, dead, shape, m + 1, may_move=may_move)
+        except Unrecoverable:
+            if not view.rebuilding:
+                return
+            view = mark_whole(view, view.rebuilding)
+            continue
+        yield view, after, Circle.of(shape), may_move
+        view = mark_whole(after, after.rebuilding) if draw.random() < 0.6 else after
+
+
+def test_shards_of_dead_ranks_are_kept_apart_where_that_can_be():
+    """Together, whatever was lost with them before; by the arithmetic of the checkers, which tries every placement."""
+    judged = 0
+    for seed in range(400):
+        for before, after, circle, may_move in _recoveries(seed):
+            check_apart(before, after, circle, may_move)
+            check_spares_first(before, after, circle)
+            moved = {shard for shard, host in enumerate(before.shards) if after.shards[shard] != host and host in after.live}
+            assert moved <= (set(before.rebuilding) if may_move else set())
+            judged += 1
+    assert judged > 1000
+
+
+def test_shards_that_find_hosts_one_by_one_are_not(monkeypatch):
+    monkeypatch.setattr(recovery, "least_conflicts", lambda view, movable, shape: view.shards)
+    with pytest.raises(Violation, match="share a failure domain, though"):
+        for seed in range(400):
+            for before, after, circle, may_move in _recoveries(seed):
+                check_apart(before, after, circle, may_move)
+
+
+def test_two_shards_that_want_the_same_rank_are_both_placed():
+    """Copies on the next two of seven: the rank that shard 0 would take for having no slot is the only one for shard 1."""
+    shape = StripeShape(7, 1, 2)
+    view = initial_view("colocated", shape, 4, 0, 4, 3)
+    view = mark_whole(plan_recovery(view, [2], shape, 3), [2])
+    assert view.shards == (0, 1, 5, 3, 4, 5, 6)
+    after = plan_recovery(view, [0, 1], shape, 3)
+    assert after.shards == (3, 4, 5, 3, 4, 5, 6) and keeps_apart(after, shape)
 
 
 @pytest.mark.parametrize("hosts", range(1, 9))

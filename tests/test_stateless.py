@@ -19,7 +19,8 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
-from ecrm.placement.view import failures_left, plan_recovery
+from ecrm.placement.recovery import plan_recovery
+from ecrm.placement.view import failures_left
 from ecrm.protection.last_seen import LastSeen
 from ecrm.protection.stand_in import StandIn
 from ecrm.protection.stateless import StatelessProtection

@@ -53,6 +53,20 @@ class FailureRecord:
 
 
 @dataclass(frozen=True)
+class ReshapeRecord:
+    """Everything was laid out anew before `step`: when it was done (seconds since the epoch), over how many servers, in stripes of k + m,
+    how long training waited, and how many bytes travelled."""
+
+    time: float
+    step: int
+    servers: int
+    k: int
+    m: int
+    seconds: float
+    moved_bytes: int
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run. `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
 
@@ -68,6 +82,7 @@ class RunRecord:
     kills: tuple[KillDone, ...] = ()
     rebuilt: tuple[tuple[float, float], ...] = ()
     evaluations: tuple[tuple[int, float], ...] = ()
+    reshapes: tuple[ReshapeRecord, ...] = ()
     damaged_lines: int = 0
 
     @property
@@ -113,6 +128,9 @@ def run_record(
         kills=tuple(kills),
         rebuilt=tuple((event["time"], event["rebuilt"]) for event in of.get("progress", [])),
         evaluations=tuple((event["step"], event["time"]) for event in of.get("evaluation", [])),
+        reshapes=tuple(
+            ReshapeRecord(**{name: event[name] for name in ReshapeRecord.__dataclass_fields__}) for event in of.get("reshaped", [])
+        ),
         damaged_lines=damaged_lines,
     )
 

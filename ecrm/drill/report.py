@@ -141,6 +141,11 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
             )
         if run.damaged_lines:
             notes.append(f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out")
+    notes += [
+        f"laid out anew over {reshape.servers} servers (k={reshape.k} m={reshape.m}) before step {reshape.step}: training waited "
+        f"{reshape.seconds:.2f} s, {reshape.moved_bytes:,} bytes were moved"
+        for reshape in disturbed.reshapes
+    ]
     spares = [*undisturbed.unused_spares.values()]
     if spares:
         notes.append(
@@ -196,6 +201,7 @@ def to_dict(report: Report) -> dict[str, Any]:
             }
             for failure in report.disturbed.failures
         ],
+        "reshapes": [{**asdict(reshape), "since_start": report.since_start(reshape.time)} for reshape in report.disturbed.reshapes],
         "kills": [{**asdict(kill), "seconds": report.since_start(kill.time)} for kill in report.disturbed.kills],
         "throughput": {name: {**asdict(found), "ratio": report.ratio(name)} for name, found in report.paces.items()},
         "timeline": asdict(report.line),

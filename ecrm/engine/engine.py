@@ -34,10 +34,11 @@ from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.routing import DENSE, STOP, PendingLookup, Riders, ShardRequests, SlotRequests, sort_results
 from ecrm.errors import EcrmError, Unrecoverable
+from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.placement.view import View, mark_whole, plan_recovery
+from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, RepairRound, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
@@ -576,8 +577,9 @@ class Engine:
             protection = self.protection
             protection.check_losses(self.view, dead, self._lost_since_commit(self.transport.live), self.committed)
             self.view = plan_recovery(
-                self.view, dead, protection.shape, self._policy.dense_replicas, protection.in_words, protection.any_shards_may_be_lost
-            )
+                self.view, dead, protection.shape, self._policy.dense_replicas,
+                protection.in_words, protection.any_shards_may_be_lost, protection.rebuilding_may_move,
+            )  # fmt: skip
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
         return spread_dense(self.transport, self.view.dense, self.dense, self._make_dense)

@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ecrm.placement.recovery import plan_rollback
 from ecrm.placement.stripes import RowLayout, StripeShape
-from ecrm.placement.view import View, plan_rollback
+from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard

@@ -56,6 +56,11 @@ class StripeShape:
         distance = (a - b) % self.shards
         return min(distance, self.shards - distance) < self.width
 
+    def sharing_a_stripe(self, shard: int) -> set[int]:
+        """The other shards with which `shard` shares a stripe."""
+        near = range(1, self.width)
+        return {(shard + step) % self.shards for step in near} | {(shard - step) % self.shards for step in near}
+
     def check_recoverable(self, lost: Iterable[int]) -> None:
         """Raise Unrecoverable when some stripe has more than m units on the `lost` shards."""
         gone = set(lost)

@@ -103,7 +103,8 @@ class Protection(ABC):
     Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
     without them no step can be taken back and any failure ends the run; `parity_bytes` and
     `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come
-    back without each other, so that a dense replica is all that must be left; `exact`, whether the finished model is that of an
+    back without each other, so that a dense replica is all that must be left; `rebuilding_may_move`, whether what has been rebuilt of a
+    shard can be given up like what was lost; `exact`, whether the finished model is that of an
     undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
     for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`.
     """
@@ -112,6 +113,7 @@ class Protection(ABC):
     shape: StripeShape
     keeps_deltas: bool
     any_shards_may_be_lost = False
+    rebuilding_may_move = True
     exact = True
     stand_in: StandIn | None = None
     repairs_ahead = False

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+
+MOST_PLACEMENTS = 3_000
+"""Placements that are looked at to find the best one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,28 @@ def neighbours(view: View, circle: Circle, shard: int, rank: int) -> list[int]:
 def crowded(view: View, circle: Circle) -> list[int]:
     """Shards with another unit of one of their stripes in the same failure domain."""
     return [shard for shard, host in enumerate(view.shards) if neighbours(view, circle, shard, host)]
+
+
+def meetings(view: View, circle: Circle, shards: Collection[int]) -> int:
+    """Pairs of units of a stripe in one failure domain, one of them or both on `shards`."""
+    pairs = {frozenset((shard, other)) for shard in shards for other in neighbours(view, circle, shard, view.shards[shard])}
+    return len(pairs)
+
+
+def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int | None:
+    """The least that `meetings` could be with `shards` on any live ranks; None where that takes too long to find out."""
+    domains = {view.domains[rank]: rank for rank in view.live}
+    if len(domains) ** len(shards) > MOST_PLACEMENTS:
+        return None
+    found = []
+    for ranks in product(domains.values(), repeat=len(shards)):
+        hosts = list(view.shards)
+        for shard, rank in zip(shards, ranks, strict=True):
+            hosts[shard] = rank
+        found.append(meetings(replace(view, shards=tuple(hosts)), circle, shards))
+        if not found[-1]:
+            break
+    return min(found)
 
 
 def idle(view: View) -> list[int]:

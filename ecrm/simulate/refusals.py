@@ -15,11 +15,12 @@ from ecrm.simulate.violation import Violation
 
 @dataclass(frozen=True)
 class Refusal:
-    """What `rank` said when it refused, the view that it refused on, who was dead and who held the dense replica then;
+    """What `rank` said when it refused and which step it had `committed`, the view that it refused on, who was dead and who held the dense replica then;
     `unrenewed` is how many failure domains were lost since the last commit of a step, where that matters."""
 
     rank: int
     text: str
+    committed: int
     view: View
     circle: Circle
     live: tuple[int, ...]
@@ -34,7 +35,7 @@ class Refusal:
         dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
         counts = engine.protection.name == "replicate"  # its copies are at ranks without shards too
         unrenewed = len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live}) if counts else 0
-        return Refusal(rank, str(error), engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense, unrenewed)
+        return Refusal(rank, str(error), engine.committed, engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense, unrenewed)
 
 
 def check_refusals(refusals: Sequence[Refusal]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
-from ecrm.simulate.arithmetic import Circle, crowded, idle, lost_shards, neighbours, widest_k
+from ecrm.simulate.arithmetic import Circle, crowded, fewest_meetings, idle, lost_shards, meetings, neighbours, widest_k
 from ecrm.simulate.violation import Violation
 
 
@@ -58,7 +58,9 @@ class Roles:
         more = set(view.rebuilding).difference(lost_shards(before, set(before.live).difference(view.live)))
         if more:
             raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}")
-        _spares_first(before, view, Circle.of(engine.protection.shape))
+        circle = Circle.of(engine.protection.shape)
+        check_spares_first(before, view, circle)
+        check_apart(before, view, circle, engine.protection.rebuilding_may_move)
 
     def after_commit(self, rank: int, engine: Engine) -> bool:
         """A rank has accepted a commit; whether it was that of a reshape."""
@@ -73,8 +75,7 @@ class Roles:
         return True
 
     def _check_one(self, view: View, circle: Circle) -> None:
-        """Roles are with the living, m + 1 failure domains hold the dense replica where there are as many, and no shard that was
-        handed on shares a failure domain with another unit of its stripes while any live rank is free of them."""
+        """Roles are with the living, and m + 1 failure domains hold the dense replica where there are as many."""
         if (view, circle) in self._good:
             return
         astray = {*view.shards, *view.slots, *view.dense}.difference(view.live)
@@ -83,13 +84,6 @@ class Roles:
         there, holding = ({view.domains[rank] for rank in ranks} for ranks in (view.live, view.dense))
         if len(holding) < min(circle.m + 1, len(there)):
             raise Violation(f"{len(holding)} failure domains hold the dense replica, m={circle.m}: {view}")
-        for shard in sorted(set(view.rebuilding).intersection(crowded(view, circle))):
-            free = [rank for rank in view.live if not neighbours(view, circle, shard, rank)]
-            if free:
-                raise Violation(
-                    f"shard {shard} is on rank {view.shards[shard]} with others of its stripes though ranks {free} are free: "
-                    f"{view}, {circle}"
-                )
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
@@ -99,7 +93,22 @@ class Roles:
             raise Violation(f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}")
 
 
-def _spares_first(before: View, after: View, circle: Circle) -> None:
+def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> None:
+    """Shards that dead ranks had, and those that had begun to be rebuilt where they may move, are together placed so that as few
+    units of a stripe as possible share a failure domain."""
+    handed_on = {shard for shard, host in enumerate(before.shards) if host not in after.live}
+    if rebuilding_may_move:
+        handed_on |= set(before.rebuilding).intersection(after.rebuilding)
+    found = meetings(after, circle, handed_on)
+    fewest = fewest_meetings(after, circle, sorted(handed_on)) if found else 0
+    if fewest is not None and found > fewest:
+        raise Violation(
+            f"shards {sorted(handed_on)} were handed on so that {found} pairs of units of a stripe share a failure domain, though "
+            f"{fewest} would do: {before} then {after}, {circle}"
+        )
+
+
+def check_spares_first(before: View, after: View, circle: Circle) -> None:
     """No role of a dead rank went to a busy one while a spare waits that could have taken all that rank had."""
     waiting = set(idle(before)).intersection(idle(after))
     busy = set(after.live).difference(idle(before))

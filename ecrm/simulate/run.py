@@ -95,6 +95,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             per_call=schedule.call_death,
             per_recovery_call=schedule.cascade,
             together=schedule.together,
+            lost_touch=schedule.lost_touch,
             may_kill=may_kill,
         ),
         on_phase=on_phase,
@@ -143,7 +144,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         outcome = cluster.run(program)
         if alarms:  # nothing is corrupted in these schedules, whatever dies
             raise Violation(f"scrubbing found what is not there: {alarms[0]}")
-        refused = _judge(outcome.results, reported, truth, refusals, may_refuse=schedule.suite == "fatal" and not fatal_left[0])
+        may_refuse = schedule.suite == "fatal" and not fatal_left[0]
+        refused = _judge(outcome.results, reported, truth, refusals, workload.steps, may_refuse)
     except Violation as error:
         raise Failed(str(error), caught=True) from error
     except SimulationError as error:
@@ -168,6 +170,7 @@ def _judge(
     reported: list[dict[str, str]],
     truth: Truth,
     refusals: list[Refusal],
+    steps: int,
     may_refuse: bool,
 ) -> str | None:
     """Check what the survivors returned; the reason when they refused to go on, which they may after a fatal death only."""
@@ -179,6 +182,9 @@ def _judge(
             raise Violation(f"refused to go on although all could be survived: {refusals[0].text}")
         check_refusals(refusals)
         return refusals[0].text
+    early = [refusal for refusal in refusals if refusal.committed < steps]
+    if early:
+        raise Violation(f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, which others finished: {early[0].text}")
     if not reported:
         raise Violation("no rank reported the digests of the tables")
     if any(tables != truth.tables for tables in reported):

@@ -20,7 +20,7 @@ class Schedule:
     `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its rank
     with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the engine with
     `phase_death`; a death takes another rank along with probability `together`, and with hosts the whole
-    host with the same.
+    host with the same. A call fails at one rank though nobody died with probability `lost_touch`, a few times a run.
     """
 
     seed: int
@@ -31,6 +31,7 @@ class Schedule:
     phase_death: float
     cascade: float
     together: float
+    lost_touch: float = 0.0
 
     def __str__(self) -> str:
         w = self.workload
@@ -91,12 +92,12 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains and replication.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication and lost touch.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
         workload = replace(workload, protection=name, scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step)
-    return replace(schedule, workload=workload)
+    return replace(schedule, workload=workload, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

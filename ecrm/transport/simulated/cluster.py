@@ -177,6 +177,10 @@ class SimulatedCluster:
             completed = self._end_of(member, call)
         member.call = None
         member.told = False
+        if completed and method != "agree" and self._plan.loses_touch():
+            self._note(member, "loses touch")
+            self._die_if(member, when)
+            raise PeerFailure(f"{method}: failed though none of ranks {communicator.members} died")
         self._note(member, "completes" if completed else "fails")
         self._die_if(member, when)
         if not completed:

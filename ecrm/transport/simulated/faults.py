@@ -41,6 +41,7 @@ class RandomFaults:
     per_call: chance that a rank dies at one call.
     per_recovery_call: the same for a `shrink` and for the `recovery_calls` calls of the rank that follow it.
     together: chance that a death takes one more rank along at the same instant; drawn again for each more.
+    lost_touch: chance that a call other than an agreement fails at one rank though nobody died, `most_lost_touch` times at most.
     may_kill: asked with (rank, the killed and the doomed so far) before each kill; no answer changes the chances.
     """
 
@@ -49,6 +50,8 @@ class RandomFaults:
     per_recovery_call: float = 0.05
     recovery_calls: int = 6
     together: float = 0.2
+    lost_touch: float = 0.0
+    most_lost_touch: int = 4
     may_kill: Callable[[int, tuple[int, ...]], bool] = lambda rank, killed: True
 
     @staticmethod
@@ -76,6 +79,7 @@ class FaultPlan:
         self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
         self._at_phase = {(f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)}
         self._fired: set[Fault | PhaseFault] = set()
+        self._lost_touch = 0
         self._ordered: set[int] = set()  # by chance; some of them have yet to die, at the end of their call
 
     @property
@@ -103,6 +107,15 @@ class FaultPlan:
         if fault is not None:
             self._fired.add(fault)
         return fault is not None
+
+    def loses_touch(self) -> bool:
+        """Whether a call that would complete at a rank fails there instead."""
+        chances = self._chances
+        if chances is None or not chances.lost_touch or self._lost_touch >= chances.most_lost_touch:
+            return False
+        fails = self._random.random() < chances.lost_touch
+        self._lost_touch += fails
+        return fails
 
     def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
         """One of `candidates` that dies at the same instant as the last of `killed`, or None."""
