@@ -32,6 +32,12 @@ _SIGNATURES = {
     "ecrm_scatter_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
     "ecrm_xor_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
     "ecrm_scatter_add": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT]),
+    "ecrm_dot_interaction_room": (_INT, [_INT, _INT]),
+    "ecrm_dot_interaction": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER]),
+    "ecrm_dot_interaction_backward": (
+        None,
+        [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER],
+    ),
     "ecrm_hash_uniform": (
         None,
         [ctypes.c_uint64, ctypes.c_uint64, _POINTER, _INT, _INT, ctypes.c_float, _POINTER],

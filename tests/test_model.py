@@ -15,26 +15,43 @@ def _inputs(seed: int, batch: int = 32, features: int = 26, dim: int = 16):
     generator = torch.Generator().manual_seed(seed)
     return (
         torch.randn(batch, 13, generator=generator),
-        torch.randn(batch, features, dim, generator=generator),
+        torch.randn(50, dim, generator=generator),
+        torch.randint(0, 50, (batch * features,), generator=generator),
         (torch.rand(batch, generator=generator) < 0.3).float(),
     )
 
 
 @pytest.mark.parametrize(("bottom", "top"), [((64, 32, 16), (64, 32, 1)), ((16,), (8, 1))])
-def test_native_parts_are_torchrecs_bit_for_bit(bottom, top):
+def test_native_parts_are_torchrecs_to_rounding(bottom, top):
     ours = build_dense_parts("native", 13, 26, bottom, top, seed=7)
     theirs = build_dense_parts("torchrec", 13, 26, bottom, top, seed=7)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
-    dense, embeddings, _ = _inputs(0)
-    first, second = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
-    out, expected = ours(dense, first), theirs(dense, second)
+    dense, values, places, _ = _inputs(0)
+    first, second = values.clone().requires_grad_(), values.clone().requires_grad_()
+    out, expected = ours(dense, first, places), theirs(dense, second, places)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(first.grad, second.grad)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_parts_named_torchrec_are_torchrecs_own():
+    theirs = build_dense_parts("torchrec", 13, 26, (64, 16), (32, 1), seed=7)
+    dense_arch, over_arch = torchrec.DenseArch(13, [64, 16]), torchrec.OverArch(16 + 27 * 26 // 2, [32, 1])
+    dense_arch.load_state_dict(theirs.dense_arch.state_dict())
+    over_arch.load_state_dict(theirs.over_arch.state_dict())
+    dense, values, places, _ = _inputs(0)
+    first, second = values.clone().requires_grad_(), values.clone().requires_grad_()
+    out = theirs(dense, first, places)
+    pooled = second[places].view(32, 26, 16)
+    expected = over_arch(torchrec.InteractionArch(26)(dense_arch(dense), pooled)).squeeze(1)
     assert torch.equal(out, expected)
     out.sum().backward()
     expected.sum().backward()
-    assert torch.equal(first.grad, second.grad)
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
+    torch.testing.assert_close(first.grad, second.grad)
 
 
 def test_initial_values_depend_on_the_seed_alone():
@@ -48,7 +65,7 @@ def test_initial_values_depend_on_the_seed_alone():
 
 
 def test_torchrec_asked_for_by_name_is_never_replaced(monkeypatch):
-    assert resolve_dense_arch("auto") == "torchrec"
+    assert resolve_dense_arch("torchrec") == "torchrec" and resolve_dense_arch("auto") == "native"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert resolve_dense_arch("auto") == "native"
     with pytest.raises(UsageError, match="torchrec is not installed"):
@@ -67,12 +84,10 @@ def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
     ours, redo = replica(), replica()
     states = []
     for step in range(4):
-        dense, embeddings, labels = _inputs(step, features=4, dim=8)
-        rows = torch.arange(32 * 4)
-        batch = SlotBatch(dense, labels, rows, rows)
-        values = embeddings.reshape(-1, 8)
+        dense, values, places, labels = _inputs(step, features=4, dim=8)
+        batch = SlotBatch(dense, labels, torch.arange(50), places)
         reference.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(plain(dense, embeddings), labels)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(plain(dense, values, places), labels)
         loss.backward()
         reference.step()
         for target in (ours, redo):
@@ -95,15 +110,18 @@ def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
 
 
 def test_gradients_of_rows_sum_over_their_uses():
-    dense, _, labels = _inputs(5, features=4, dim=8)
+    dense, _, _, labels = _inputs(5, features=4, dim=8)
     ids = torch.randint(0, 10, (32, 4), generator=torch.Generator().manual_seed(1))
     batch = SlotBatch.of(dense, ids, labels, torch.tensor([0, 10, 20, 30]))
     assert torch.equal(batch.rows, (ids + torch.tensor([0, 10, 20, 30])).unique())
     values = torch.randn(batch.rows.numel(), 8, generator=torch.Generator().manual_seed(2))
     replica = FlatDenseReplica(build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), "sgd", 0.1)
     gradients, _ = backward(replica, forward(replica, batch, values, 32))
+    module = replica.module
     leaf = values.clone().requires_grad_()
-    spread = leaf[batch.places].view(32, 4, 8)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(replica.module(dense, spread), labels)
+    rows = torch.cat((module.dense_arch(dense).unsqueeze(1), leaf[batch.places].view(32, 4, 8)), dim=1)
+    first, second = torch.triu_indices(5, 5, offset=1)
+    logits = module.over_arch(torch.cat((rows[:, 0], (rows[:, first] * rows[:, second]).sum(2)), dim=1)).squeeze(1)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     (expected,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(gradients, expected)

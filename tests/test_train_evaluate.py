@@ -46,7 +46,7 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             slots=[slot for slot, host in enumerate(hosts) if host == rank],
             enter=lambda phase: None,
             lookup=lambda wanted: {slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()},
-            dense=SimpleNamespace(module=lambda dense, embeddings: dense[:, 0]),
+            dense=SimpleNamespace(module=lambda dense, values, places: dense[:, 0]),
             recovering=nullcontext,
             heed_stop=lambda: None,
             transport=SimpleNamespace(exchange=exchange, agree=lambda flag: True),

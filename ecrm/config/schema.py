@@ -75,7 +75,7 @@ class ModelConfig:
     )  # fmt: skip
     dense_arch: str = key(
         "auto",
-        "dense parts: TorchRec's modules, or the same model without TorchRec; auto = torchrec where it is installed",
+        "dense parts: TorchRec's own modules, or the same model with this project's interaction kernel, which is faster; auto = native",
         choices=("auto", "torchrec", "native"),
     )
 

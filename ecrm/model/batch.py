@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ecrm.kernels.scatter_add import scatter_add
 from ecrm.model.replica import FlatDenseReplica
 
 
@@ -31,18 +30,14 @@ class SlotBatch:
         rows, places = (ids + offsets).unique(return_inverse=True)
         return SlotBatch(dense, labels, rows, places.reshape(-1))
 
-    def embeddings(self, values: Tensor) -> Tensor:
-        """Rows [U, D] spread to [B, F, D]."""
-        features = self.places.numel() // self.labels.numel()
-        return values.index_select(0, self.places).view(self.labels.numel(), features, -1)
-
 
 @dataclass(frozen=True)
 class SlotForward:
-    """A slot between forward and backward: `probabilities` [B] float32, detached, and the graph of its share of the loss."""
+    """A slot between forward and backward: `probabilities` [B] float32, detached, and the graph of its share of the loss from its rows'
+    `values`, [U, D]."""
 
     batch: SlotBatch
-    embeddings: Tensor
+    values: Tensor
     loss: Tensor
     probabilities: Tensor
 
@@ -52,16 +47,14 @@ def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_
 
     The loss is the slot's share of the mean over the global batch, so shares and gradients add up.
     """
-    embeddings = batch.embeddings(values).requires_grad_()
-    logits = replica.module(batch.dense, embeddings)
+    values = values.detach().requires_grad_()
+    logits = replica.module(batch.dense, values, batch.places)
     loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum") / global_batch
-    return SlotForward(batch, embeddings, loss, logits.detach().sigmoid())
+    return SlotForward(batch, values, loss, logits.detach().sigmoid())
 
 
 def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
     """Backward of one slot: (gradients of its rows [U, D], contribution to the dense replicas [P + 1])."""
     replica.begin_slot()
     slot.loss.backward()
-    gradients = torch.zeros(slot.batch.rows.numel(), slot.embeddings.shape[-1])
-    scatter_add(gradients, slot.batch.places, slot.embeddings.grad.flatten(0, 1))
-    return gradients, replica.contribution(slot.loss.detach())
+    return slot.values.grad, replica.contribution(slot.loss.detach())

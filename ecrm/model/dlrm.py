@@ -1,4 +1,4 @@
-"""The dense parts of DLRM: dense arch, dot interaction, over arch; TorchRec's modules or the same without TorchRec.
+"""The dense parts of DLRM: dense arch, dot interaction, over arch; TorchRec's modules, or the same model without TorchRec.
 
 B = batch, F = sparse features, D = embedding dim, N = dense features.
 """
@@ -13,31 +13,67 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.errors import UsageError
+from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
+from ecrm.kernels.scatter_add import scatter_add
 
 
 class DenseParts(nn.Module):
-    """logits [B] from dense features [B, N] and pooled embeddings [B, F, D], all float32."""
+    """logits [B] from dense features [B, N], unique embedding rows [U, D] and which of them each (sample, feature) is, int64 [B * F]."""
 
     def __init__(self, dense_arch: nn.Module, interaction: nn.Module, over_arch: nn.Module) -> None:
         super().__init__()
         self.dense_arch, self.interaction, self.over_arch = dense_arch, interaction, over_arch
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        return self.over_arch(self.interaction(self.dense_arch(dense), embeddings)).squeeze(1)
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
+        return self.over_arch(self.interaction(self.dense_arch(dense), values, places)).squeeze(1)
+
+
+class _Interact(torch.autograd.Function):
+    """The kernel and its gradients."""
+
+    @staticmethod
+    def forward(ctx, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(dense, values, places)
+        return dot_interaction(dense, values, places)
+
+    @staticmethod
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *dot_interaction_backward(gradients, *ctx.saved_tensors), None
 
 
 class _Interaction(nn.Module):
     """Dense features [B, D] followed by the dot products of every pair among them and F embeddings."""
 
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        first, second = torch.triu_indices(features + 1, features + 1, offset=1)
-        self.register_buffer("pairs", first * (features + 1) + second, persistent=False)
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
+        return _Interact.apply(dense, values, places)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        vectors = torch.cat((dense.unsqueeze(1), embeddings), dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        return torch.cat((dense, products.index_select(1, self.pairs)), dim=1)
+
+class _Spread(torch.autograd.Function):
+    """Rows to where they are used; gradients of a row are summed in the order of `places`, which torch does not promise."""
+
+    @staticmethod
+    def forward(ctx, values: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = values.shape[0]
+        return values.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        sums = torch.zeros(ctx.rows, gradients.shape[1])
+        scatter_add(sums, places, gradients)
+        return sums, None
+
+
+class _OnPooled(nn.Module):
+    """TorchRec's interaction, which takes pooled embeddings [B, F, D]."""
+
+    def __init__(self, arch: nn.Module) -> None:
+        super().__init__()
+        self.arch = arch
+
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
+        return self.arch(dense, _Spread.apply(values, places).view(dense.shape[0], -1, dense.shape[1]))
 
 
 def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
@@ -50,13 +86,12 @@ def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 
 def resolve_dense_arch(name: str) -> str:
     """`torchrec` or `native` for a config's `model.dense_arch`; raises UsageError when TorchRec is asked for and absent."""
-    installed = importlib.util.find_spec("torchrec") is not None
-    if name == "torchrec" and not installed:
+    if name == "torchrec" and importlib.util.find_spec("torchrec") is None:
         raise UsageError(
             "model.dense_arch = torchrec, but torchrec is not installed: "
             "type pip install 'ecrm[torchrec]' and then pip install --no-deps torchrec==1.8.0, or set model.dense_arch=native"
         )
-    return ("torchrec" if installed else "native") if name == "auto" else name
+    return "native" if name == "auto" else name
 
 
 def import_dense_arch(arch: str) -> None:
@@ -71,7 +106,7 @@ def build_dense_parts(
     """Dense parts with initial values that depend on the seed alone; `arch` is `torchrec` or `native`.
 
     `bottom` ends with the embedding dim, `top` with 1. Both archs build the same layers in the same
-    order, so their initial values are the same bits.
+    order, so their initial values are the same bits; `native` computes the interaction by a kernel of its own, in another order.
     """
     interaction_width = bottom[-1] + (sparse_features + 1) * sparse_features // 2
     with torch.random.fork_rng(devices=[]):
@@ -81,11 +116,11 @@ def build_dense_parts(
 
             return DenseParts(
                 DenseArch(dense_features, list(bottom)),
-                InteractionArch(sparse_features),
+                _OnPooled(InteractionArch(sparse_features)),
                 OverArch(interaction_width, list(top)),
             )
         return DenseParts(
             _mlp(dense_features, bottom),
-            _Interaction(sparse_features),
+            _Interaction(),
             nn.Sequential(*_mlp(interaction_width, top[:-1]), nn.Linear(top[-2] if len(top) > 1 else interaction_width, top[-1])),
         )

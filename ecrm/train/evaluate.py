@@ -88,7 +88,7 @@ def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, glob
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         with torch.no_grad():
             for slot, batch in batches.items():
-                logits = engine.dense.module(batch.dense, batch.embeddings(values[slot][0]))
+                logits = engine.dense.module(batch.dense, values[slot][0], batch.places)
                 scores.add(slot, batch.labels, logits)
     return _gather(engine, scores, dataset.eval_rows)
 

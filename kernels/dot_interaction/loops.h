@@ -1,0 +1,155 @@
+// Compiled once per instruction set by each_set.h.
+
+// Sixteen floats whatever the instruction set, which decides only in how many registers they lie: so the order of the
+// additions, and with it every bit, is the same on all.
+constexpr int64_t kSixteen = 16, kParts = kSixteen / kFloats;
+struct Sixteen {
+  Floats part[kParts];
+};
+
+ECRM_INLINE Sixteen load16(const float* from) {
+  Sixteen value;
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) memcpy(&value.part[p], from + p * kFloats, sizeof(Floats));
+  return value;
+}
+ECRM_INLINE void store16(float* to, const Sixteen& value) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) memcpy(to + p * kFloats, &value.part[p], sizeof(Floats));
+}
+ECRM_INLINE void add16(Sixteen& sum, const Sixteen& value) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) sum.part[p] += value.part[p];
+}
+ECRM_INLINE void add_product16(Sixteen& sum, const Sixteen& a, const Sixteen& b) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) sum.part[p] += a.part[p] * b.part[p];
+}
+ECRM_INLINE void add_multiple16(Sixteen& sum, float factor, const Sixteen& a) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kParts; ++p) sum.part[p] += factor * a.part[p];
+}
+
+// The sums of all lanes of four: lane + lane 8 further, then 4, 2, 1.
+ECRM_INLINE void sums_of_four(float* to, const Sixteen* four, int64_t wanted) {
+  alignas(64) float x[4][kSixteen];
+#pragma GCC unroll 8
+  for (int t = 0; t < 4; ++t) store16(x[t], four[t]);
+  for (int half = 8; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int t = 0; t < 4; ++t) {
+      for (int l = 0; l < half; ++l) x[t][l] += x[t][l + half];
+    }
+  }
+  for (int64_t t = 0; t < wanted; ++t) to[t] = x[t][0];
+}
+
+// The rows of one sample, dense first, one after the other in `room`, each `padded` floats wide. What lies behind a
+// row's end in `room` is zero and stays so.
+ECRM_INLINE void collect(float* room, int64_t padded, const float* dense, const float* values, int64_t value_stride,
+                         const int64_t* places, int64_t features, int64_t dimension) {
+  memcpy(room, dense, 4 * static_cast<size_t>(dimension));
+  for (int64_t f = 0; f < features; ++f) {
+    memcpy(room + (f + 1) * padded, values + places[f] * value_stride, 4 * static_cast<size_t>(dimension));
+  }
+}
+
+ECRM_INLINE void fetch_rows(const float* rows, int64_t stride, const int64_t* places, int64_t features, int64_t dimension) {
+  for (int64_t f = 0; f < features; ++f) fetch_row(reinterpret_cast<const uint8_t*>(rows + places[f] * stride), 4 * dimension);
+}
+
+static void forward(float* out, int64_t out_stride, const float* dense, int64_t dense_stride, const float* values,
+                    int64_t value_stride, const int64_t* places, int64_t batch, int64_t features, int64_t dimension,
+                    float* room) {
+  const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* mine = places + b * features;
+    if (b + 1 < batch) fetch_rows(values, value_stride, mine + features, features, dimension);
+    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features, dimension);
+    float* to = out + b * out_stride;
+    memcpy(to, room, 4 * static_cast<size_t>(dimension));
+    to += dimension;
+    for (int64_t i = 0; i + 1 < rows; ++i) {
+      const float* left = room + i * padded;
+      for (int64_t j = i + 1; j < rows; j += 4) {
+        const float* right[4];  // the last row again where there are no four more
+#pragma GCC unroll 8
+        for (int t = 0; t < 4; ++t) right[t] = room + (j + t < rows ? j + t : rows - 1) * padded;
+        Sixteen sums[4] = {};
+        for (int64_t d = 0; d < padded; d += kSixteen) {
+          const Sixteen x = load16(left + d);
+#pragma GCC unroll 8
+          for (int t = 0; t < 4; ++t) add_product16(sums[t], x, load16(right[t] + d));
+        }
+        const int64_t wanted = rows - j < 4 ? rows - j : 4;
+        sums_of_four(to, sums, wanted);
+        to += wanted;
+      }
+    }
+  }
+}
+
+// `n` vectors of the gradient of row i from column d on: `first`, or zero, plus factors[j] * row j for j = 0, 1, .. but i.
+ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, const float* room, int64_t padded,
+                             const float* factors, int64_t i, int64_t rows, int64_t d) {
+#pragma GCC unroll 8
+  for (int t = 0; t < n; ++t) sums[t] = first == nullptr ? Sixteen{} : load16(first + d + kSixteen * t);
+  for (int64_t j = 0; j < i; ++j) {
+#pragma GCC unroll 8
+    for (int t = 0; t < n; ++t) add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
+  }
+  for (int64_t j = i + 1; j < rows; ++j) {
+#pragma GCC unroll 8
+    for (int t = 0; t < n; ++t) add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
+  }
+}
+
+// The first `count` of sixteen, stored, or added to what is there.
+ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, bool adds) {
+  if (count >= kSixteen) {
+    if (adds) add16(value, load16(to));
+    store16(to, value);
+    return;
+  }
+  float rest[kSixteen];
+  store16(rest, value);
+  for (int64_t d = 0; d < count; ++d) to[d] = adds ? to[d] + rest[d] : rest[d];
+}
+
+static void backward(float* dense_gradients, float* sums, int64_t sum_stride, const float* gradients, int64_t stride,
+                     const float* dense, int64_t dense_stride, const float* values, int64_t value_stride,
+                     const int64_t* places, int64_t batch, int64_t features, int64_t dimension, float* room) {
+  const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
+  float* first = room + rows * padded;  // the gradient of a sample's dense row as it came, zero behind its end
+  float* factors = first + padded;      // [rows, rows]: the gradient of each pair's product
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* mine = places + b * features;
+    if (b + 1 < batch) {
+      fetch_rows(values, value_stride, mine + features, features, dimension);
+      fetch_rows(sums, sum_stride, mine + features, features, dimension);
+    }
+    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features, dimension);
+    const float* from = gradients + b * stride;
+    memcpy(first, from, 4 * static_cast<size_t>(dimension));
+    from += dimension;
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = i + 1; j < rows; ++j) factors[i * rows + j] = factors[j * rows + i] = *from++;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      float* to = i == 0 ? dense_gradients + b * dimension : sums + mine[i - 1] * sum_stride;
+      const float* start = i == 0 ? first : nullptr;
+      int64_t d = 0;
+      for (; d + 4 * kSixteen <= padded; d += 4 * kSixteen) {
+        Sixteen found[4];
+        gradient_of(found, 4, start, room, padded, factors + i * rows, i, rows, d);
+#pragma GCC unroll 8
+        for (int t = 0; t < 4; ++t) store_part(to + d + kSixteen * t, found[t], dimension - d - kSixteen * t, i > 0);
+      }
+      for (; d < padded; d += kSixteen) {
+        Sixteen found[1];
+        gradient_of(found, 1, start, room, padded, factors + i * rows, i, rows, d);
+        store_part(to + d, found[0], dimension - d, i > 0);
+      }
+    }
+  }
+}
