@@ -16,6 +16,10 @@ have just been summed, as in a step, and the delta written over them, is compare
                     what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
                     its indices.
 
+dot_interaction (forward, and backward to sums of unique rows), of 26 features whose rows are drawn as skewed as a batch's, is compared with
+  torchrec          TorchRec's InteractionArch and its gradients, between rows spread to their samples and gradients summed
+                    by scatter_add: what a step does without this kernel.
+
 All large arrays come from numpy.zeros, which asks the system for huge pages, and begin at a cache line; FBGEMM's table
 too. Bytes counted: what has to cross the memory bus once, row numbers included; writing counts once, though a cache
 reads a line before it writes part of it. Every contender runs once per round, in a random order: what ran before also
@@ -45,8 +49,10 @@ import numpy as np
 import torch
 
 from ecrm.kernels import native
+from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
 from ecrm.kernels.parity_apply import parity_apply
 from ecrm.kernels.records import gather_records
+from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
 
 COEFFICIENT = 29
@@ -314,6 +320,38 @@ def fbgemm_contenders(
     return [Contender("fbgemm", backward_with_gathers, counted_bytes, forward)]
 
 
+def interaction_cases(batch: int, dimension: int) -> list[Case]:
+    """dot_interaction of one slot's samples; none where TorchRec is not installed, which is said."""
+    try:
+        from torchrec.models.dlrm import InteractionArch
+    except ImportError as error:
+        print(f"dot_interaction left out: {error}", file=sys.stderr)
+        return []
+    features, generator = 26, torch.Generator().manual_seed(3)
+    skewed = (torch.rand(batch, features, generator=generator) ** 4 * 20_000).long() + 20_000 * torch.arange(features)
+    rows, places = skewed.unique(return_inverse=True)
+    places = places.reshape(-1)
+    values, dense = zeros(rows.numel(), dimension), zeros(batch, dimension)
+    gradients = zeros(batch, dimension + features * (features + 1) // 2)
+    for matrix in (values, dense, gradients):
+        matrix.normal_(generator=generator)
+    arch, sums = InteractionArch(features), [torch.zeros(0)]
+
+    def ours() -> None:
+        dot_interaction(dense, values, places, backend="cpu")
+        sums[0] = dot_interaction_backward(gradients, dense, values, places, backend="cpu")[1]
+
+    def theirs() -> None:
+        spread, first = values.index_select(0, places).view(batch, features, -1).requires_grad_(), dense.clone().requires_grad_()
+        _, of_rows = torch.autograd.grad(arch(first, spread), (first, spread), gradients)
+        scatter_add(torch.zeros_like(values), places, of_rows.flatten(0, 1), backend="cpu")
+
+    once = 4 * dimension * places.numel()  # forward: rows read; backward: rows read, sums read and written
+    counted = 4 * once + 2 * gradients.nbytes
+    contenders = [Contender("dot_interaction", ours, counted), Contender("torchrec", theirs, counted)]
+    return [Case("dot_interaction, forward and backward", batch, 4 * dimension, contenders, lambda: sums[0])]
+
+
 def machine() -> dict[str, object]:
     """Where and with what this ran."""
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
@@ -355,6 +393,8 @@ def main(arguments: list[str] | None = None) -> None:
     cases += parity_cases(options.rows, 4 * options.dimension + 4, orders=("permuted",))
     for touched in options.touched:
         cases += update_cases(options.rows, options.dimension, touched)
+    for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
+        cases += interaction_cases(batch, dimension)
     for case in cases:
         print(f"\n{case.name}: {case.rows} rows of {case.row_bytes} bytes")
         for line in report(case, measure(case, options.rounds)):

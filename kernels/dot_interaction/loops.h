@@ -30,18 +30,28 @@ ECRM_INLINE void add_multiple16(Sixteen& sum, float factor, const Sixteen& a) {
   for (int p = 0; p < kParts; ++p) sum.part[p] += factor * a.part[p];
 }
 
-// The sums of all lanes of four: lane + lane 8 further, then 4, 2, 1.
-ECRM_INLINE void sums_of_four(float* to, const Sixteen* four, int64_t wanted) {
-  alignas(64) float x[4][kSixteen];
+typedef float Four __attribute__((vector_size(16)));
+typedef int32_t Choice __attribute__((vector_size(16)));
+
+ECRM_INLINE Four load4(const float* from) {
+  Four value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// The sums of all lanes of each of four: lane + lane 8 further, then 4, 2, 1.
+ECRM_INLINE Four sums_of_four(const Sixteen* four) {
+  Four left[4];
 #pragma GCC unroll 8
-  for (int t = 0; t < 4; ++t) store16(x[t], four[t]);
-  for (int half = 8; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int t = 0; t < 4; ++t) {
-      for (int l = 0; l < half; ++l) x[t][l] += x[t][l + half];
-    }
+  for (int t = 0; t < 4; ++t) {
+    alignas(64) float x[kSixteen];
+    store16(x, four[t]);
+    left[t] = (load4(x) + load4(x + 8)) + (load4(x + 4) + load4(x + 12));
   }
-  for (int64_t t = 0; t < wanted; ++t) to[t] = x[t][0];
+  const Choice low2 = {0, 1, 4, 5}, high2 = {2, 3, 6, 7}, even = {0, 2, 4, 6}, odd = {1, 3, 5, 7};
+  const Four ab = __builtin_shuffle(left[0], left[1], low2) + __builtin_shuffle(left[0], left[1], high2);
+  const Four cd = __builtin_shuffle(left[2], left[3], low2) + __builtin_shuffle(left[2], left[3], high2);
+  return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
 }
 
 // The rows of one sample, dense first, one after the other in `room`, each `padded` floats wide. What lies behind a
@@ -82,7 +92,12 @@ static void forward(float* out, int64_t out_stride, const float* dense, int64_t 
           for (int t = 0; t < 4; ++t) add_product16(sums[t], x, load16(right[t] + d));
         }
         const int64_t wanted = rows - j < 4 ? rows - j : 4;
-        sums_of_four(to, sums, wanted);
+        const Four found = sums_of_four(sums);
+        if (wanted == 4) {
+          memcpy(to, &found, sizeof found);
+        } else {
+          for (int64_t t = 0; t < wanted; ++t) to[t] = found[t];
+        }
         to += wanted;
       }
     }
