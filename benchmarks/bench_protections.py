@@ -2,27 +2,32 @@
 
     python benchmarks/bench_protections.py                     # all of it
     python benchmarks/bench_protections.py --rounds 1          # the same, less often
-    python benchmarks/bench_protections.py --smoke             # a minute or two, tiny; what the tests run
+    python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
 Contenders are in contenders.py, with the scaling of checkpoint intervals. Training is real, under mpirun, on 5 colocated ranks and a
 spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES, generated rows), and criteo: real rows (`--criteo`), going round them.
+In the first two the first batches go through every row of every table (swept.py), so that checkpoints and rebuilding meet tables
+all of which was trained; nothing is measured before that.
 
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
-2. A short undisturbed run of each contender, once: bytes sent and written per step, memory, and that the model is that of `none`.
-3. Rounds: each contender once, in random order, the same steps. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a step
-   drawn for the round. Steps before it give the cost of normal operation, as a ratio to `none` in the same round; what follows the
-   cost of the kill. `none` is not killed: it could not go on.
+2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
+3. Rounds: each contender once, in random order, the same steps. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
+   step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
+   before it, with one checkpoint, gives the cost of normal operation, waiting and slower steps while one is written included; without
+   them the steps since the sweep do. It is compared with `none` in the same round, which is not killed: it could not go on.
+4. Sizes: `none`, erasure and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
+5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
 
-An average step leaves out the time in which training waits for a checkpoint; that is added as seconds waited per checkpoint over the steps of an
-interval, so that it does not matter how many happen to lie before the kill. The finished model of each run is compared with that
-of `none` by SHA-256. Writes protections.csv, protections_bytes.csv, protections_accuracy.csv and protections_timeline.csv.
+The finished model of each run of a round is compared with that of `none` by SHA-256. Writes protections.csv and
+protections_bytes.csv, _size.csv, _accuracy.csv and _timeline.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import statistics
@@ -36,54 +41,77 @@ from typing import Any
 import measure
 from contenders import CONTENDERS, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
 from disturbance import calm, cost, timeline
+from swept import sweep
 from tables import TableError, read_rows
-from versus import bars, memory_bar, overheads, summary_lines
+from versus import bars, overheads, summary_lines
 
+from ecrm.data.manifest import read_manifest
 from ecrm.drill.events import parse_events
 from ecrm.drill.record import RunRecord, run_record
 from ecrm.train.profile import STEP_PHASES
 
 VICTIM = 1
 WARM_STEPS = 4
-"""Steps at the start that no number comes from: they touch memory for the first time."""
+"""Steps after the sweep that no number comes from."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: servers that train too, steps of a run, of an undisturbed one, samples of a slot by regime, generated rows, rows of a table."""
+    """How much is run: servers that train too; steps before the kill without checkpoints and after any kill; steps of a short undisturbed
+    run and of one with evaluations, which come every `eval_every`; steps between checkpoints at least; samples of a slot and
+    cap of the rows of a table, by regime; generated rows; shares of the cap in the comparison of sizes; contenders there, and of those with evaluations."""
 
     servers: int
-    steps: int
+    before: int
+    after: int
     quiet_steps: int
+    accuracy_steps: int
+    eval_every: int
+    least_interval: int
     slot_batch: Mapping[str, int]
+    most_rows: Mapping[str, int]
     rows: int
-    most_rows: int | None = None
+    shares: tuple[float, ...]
+    sized: tuple[str, ...]
+    evaluated: tuple[str, ...]
 
 
-FULL = Size(5, 120, 16, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64}, rows=500_000)
-TINY = Size(3, 24, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16}, rows=4_000, most_rows=500)
+FULL = Size(
+    5, 40, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
+    {"dense-heavy": 100_000, "embedding-heavy": 50_000}, rows=500_000, shares=(0.5, 0.25, 0.125),
+    sized=("none", "erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
+)  # fmt: skip
+TINY = Size(
+    3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
+    {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500}, rows=4_000, shares=(0.5,),
+    sized=("none", "erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Regime:
-    """A model, its data and the batch: `sets` are config keys."""
+    """A model, its data and the batch: `sets` are config keys, `plain` the data without the sweep, `warm` the steps before which nothing is
+    measured, `shard_rows` the rows of a shard."""
 
     name: str
     sets: Mapping[str, Any]
+    plain: Path
+    warm: int
+    shard_rows: int
 
 
-def regime_of(name: str, data: Path, size: Size) -> Regime:
-    """The settings that all contenders of a regime share."""
-    batch = size.servers * size.slot_batch[name]
+def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.0) -> Regime:
+    """The settings that all contenders of a regime share; the swept data goes to `folder`."""
+    batch, most = size.servers * size.slot_batch[name], int(share * size.most_rows.get(name, 0))
     sets = {
         **measure.REGIMES.get(name, {}),
         "data.path": str(data),
         "data.eval_fraction": 0.1 if name == "criteo" else 0.01,
-        "model.dense_arch": "native",
         "train.epochs": 0,
         "train.global_batch": batch,
         "train.log_every_steps": 10,
+        "storage.prefault": True,
         "cluster.layout": "colocated",
         "cluster.servers": size.servers,
         "cluster.trainers": size.servers,
@@ -91,9 +119,48 @@ def regime_of(name: str, data: Path, size: Size) -> Regime:
         "protection.rebuild_rows_per_step": REBUILD_ROWS,
         "protection.verify_parity_at_end": False,
     }
-    if size.most_rows:
-        sets["model.max_rows_per_table"] = size.most_rows
-    return Regime(name, sets)
+    warm = WARM_STEPS
+    if most:
+        sets["model.max_rows_per_table"] = most
+        if name != "criteo":
+            into = folder / f"swept-{data.name}-{most}-{batch}"
+            warm += sweep(data, into, most, batch)
+            sets["data.path"] = str(into)
+    tables = read_manifest(data)["tables"].values()
+    rows = sum(min(rows, most) if most else rows for rows in tables)
+    return Regime(name, sets, data, warm, rows // size.servers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a contender writes checkpoints (0: never) and is killed, and the last step before those that its normal operation is taken from."""
+
+    every: int
+    first: int
+    kill_step: int
+
+
+def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number: int) -> Plan:
+    """With checkpoints: killed half an interval after the first one that has a whole interval around it behind the sweep, and if they
+    are incremental a full one before it."""
+    if not every:
+        return Plan(0, regime.warm, regime.warm + size.before + random.Random(f"kill {number}").randrange(size.before // 4))
+    checkpoints = math.ceil((regime.warm + every / 2) / every)
+    if contender.sets.get("checkpoint.kind") == "incremental":
+        checkpoints = max(checkpoints, math.ceil(regime.warm / every) + 1)
+    kill = checkpoints * every + every // 2
+    return Plan(every, kill - every, kill)
+
+
+def steps_of(regime: Regime, plans: Mapping[str, Plan], size: Size) -> int:
+    """Steps of all runs of a round: enough for each contender to be whole again after its kill."""
+    return max(plan.kill_step + max(size.after, _rebuilding(regime, CONTENDERS[name])) for name, plan in plans.items())
+
+
+def _rebuilding(regime: Regime, contender: Contender) -> int:
+    """Steps in which a lost shard and its redundancy are rebuilt, and a third more."""
+    per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS)
+    return math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step)
 
 
 def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> tuple[RunRecord, list[dict[str, Any]]]:
@@ -110,35 +177,37 @@ def of_kind(events: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str,
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of a step without checkpoints, and seconds and bytes of a synchronous checkpoint, both at about the step of a kill."""
+    """Seconds of a step without checkpoints, and seconds and bytes of a synchronous checkpoint of tables all of which was trained."""
 
     step_seconds: float
     checkpoint_seconds: float
     checkpoint_bytes: int
 
-    def interval(self, contender: Contender, setting: Setting) -> int:
-        """Steps between that contender's checkpoints; 0 for none."""
+    def interval(self, contender: Contender, setting: Setting, least: int) -> int:
+        """Steps between that contender's checkpoints, at least `least`; 0 for none."""
         if not contender.minutes:
             return 0
-        return interval_steps(setting, contender.minutes, self.checkpoint_seconds, self.step_seconds)
+        return max(least, interval_steps(setting, contender.minutes, self.checkpoint_seconds, self.step_seconds))
 
 
-def calibrate(folder: Path, regime: Regime, steps: int) -> Calibration:
-    """Measure a run of `steps` steps with one synchronous checkpoint in the middle and one at the end."""
-    middle = max(steps // 2, WARM_STEPS + 2)
-    sets = {**regime.sets, **CONTENDERS["checkpoint-30-sync"].sets, "train.steps": steps, "checkpoint.every_steps": middle}
+def calibrate(folder: Path, regime: Regime, size: Size) -> Calibration:
+    """Measure a run with three synchronous checkpoints after the sweep."""
+    every = max(size.before // 2, 2)
+    first = math.ceil(regime.warm / every) * every
+    sets = {**regime.sets, **CONTENDERS["checkpoint-30-sync"].sets, "train.steps": first + 2 * every, "checkpoint.every_steps": every}
     record, events = run(folder, sets)
-    written = of_kind(events, "checkpoint")
-    before = calm(record, WARM_STEPS, steps, written)
-    last = written[-1]
-    return Calibration(before.step_seconds, last["stall_seconds"], last["bytes"])
+    written = [event for event in of_kind(events, "checkpoint") if event["step"] >= first]
+    before = calm(record, first, first + 2 * every, written)
+    seconds = statistics.median(event["stall_seconds"] for event in written)
+    return Calibration(before.step_seconds - before.waiting / before.steps, seconds, written[-1]["bytes"])
 
 
-def quiet_row(folder: Path, regime: Regime, name: str, steps: int, calibration: Calibration, setting: Setting) -> dict[str, Any]:
-    """Bytes of an undisturbed run of a contender, as a row of protections_bytes.csv."""
+def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, Any]:
+    """Bytes and memory of an undisturbed run of a contender, as a row of protections_bytes.csv; with checkpoints it writes one in the
+    middle and one at the end."""
     contender = CONTENDERS[name]
-    every = calibration.interval(contender, setting)
-    record, events = run(folder, {**regime.sets, **contender.sets, "train.steps": steps, "checkpoint.every_steps": steps if every else 0})
+    sets = {**regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps}
+    record, _ = run(folder, {**sets, "checkpoint.every_steps": steps // 2 if contender.minutes else 0})
     summary = record.summary
     sent = sum(rank["sent"].get(phase, 0) for rank in summary["traffic_bytes_per_rank"] for phase in STEP_PHASES)
     written = sum(rank["written"] for rank in summary["traffic_bytes_per_rank"])
@@ -148,36 +217,32 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int, calibration: 
         "contender": name,
         "steps": steps,
         "sent_bytes_per_step": round(sent / steps),
-        "written_bytes_per_step": round(calibration.checkpoint_bytes / every if every else written / steps),
+        "written_bytes_per_step": "" if contender.minutes else round(written / steps),
         "rows_bytes": held["data"],
         "redundancy_bytes": held["parity"],
         "undo_bytes": held["undo"],
-        "resident_bytes": sum(rank["resident"] for rank in summary["memory_bytes_per_rank"]),
         "model_sha256": summary["model_sha256"],
     }
 
 
 def killed_row(
-    folder: Path, regime: Regime, name: str, number: int, steps: int, kill_step: int, every: int
-) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """One run of a round: its row of protections.csv, its evaluations and its time line."""
+    folder: Path, regime: Regime, name: str, number: int, steps: int, plan: Plan
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One run of a round: its row of protections.csv and its time line."""
     contender = CONTENDERS[name]
-    sets = {**regime.sets, **contender.sets, "train.steps": steps, "train.eval_every_steps": steps // 8, "checkpoint.every_steps": every}
-    kills = [f"{VICTIM}@{kill_step}:update"] if contender.survives else []
-    record, events = run(folder, sets, kills)
+    sets = {**regime.sets, **contender.sets, "train.steps": steps, "checkpoint.every_steps": plan.every}
+    record, events = run(folder, sets, [f"{VICTIM}@{plan.kill_step}:update"] if contender.survives else [])
     written = of_kind(events, "checkpoint")
     dead = sorted(rank for failure in record.failures for rank in failure.ranks)
-    if dead != ([VICTIM] if kills else []):
-        sys.exit(f"{regime.name}, {name}: ranks {dead} died, not what was to be measured")
+    if dead != ([VICTIM] if contender.survives else []):
+        raise NotMeasured(f"{regime.name}, {name}: ranks {dead} died, not what was to be measured")
     try:
-        before = calm(record, WARM_STEPS, kill_step, written)
-        found = cost(record, before) if kills else None
+        before = calm(record, plan.first, plan.kill_step, written)
+        found = cost(record, before.step_seconds) if contender.survives else None
     except ValueError as error:
-        sys.exit(f"{regime.name}, {name}, round {number}: {error}")
-    # The one after the last step does not come at the interval, and rolled back runs write some again: unless there is no other.
-    inside = [event for event in written if event["step"] <= kill_step] or written
-    waited = statistics.fmean(event["stall_seconds"] for event in inside) if every else 0.0
-    batch = sets["train.global_batch"]
+        raise NotMeasured(f"{regime.name}, {name}, round {number}: {error}") from None
+    inside = [event for event in written if plan.first < event["step"] <= plan.kill_step]
+    batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
     row = {
         "regime": regime.name,
         "round": number,
@@ -185,20 +250,22 @@ def killed_row(
         "servers": sets["cluster.servers"],
         "global_batch": batch,
         "steps": steps,
-        "kill_step": kill_step,
+        "kill_step": plan.kill_step,
         "step_ms": _ms(before.step_seconds),
-        "checkpoint_every_steps": every or "",
-        "checkpoint_wait_ms": _ms(waited) if every else "",
-        "checkpoint_bytes": inside[-1]["bytes"] if every else "",
-        "step_with_checkpoints_ms": _ms(before.step_seconds + (waited / every if every else 0.0)),
-        **dict.fromkeys(("gap_ms", "lost_ms", "recovery_ms", "redone_steps", "rolled_back", "whole_after_s", "kept_recovering", "kept_rebuilding"), ""),
-        "eval_auc": _six(record.summary["eval_auc"]),
+        "checkpoint_every_steps": plan.every or "",
+        "checkpoint_wait_ms": _ms(before.waiting) if plan.every else "",
+        "checkpoint_bytes": inside[-1]["bytes"] if inside else "",
+        "rows_bytes": held["data"],
+        "redundancy_bytes": held["parity"],
+        "resident_peak_bytes": sum(rank["resident_peak"] for rank in record.summary["memory_bytes_per_rank"]),
+        **dict.fromkeys(KILLED, ""),
         "model_sha256": record.summary["model_sha256"],
     }
     if found is not None:
         row |= {
             "gap_ms": _ms(found.gap),
             "lost_ms": _ms(found.lost),
+            "lost_whole_ms": _ms(found.lost_whole),
             "recovery_ms": _ms(found.recovery),
             "redone_steps": found.redone,
             "rolled_back": bool(of_kind(events, "rolled_back")),
@@ -206,17 +273,53 @@ def killed_row(
             "kept_recovering": round(found.kept_recovering, 4),
             "kept_rebuilding": "" if found.kept_rebuilding is None else round(found.kept_rebuilding, 4),
         }
-    about = {"regime": regime.name, "contender": name}
-    origin = record.failures[0].began_at if kills else None
-    evaluations = [
-        {**about, "step": event["step"], "seconds": "" if origin is None else round(event["time"] - origin, 3),
-         "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}
-        for event in of_kind(events, "evaluation")
-    ]  # fmt: skip
     spans = [
-        {**about, "begin": round(begin, 4), "end": round(end, 4), "new_samples": new * batch} for begin, end, new in timeline(record)
+        {"regime": regime.name, "contender": name, "begin": round(begin, 4), "end": round(end, 4), "new_samples": new * batch}
+        for begin, end, new in timeline(record)
     ]
-    return row, evaluations, spans
+    return row, spans
+
+
+KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "rolled_back", "whole_after_s", "kept_recovering", "kept_rebuilding")
+"""Columns of protections.csv that are empty for a run that was not killed."""
+
+
+class NotMeasured(Exception):
+    """A run was not what was to be measured; one line."""
+
+
+def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int) -> Iterator[dict[str, Any]]:
+    """Undisturbed steps, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
+    for share in (1.0, *size.shares):
+        regime, every = regime_of("embedding-heavy", data, data.parent, size, share), 0
+        for name in size.sized:  # none first: its steps give the interval
+            contender = CONTENDERS[name]
+            plan = plan_of(regime, contender, every if contender.minutes else 0, size, number)
+            sets = {**regime.sets, **contender.sets, "train.steps": plan.kill_step + 1, "checkpoint.every_steps": plan.every}
+            record, events = run(folder, sets)
+            found = calm(record, plan.first, plan.kill_step, of_kind(events, "checkpoint"))
+            if name == "none":
+                every = max(size.least_interval, round(seconds / found.step_seconds))
+            yield {
+                "round": number, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
+                "checkpoint_every_steps": plan.every or "", "checkpoint_wait_ms": _ms(found.waiting) if plan.every else "",
+            }  # fmt: skip
+
+
+def accuracy_rows(folder: Path, regime: Regime, size: Size, every: int) -> Iterator[dict[str, Any]]:
+    """AUC and log loss on held-out rows along runs in which a server is killed, as rows of protections_accuracy.csv."""
+    for name in size.evaluated:
+        contender, steps = CONTENDERS[name], size.accuracy_steps
+        sets = {
+            **regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps, "train.eval_every_steps": size.eval_every,
+            "checkpoint.every_steps": every if contender.minutes else 0,
+        }  # fmt: skip
+        record, events = run(folder, sets, [f"{VICTIM}@{steps // 2}:update"] if contender.survives else [])
+        began = record.finished[0][1]
+        killed = "" if not record.failures else round(record.failures[0].began_at - began, 3)
+        for event in of_kind(events, "evaluation"):
+            yield {"regime": regime.name, "contender": name, "step": event["step"], "seconds": round(event["time"] - began, 3),
+                   "killed_seconds": killed, "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}  # fmt: skip
 
 
 def _ms(seconds: float) -> float:
@@ -226,12 +329,6 @@ def _ms(seconds: float) -> float:
 def _six(value: float | None) -> float | str:
     """Rounded; empty where there is none, as the AUC of rows that all have one label."""
     return "" if value is None else round(value, 6)
-
-
-def kill_step_of(number: int, steps: int) -> int:
-    """A step between a third and half of a run, which leaves time to rebuild; not one that begins after an evaluation."""
-    drawn = random.Random(f"kill {number}").randrange(steps // 3, steps // 2)
-    return drawn + (drawn % (steps // 8) == 0)
 
 
 def contenders_of(regime: str, wanted: Sequence[str]) -> list[str]:
@@ -262,7 +359,6 @@ def prepare_real(folder: Path, files: Sequence[Path]) -> Path:
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help=f"steps of a run; default {FULL.steps}")
     parser.add_argument("--regime", choices=("dense-heavy", "embedding-heavy", "criteo"), action="append")
     parser.add_argument("--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none")
     parser.add_argument("--criteo", type=Path, help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data")
@@ -272,8 +368,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder to keep the prepared data in")
     parser.add_argument("--output", type=Path, help="folder of the CSV files; default benchmarks/results")
     options = parser.parse_args(words)
-    if options.steps is not None and options.steps < 24:
-        parser.error(f"--steps {options.steps}: at least 24, so that there are steps to measure before and after the kill")
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1")
     if options.storage_gbit <= 0:
@@ -281,15 +375,18 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
+
+
 class Files:
-    """The four CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured."""
+    """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._about = folder, measure.device()
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ("", "_bytes", "_accuracy", "_timeline")}
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in KINDS}
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
-        self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes") else row for row in rows]
+        self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
         if self.rows[kind]:
             measure.write_csv(self._folder / f"protections{kind}.csv", self.rows[kind])
 
@@ -301,56 +398,61 @@ def main(words: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))
     try:
-        rows, sizes = (read_rows(output / f"protections{kind}.csv") for kind in ("", "_bytes"))
+        rows = read_rows(output / "protections.csv")
     except TableError as error:
         sys.exit(str(error))
-    if rows is None or sizes is None:
-        sys.exit(f"there is no {output / 'protections.csv'} with protections_bytes.csv beside it: run without --table first")
+    if rows is None:
+        sys.exit(f"there is no {output / 'protections.csv'}: run without --table first")
     print("\n".join(summary_lines(rows)))
-    for bar in (*bars(rows), *memory_bar(sizes)):
+    for bar in bars(rows):
         print(bar)
 
 
 def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path) -> None:
     """Run it all and write the CSV files."""
     size = TINY if options.smoke else FULL
-    size = replace(size, steps=options.steps or size.steps)
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
-    setting = replace(PAPER, storage_gbit=options.storage_gbit)
-    files = Files(output)
+    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output), scratch / "run"
     regimes = []
     for name in options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"]):
         if name != "criteo":
-            regimes.append(regime_of(name, measure.prepare(data, size.rows), size))
+            regimes.append(regime_of(name, measure.prepare(data, size.rows), data, size))
         elif real := list(real_rows(options.criteo)):
-            regimes.append(regime_of(name, prepare_real(data, real), size))
-    calibrations = {}
+            regimes.append(regime_of(name, prepare_real(data, real), data, size))
+    intervals: dict[tuple[str, str], int] = {}
+    seconds: dict[str, float] = {}
     for regime in regimes:
-        found = calibrations[regime.name] = calibrate(scratch / f"{regime.name}-calibration", regime, kill_step_of(0, size.steps))
-        every = {minutes: interval_steps(setting, minutes, found.checkpoint_seconds, found.step_seconds) for minutes in (30, 60)}
+        found = calibrate(folder, regime, size)
+        here = contenders_of(regime.name, wanted)
+        intervals |= {(regime.name, name): found.interval(CONTENDERS[name], setting, size.least_interval) for name in CONTENDERS}
+        seconds[regime.name] = setting.checkpoints_per_interval(30) * found.checkpoint_seconds
         print(f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, a checkpoint {found.checkpoint_seconds:.2f} s and "
-              f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 and 60 minutes become {every[30]} and {every[60]} steps", flush=True)  # fmt: skip
-        for name in contenders_of(regime.name, wanted):
-            if not CONTENDERS[name].sweep:
-                files.add("_bytes", [quiet_row(scratch / f"{regime.name}-{name}", regime, name, size.quiet_steps, found, setting)])
+              f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
+              f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up", flush=True)  # fmt: skip
+        files.add("_bytes", [quiet_row(folder, regime, name, size.quiet_steps) for name in here if not CONTENDERS[name].sweep])
     for number in range(rounds):
-        kill_step = kill_step_of(number, size.steps)
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
+            plans = {name: plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number) for name in order}
+            steps = steps_of(regime, plans, size)
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
-                every = calibrations[regime.name].interval(CONTENDERS[name], setting)
-                folder = scratch / f"{regime.name}-{name}-{number}"
-                row, evaluations, spans = killed_row(folder, regime, name, number, size.steps, kill_step, every)
+                try:
+                    row, spans = killed_row(folder, regime, name, number, steps, plans[name])
+                except NotMeasured as error:
+                    print(f"left out: {error}", flush=True)
+                    continue
                 files.add("", [row])
-                if number == 0:
-                    files.add("_accuracy", evaluations)
-                    files.add("_timeline", spans)
-                shown = {key: row[key] for key in ("step_with_checkpoints_ms", "lost_ms", "redone_steps", "whole_after_s", "kept_recovering")}
+                files.add("_timeline", spans if number == 0 else [])
+                shown = {key: row[key] for key in ("step_ms", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
                 print(f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True)
+            if regime.name == "embedding-heavy":
+                files.add("_size", list(size_rows(folder, regime.plain, size, seconds[regime.name], number)))
         for name, middle in overheads(files.rows[""]).items():
             print(f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}", flush=True)
+    for regime in regimes:
+        files.add("_accuracy", list(accuracy_rows(folder, regime, size, max(size.eval_every, intervals[regime.name, "stateless-30"]))))
 
 
 if __name__ == "__main__":

@@ -12,23 +12,25 @@ from ecrm.drill.throughput import Span, spans
 
 @dataclass(frozen=True)
 class Calm:
-    """Steps before the kill: how many, `step_seconds` of an average one without the time in which training waited for a checkpoint,
-    and `step_seconds_seen` with it."""
+    """Steps before the kill: how many, `step_seconds` of an average one with all waiting for checkpoints, and how many seconds of all of
+    them were such `waiting`."""
 
     steps: int
     step_seconds: float
-    step_seconds_seen: float
+    waiting: float
 
 
 @dataclass(frozen=True)
 class Cost:
     """What a kill cost: `gap` between the last step finished before it and the first finished after; `lost`, between the last step
-    finished before and the first new one after, less an average step; `redone` steps; `whole_after` the kill nothing was missing any more, None
-    where only the end of the run made it so; throughput kept, as a share of that before: `kept_recovering` from the kill until
-    everything lost was back and every undone step done again, `kept_rebuilding` the part of that after the gap, None if there is none."""
+    finished before and the first new one after, less an average step: the time in which nothing new was trained; `lost_whole`, all
+    time lost until nothing was missing and every undone step was done again, slower steps included; `redone` steps;
+    `whole_after` the kill nothing was missing any more, None where only the end of the run made it so; throughput kept, as a share
+    of that before: `kept_recovering` over that same time, `kept_rebuilding` the part of it after the gap, None if there is none."""
 
     gap: float
     lost: float
+    lost_whole: float
     recovery: float
     redone: int
     whole_after: float | None
@@ -36,24 +38,24 @@ class Cost:
     kept_rebuilding: float | None
 
 
-def calm(record: RunRecord, warm: int, until: int, checkpoints: Sequence[Mapping[str, Any]]) -> Calm:
-    """The steps after the first `warm` that were finished before step `until` began and before any failure.
+def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mapping[str, Any]]) -> Calm:
+    """The steps after step `first` up to `until`, all of which must have been finished before any failure.
 
-    `checkpoints` are the run's events of that kind. Raises ValueError when there is no such step.
+    `checkpoints` are the run's events of that kind. Raises ValueError where a step is missing.
     """
     began = min((failure.began_at for failure in record.failures if failure.began_at is not None), default=float("inf"))
     finished = {end: step for step, end in record.finished}
-    mine = [span for span in spans(record) if warm < finished[span.end] <= until and span.end <= began]
+    mine = [span for span in spans(record) if first < finished[span.end] <= until and span.end <= began]
     steps, seconds = sum(span.steps for span in mine), sum(span.seconds for span in mine)
-    if not steps:
-        raise ValueError(f"no step between {warm} and {until} was finished before the kill")
-    within = [event for event in checkpoints if any(span.begin <= event["time"] <= span.end for span in mine)]
-    waited = sum(event["stall_seconds"] for event in within)
-    return Calm(steps, (seconds - waited) / steps, seconds / steps)
+    if steps != until - first:
+        raise ValueError(f"{steps} steps after {first} up to {until} were finished before the kill")
+    waiting = sum(event["stall_seconds"] for event in checkpoints if any(span.begin <= event["time"] <= span.end for span in mine))
+    return Calm(steps, seconds / steps, waiting)
 
 
-def cost(record: RunRecord, before: Calm) -> Cost:
-    """What the only failure of the run cost. Raises ValueError where the run did not have one, with steps before and after it."""
+def cost(record: RunRecord, step_seconds: float) -> Cost:
+    """What the only failure of the run cost, steps being so long before it. Raises ValueError where the run did not have one, with
+    steps before and after it."""
     if len(record.failures) != 1:
         raise ValueError(f"{len(record.failures)} failures instead of one")
     (failure,) = record.failures
@@ -71,12 +73,13 @@ def cost(record: RunRecord, before: Calm) -> Cost:
     rebuilding = [span for span in recovering if span.begin >= caught_up.end]
     return Cost(
         gap=every[hit].seconds,
-        lost=caught_up.end - every[hit].begin - before.step_seconds,
+        lost=caught_up.end - every[hit].begin - step_seconds,
+        lost_whole=sum(span.seconds for span in recovering) - sum(span.steps for span in recovering) * step_seconds,
         recovery=failure.recovery_seconds,
         redone=failure.redone_steps,
         whole_after=whole - began if whole is not None and whole <= last else None,
-        kept_recovering=_rate(recovering) * before.step_seconds_seen,
-        kept_rebuilding=_rate(rebuilding) * before.step_seconds_seen if rebuilding else None,
+        kept_recovering=_rate(recovering) * step_seconds,
+        kept_rebuilding=_rate(rebuilding) * step_seconds if rebuilding else None,
     )
 
 

@@ -36,10 +36,10 @@ def _values(rows: Sequence[Row], field: str, factor: float = 1.0) -> dict[tuple[
 
 
 def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """By regime: overhead without failures, training time lost to a kill, and throughput kept while recovering."""
+    """By regime: overhead without failures, time until training goes on after a kill, and throughput kept while recovering."""
     panels = (
         ("overhead of normal operation, %", {key: [100 * value for value in values] for key, values in overheads(rows).items()}, "linear"),
-        ("training time lost to a kill, s", _values(rows, "lost_ms", 1e-3), "log"),
+        ("nothing new trained after a kill for s", _values(rows, "lost_ms", 1e-3), "log"),
         ("throughput kept while recovering", _values(rows, "kept_recovering"), "linear"),
     )
     regimes = _regimes(rows)
@@ -61,7 +61,7 @@ def copies(canvas: Canvas, rows: Sequence[Row]) -> None:
         "whole again after s": _values(rows, "whole_after_s"),
         "kept while rebuilding": _values(rows, "kept_rebuilding"),
     }
-    wanted = ("chain-3", "chain-2", "erasure-k2", "erasure-k4")  # copies kept: 3, 2, 1.5, 1.25
+    wanted = ("chain-3", "replicate-3", "chain-2", "replicate-2", "erasure-k2", "erasure-k4")
     regimes = _regimes(rows)
     for axes, (title, found) in zip(canvas.subplots(1, len(panels)), panels.items(), strict=True):
         labels = [name for name in wanted if any((regime, name) in found for regime in regimes)]
@@ -128,23 +128,41 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """AUC on the held-out rows along a run in which a server is killed, against the undisturbed one."""
+    """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one."""
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
     for regime, axes in zip(regimes, canvas.subplots(1, len(regimes), squeeze=False)[0], strict=True):
-        mine = {name: lines for (at, name), lines in found.items() if at == regime and not _swept(name)}
-        same: dict[tuple[tuple[int, float], ...], list[str]] = {}
-        for name in (name for name in CONTENDERS if name in mine):
-            points = {(int(row["step"]), float(row["auc"])) for row in mine[name] if row["auc"]}
-            if points:
-                same.setdefault(tuple(sorted(points)), []).append(name)
-        for number, (points, names) in enumerate(same.items()):
-            label = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more, equal at every point"
-            axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[number % len(COLOURS)], markersize=3, label=label)
+        mine = {name: lines for (at, name), lines in found.items() if at == regime}
+        for number, (name, lines) in enumerate(mine.items()):
+            lines = [row for row in lines if row["auc"]]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot([float(row["seconds"]) for row in lines], [float(row["auc"]) for row in lines], "o-", color=colour, markersize=3, label=name)
+            if lines and lines[0]["killed_seconds"]:
+                axes.axvline(float(lines[0]["killed_seconds"]), color=colour, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(regime)
-        axes.set_xlabel("step")
+        axes.set_xlabel("seconds since the first step; dashed: the SIGKILL")
         axes.legend(loc="lower right", fontsize=7.5)
     canvas.axes[0].set_ylabel("AUC on held-out rows")
+
+
+def size(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Overhead by the size of the tables, checkpoints at one interval in seconds."""
+    calm = {(row["round"], row["rows_bytes"]): float(row["step_ms"]) for row in rows if row["contender"] == "none"}
+    axes = canvas.subplots()
+    names = [name for name in dict.fromkeys(row["contender"] for row in rows) if name != "none"]
+    for number, name in enumerate(names):
+        points: dict[int, list[float]] = {}
+        for row in rows:
+            if row["contender"] == name and (row["round"], row["rows_bytes"]) in calm:
+                points.setdefault(int(row["rows_bytes"]), []).append(100 * (float(row["step_ms"]) / calm[row["round"], row["rows_bytes"]] - 1))
+        places = sorted(points)
+        for place in places:
+            axes.plot([place / 1e6] * len(points[place]), points[place], "o", color=COLOURS[number], markersize=3.5, alpha=0.5)
+        axes.plot([place / 1e6 for place in places], [statistics.median(points[place]) for place in places], "-", color=COLOURS[number], label=name)
+    axes.set_xlabel("MB of rows and optimizer state")
+    axes.set_ylabel("overhead, %")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    legend(axes)
 
 
 def model(canvas: Canvas, rows: Sequence[Row]) -> None:
@@ -175,6 +193,7 @@ PROTECTION_FIGURES = {
     "protections_copies": Figure("protections.csv", (11.0, 3.8), copies),
     "protections_rebuild": Figure("protections.csv", (9.0, 3.8), rebuild),
     "protections_timeline": Figure("protections_timeline.csv", (10.0, 8.0), throughput),
+    "protections_size": Figure("protections_size.csv", (7.0, 3.8), size),
     "protections_accuracy": Figure("protections_accuracy.csv", (13.0, 4.2), accuracy),
     "protections_model": Figure("protections_model.csv", (12.0, 4.2), model),
 }

@@ -17,8 +17,9 @@ M = (MTBF of a server) / S, independent of each other:
       R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been updated, and its parity;
       w: throughput while rebuilding, as a share.
 
-Measured (medians over the rounds of a regime, from the CSV): p, f, g, w, D (the recovery of erasure, which has nothing to load) and the
-rebuild rate: bytes of rows ever updated, as the last checkpoint before the kill has them, so rather too few, over seconds until whole.
+Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f; g; w, not above 1; D (the recovery of erasure, which has
+nothing to load); and the rebuild rate: bytes of a shard and its parity over seconds until whole, at the rows per step that the
+benchmark rebuilds (contenders.REBUILD_ROWS). What the model says of the very runs that were measured is printed beside what they took.
 Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it writes and reads its part of a checkpoint
 (--storage-gbit). Left out: a second failure while the first is made good, with m = 1; losing trainers; writing slower than
 training changes; failures of storage. Writes benchmarks/results/protections_model.csv.
@@ -137,10 +138,10 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
     extra = CONTENDERS[OURS].sets["protection.m"] / CONTENDERS[OURS].sets["protection.k"]
     lost_bytes = median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
     return Measured(
-        parity_cost=statistics.median(overheads(rows)[regime, OURS]),
+        parity_cost=max(0.0, statistics.median(overheads(rows)[regime, OURS])),
         async_share=median("checkpoint-30-async", "checkpoint_wait_ms") / median("checkpoint-30-sync", "checkpoint_wait_ms"),
         lost_seconds=median(OURS, "lost_ms") / 1000,
-        kept=median(OURS, "kept_rebuilding"),
+        kept=min(1.0, median(OURS, "kept_rebuilding")),
         notice_seconds=median(OURS, "recovery_ms") / 1000,
         rebuild_bytes_per_second=lost_bytes / median(OURS, "whole_after_s"),
         extra=extra,
@@ -168,6 +169,25 @@ def model_rows(measured: Mapping[str, Measured], mtbf_hours: float, storage_gbit
                         ), strict=True))
                     )  # fmt: skip
     return found
+
+
+def against(rows: Sequence[Row], regime: str, measured: Measured) -> list[str]:
+    """Lines for a reader: synchronous checkpoints as the model has them, of the seconds that one took, and as they were measured."""
+    lines = []
+    for name in ("checkpoint-30-sync", "checkpoint-60-sync"):
+        mine = [row for row in rows if (row["regime"], row["contender"]) == (regime, name)]
+        costs = overheads(rows).get((regime, name))
+        if not mine or not costs:
+            continue
+        seconds = statistics.median(float(row["checkpoint_wait_ms"]) for row in mine) / 1e3
+        step, every = (statistics.median(float(row[field]) for row in mine) for field in ("step_ms", "checkpoint_every_steps"))
+        interval = every * step / 1e3
+        lost = interval / 2 + seconds + measured.notice_seconds
+        lines.append(
+            f"model: {regime}, the runs of {name} themselves: overhead {seconds / (interval - seconds):.1%}, measured {statistics.median(costs):.1%}; "
+            f"a failure loses {lost:.2f} s, measured {statistics.median(float(row['lost_ms']) for row in mine) / 1e3:.2f} s"
+        )
+    return lines
 
 
 def said(rows: Sequence[Row]) -> list[str]:
@@ -210,6 +230,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"model: left out: {line}")
     for regime, inputs in measured.items():
         print(f"model: {regime}, measured inputs: {inputs}")
+        print("\n".join(against(rows, regime, inputs)))
     found = model_rows(measured, options.server_mtbf_hours, options.storage_gbit)
     measure.write_csv(options.results / "protections_model.csv", found)
     print("\n".join(said(found)))

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from contenders import CONTENDERS
 from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
-from versus import auc_differences, bars, by_round, equal_models, overheads
+from versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
@@ -178,20 +179,61 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
 
 def protections(rows: Sequence[Row]) -> list[str]:
     """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
-    header = ("regime", "protection", "overhead %", "lost to a kill s", "steps redone", "whole again after s", "samples/s kept while recovering",
-              "models equal", "AUC difference")  # fmt: skip
-    costs, equal, scores = overheads(rows), equal_models(rows), auc_differences(rows)
+    header = ("regime", "protection", "overhead %", "redundancy over rows", "gap s", "nothing new for s", "lost until whole s", "steps redone",
+              "whole again after s", "samples/s kept while recovering", "models equal")  # fmt: skip
+    costs, equal = overheads(rows), equal_models(rows)
     columns = [
-        ({key: [100 * value for value in values] for key, values in costs.items()}, 1),
-        *(({key: [factor * value for value in found.values()] for key, found in by_round(rows, field).items()}, digits)
-          for field, factor, digits in (("lost_ms", 1e-3, 2), ("redone_steps", 1, 0), ("whole_after_s", 1, 2), ("kept_recovering", 1, 2))),
+        ({key: [factor * value for value in found.values()] for key, found in by_round(rows, field).items()}, digits)
+        for field, factor, digits in (
+            ("gap_ms", 1e-3, 2), ("lost_ms", 1e-3, 2), ("lost_whole_ms", 1e-3, 2), ("redone_steps", 1, 0), ("whole_after_s", 1, 2),
+            ("kept_recovering", 1, 2),
+        )
     ]  # fmt: skip
     lines = []
-    for key in groups(rows, "regime", "contender"):
+    for key, mine in groups(rows, "regime", "contender").items():
+        cost = spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-"
+        held = f"{statistics.median(redundancy(row) for row in mine):.2f}"
         cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
-        lines.append((*key, *cells, f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-",
-                      f"{statistics.median(scores[key]):+.4f}" if scores.get(key) else "-"))  # fmt: skip
+        lines.append((*key, cost, held, *cells, f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-"))
     return markdown(header, lines)
+
+
+def protections_short(rows: Sequence[Row]) -> list[str]:
+    """The same in few columns, for the README."""
+    costs, equal = overheads(rows), equal_models(rows)
+    lost, kept = by_round(rows, "lost_ms"), by_round(rows, "kept_recovering")
+    lines = []
+    for key, mine in groups(rows, "regime", "contender").items():
+        if key[1] in CONTENDERS and CONTENDERS[key[1]].sweep:
+            continue
+        lines.append(
+            (
+                *key,
+                f"{100 * statistics.median(costs[key]):.1f}" if costs.get(key) else "-",
+                f"{statistics.median(redundancy(row) for row in mine):.2f}",
+                f"{statistics.median(lost[key].values()) / 1e3:.2f}" if key in lost else "the run",
+                f"{statistics.median(kept[key].values()):.2f}" if key in kept else "-",
+                "yes" if all(equal.get(key, [False])) else "no",
+            )
+        )
+    return markdown(("regime", "protection", "overhead %", "redundancy over rows", "a SIGKILL costs s", "samples/s kept meanwhile", "same model"), lines)
+
+
+def protections_size(rows: Sequence[Row]) -> list[str]:
+    """What a step costs by the size of the tables, checkpoints at one interval in seconds."""
+    calm = {(row["round"], row["rows_bytes"]): float(row["step_ms"]) for row in rows if row["contender"] == "none"}
+    lines = []
+    for (held, name), mine in sorted(groups(rows, "rows_bytes", "contender").items(), key=lambda item: (int(item[0][0]), item[0][1])):
+        if name != "none":
+            costs = [100 * (float(row["step_ms"]) / calm[row["round"], held] - 1) for row in mine if (row["round"], held) in calm]
+            lines.append((f"{int(held) / 1e6:,.0f}", name, spread(costs, 1)))
+    return markdown(("MB of rows", "protection", "overhead %"), lines)
+
+
+def protections_accuracy(rows: Sequence[Row]) -> list[str]:
+    """AUC at the end of runs in which a server was killed."""
+    found = auc_differences(rows)
+    return markdown(("regime", "protection", "final AUC less that of none"), ((*key, f"{value:+.4f}") for key, value in found.items() if key[1] != "none"))
 
 
 def protections_bars(rows: Sequence[Row]) -> list[str]:
@@ -210,7 +252,8 @@ def protections_bytes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         sent, held = float(row["sent_bytes_per_step"]), float(row["rows_bytes"])
         over = f"{sent / calm[row['regime']]:.2f}" if calm.get(row["regime"]) else "-"
-        lines.append((row["regime"], row["contender"], f"{sent / 1e6:,.2f}", over, f"{float(row['written_bytes_per_step']) / 1e6:,.2f}",
+        written = f"{float(row['written_bytes_per_step']) / 1e6:,.2f}" if row["written_bytes_per_step"] != "" else "a checkpoint per interval"
+        lines.append((row["regime"], row["contender"], f"{sent / 1e6:,.2f}", over, written,
                       f"{float(row['redundancy_bytes']) / held:.2f}", f"{float(row['undo_bytes']) / 1e6:,.1f}"))  # fmt: skip
     header = ("regime", "protection", "MB sent per step", "over none", "MB written per step", "redundancy over rows", "MB of undo log")
     return markdown(header, lines)
@@ -248,6 +291,9 @@ TABLES = {
     "scaling figure": picture("scaling", "A step as tables, servers, k and m grow"),
     "protections": Table("protections.csv", protections),
     "protections bars": Table("protections.csv", protections_bars),
+    "protections short": Table("protections.csv", protections_short),
+    "protections size": Table("protections_size.csv", protections_size),
+    "protections accuracy": Table("protections_accuracy.csv", protections_accuracy),
     "protections bytes": Table("protections_bytes.csv", protections_bytes),
     "protections model": Table("protections_model.csv", protections_model),
     "protections figure": picture("protections", "Overhead, training time lost to a kill and throughput while recovering, by protection"),
@@ -255,6 +301,7 @@ TABLES = {
     "protections rebuild figure": picture("protections_rebuild", "Effect of the rows rebuilt per step", "protections.csv"),
     "protections timeline figure": picture("protections_timeline", "Throughput before, during and after a kill"),
     "protections accuracy figure": picture("protections_accuracy", "AUC along runs in which a server is killed"),
+    "protections size figure": picture("protections_size", "Overhead by the size of the tables"),
     "protections model figure": picture("protections_model", "MODEL: overhead by the size of the tables"),
 }
 """By the name in `<!-- table: NAME -->`."""

@@ -138,6 +138,7 @@ def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[
     ("change", "words"),
     [
         ("train.seed=8", "set train.seed=7"),
+        ("model.dense_arch=torchrec", "set model.dense_arch=native"),
         ("train.sparse_optimizer=sgd", "set train.sparse_optimizer=rowwise_adagrad"),
         ("train.global_batch=128", "set train.global_batch=64"),
         ("train.slots=4", "set train.slots=2"),

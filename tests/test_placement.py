@@ -6,6 +6,8 @@ import random
 import pytest
 import torch
 
+from ecrm.engine.events import failure_event
+from ecrm.engine.failures import Failure
 from ecrm.errors import Unrecoverable
 from ecrm.placement import recovery
 from ecrm.placement.recovery import plan_recovery
@@ -231,6 +233,20 @@ def test_shards_that_find_hosts_one_by_one_are_not(monkeypatch):
         for seed in range(400):
             for before, after, circle, may_move in _recoveries(seed):
                 check_apart(before, after, circle, may_move)
+
+
+def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
+    """As in survivable seed 5601: shards 3 and 4, which are being rebuilt, make room so that shard 7 meets none of its stripes."""
+    shape = StripeShape(8, 1, 3)
+    before = View(
+        3, (0, 1, 5, 6, 7, 8), (0, 1, 6, 5, 8, 5, 6, 7), (0, 1, 0, 0, 1, 1), (0, 1, 5, 7), rebuilding=(2, 3, 4), domains=tuple(range(9))
+    )
+    after = plan_recovery(before, [7], shape, 4)
+    assert after.shards == (0, 1, 6, 8, 0, 5, 6, 8) and keeps_apart(after, shape) and after.rebuilding == (2, 3, 4, 7)
+    failure = Failure((7,), 4, "lookup", 1, 0.0, 0.1, shards=(7,), slots=(), rebuilt_bytes=0)
+    event = failure_event(failure, before, after, 3, 0, 3)
+    assert event["shards"] == {7: 8} and event["moved"] == {3: 8, 4: 0}
+    assert plan_recovery(before, [7], shape, 4, may_move=False).shards[2:5] == before.shards[2:5]
 
 
 def test_two_shards_that_want_the_same_rank_are_both_placed():

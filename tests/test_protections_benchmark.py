@@ -27,13 +27,13 @@ STEADY = [(step, 2.0 * step) for step in range(1, 11)]
 """Ten steps of 2 s."""
 
 
-def test_an_average_step_leaves_out_warm_steps_those_after_the_kill_and_waiting_for_checkpoints():
+def test_an_average_step_is_one_of_those_asked_for_with_all_waiting_for_checkpoints():
     times = [(1, 9.0), (2, 10.0), (3, 12.0), (4, 17.0), (5, 19.0), (6, 99.0)]  # 3 s of step 4 were a checkpoint
     checkpoints = [{"time": 15.5, "stall_seconds": 3.0, "step": 3}, {"time": 60.0, "stall_seconds": 50.0, "step": 5}]
     found = disturbance.calm(record(times, killed_at=20.0), 2, 5, checkpoints)
-    assert found == disturbance.Calm(steps=3, step_seconds=2.0, step_seconds_seen=3.0)
-    with pytest.raises(ValueError, match="no step between 5 and 9"):
-        disturbance.calm(record(times, killed_at=20.0), 5, 9, [])
+    assert found == disturbance.Calm(steps=3, step_seconds=3.0, waiting=3.0)
+    with pytest.raises(ValueError, match="1 steps after 4 up to 6 were finished before the kill"):
+        disturbance.calm(record(times, killed_at=20.0), 4, 6, [])
 
 
 def test_an_evaluation_between_two_steps_is_no_training_time():
@@ -45,8 +45,9 @@ def test_what_a_kill_costs_where_one_step_is_redone_and_rows_come_back_meanwhile
     """Killed at 11 s in step 6, which finishes at 15 s instead of 12; whole at 20 s; steps take 2.5 s while rebuilding."""
     times = [*STEADY[:5], (6, 15.0), (7, 17.5), (8, 20.0), (9, 22.0), (10, 24.0)]
     run = record(times, killed_at=11.0, whole_at=20.0)
-    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
+    found = disturbance.cost(run, 2.0)
     assert (found.gap, found.lost, found.redone, found.recovery) == (5.0, 3.0, 1, 0.25)
+    assert found.lost_whole == 3.0 + 2 * 0.5
     assert found.whole_after == 9.0
     assert found.kept_recovering == pytest.approx(3 / 10 * 2)
     assert found.kept_rebuilding == pytest.approx(2 / 5 * 2)
@@ -56,23 +57,23 @@ def test_what_a_kill_costs_where_all_go_back_to_a_checkpoint():
     """Killed at 11 s in step 6; back at step 3 at 16 s, steps 4 and 5 are done again until 20 s, step 6 is new at 22 s."""
     times = [*STEADY[:5], (4, 18.0), (5, 20.0), (6, 22.0), (7, 24.0)]
     run = record(times, killed_at=11.0, whole_at=16.0, redone=3)
-    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
-    assert (found.gap, found.lost, found.redone) == (8.0, 10.0, 3)
+    found = disturbance.cost(run, 2.0)
+    assert (found.gap, found.lost, found.lost_whole, found.redone) == (8.0, 10.0, 10.0, 3)
     assert found.whole_after == 5.0 and found.kept_rebuilding is None
     assert found.kept_recovering == pytest.approx(1 / 12 * 2)
 
 
 def test_rows_that_only_the_end_of_the_run_brought_back_have_no_time():
     run = record([*STEADY[:5], (6, 15.0), (7, 17.0)], killed_at=11.0, whole_at=30.0)
-    found = disturbance.cost(run, disturbance.Calm(4, 2.0, 2.0))
+    found = disturbance.cost(run, 2.0)
     assert found.whole_after is None and found.kept_rebuilding == pytest.approx(1.0)
 
 
 def test_a_run_that_was_not_killed_once_is_refused():
     with pytest.raises(ValueError, match="0 failures instead of one"):
-        disturbance.cost(record(STEADY), disturbance.Calm(4, 2.0, 2.0))
+        disturbance.cost(record(STEADY), 2.0)
     with pytest.raises(ValueError, match="before the second step or after the last"):
-        disturbance.cost(record(STEADY, killed_at=50.0), disturbance.Calm(4, 2.0, 2.0))
+        disturbance.cost(record(STEADY, killed_at=50.0), 2.0)
 
 
 def test_intervals_keep_the_ratio_to_the_seconds_of_a_checkpoint():
@@ -121,21 +122,21 @@ def test_the_model_of_erasure():
 def line(contender, number=0, **more):
     """A line of protections.csv, as text."""
     fields = {
-        "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_with_checkpoints_ms": 100, "lost_ms": "",
-        "redone_steps": "", "whole_after_s": "", "kept_recovering": "", "kept_rebuilding": "", "recovery_ms": "", "checkpoint_bytes": "",
-        "checkpoint_wait_ms": "", "eval_auc": 0.75, "model_sha256": "aa",
+        "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_ms": 100, "gap_ms": "", "lost_ms": "",
+        "lost_whole_ms": "", "redone_steps": "", "whole_after_s": "", "kept_recovering": "", "kept_rebuilding": "", "recovery_ms": "", "checkpoint_bytes": "",
+        "checkpoint_wait_ms": "", "checkpoint_every_steps": "", "rows_bytes": 1000, "redundancy_bytes": 0, "model_sha256": "aa",
     }  # fmt: skip
     return {key: str(value) for key, value in {**fields, **more}.items()}
 
 
 LINES = [
     line("none"),
-    line("none", 1, step_with_checkpoints_ms=200),
-    line("erasure-k4", step_with_checkpoints_ms=102, lost_ms=50, kept_recovering=0.95, kept_rebuilding=0.9, whole_after_s=2, recovery_ms=20),
-    line("erasure-k4", 1, step_with_checkpoints_ms=208, lost_ms=150, kept_recovering=0.85, kept_rebuilding=0.8, whole_after_s=4, recovery_ms=40),
-    line("checkpoint-30-sync", step_with_checkpoints_ms=120, lost_ms=2000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500),
-    line("checkpoint-30-sync", 1, step_with_checkpoints_ms=240, lost_ms=3000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500),
-    line("checkpoint-30-async", step_with_checkpoints_ms=110, lost_ms=2500, checkpoint_wait_ms=100, model_sha256="bb", eval_auc=0.74),
+    line("none", 1, step_ms=200),
+    line("erasure-k4", step_ms=102, lost_ms=50, lost_whole_ms=90, redundancy_bytes=250, kept_recovering=0.95, kept_rebuilding=0.9, whole_after_s=2, recovery_ms=20),
+    line("erasure-k4", 1, step_ms=208, lost_ms=150, lost_whole_ms=190, redundancy_bytes=250, kept_recovering=0.85, kept_rebuilding=0.8, whole_after_s=4, recovery_ms=40),
+    line("checkpoint-30-sync", step_ms=120, lost_ms=2000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
+    line("checkpoint-30-sync", 1, step_ms=240, lost_ms=3000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
+    line("checkpoint-30-async", step_ms=110, lost_ms=2500, checkpoint_wait_ms=100, model_sha256="bb"),
 ]
 
 
@@ -149,19 +150,66 @@ def test_overheads_are_those_of_the_same_round():
 def test_the_bars_are_worked_out_from_the_rounds():
     found = {(bar.what, bar.at_least): bar for bar in versus.bars(LINES)}
     cut = found["overhead cut against checkpoint-30-sync, as a share", True]
-    assert cut.values == (pytest.approx(0.9), pytest.approx(0.8)) and not cut.met
-    faster = found["training time lost to a kill, checkpoint-30-sync over erasure-k4", True]
+    assert cut.values == (pytest.approx(0.85),) and not cut.met
+    faster = found["time until training goes on, checkpoint-30-sync over erasure-k4", True]
     assert faster.values == (40.0, 20.0) and faster.met
     drop = found["erasure-k4: drop of throughput while recovering, gap included", False]
     assert drop.values == (pytest.approx(0.05), pytest.approx(0.15)) and not drop.met
-    assert found["erasure-k4: finished models equal to the undisturbed, as a share", True].met
-    (bar,) = versus.memory_bar([{"regime": "x", "contender": "erasure-k4", "redundancy_bytes": "26", "rows_bytes": "100"}])
-    assert not bar.met and str(bar).endswith("NOT met")
+    assert found["erasure-k4: finished models equal to the undisturbed", True].met
+    assert found["erasure-k4: bytes of redundancy over those of rows", False].met
+    assert str(cut).endswith("NOT met")
+
+
+def test_one_model_that_differs_or_one_run_that_holds_more_misses_the_bar():
+    wrong = [line("erasure-k4", number, redundancy_bytes=260 if number == 1 else 250, model_sha256="bb" if number == 2 else "aa") for number in range(3)]
+    found = {bar.what: bar for bar in versus.bars([*(line("none", number) for number in range(3)), *wrong])}
+    assert not found["erasure-k4: finished models equal to the undisturbed"].met
+    assert not found["erasure-k4: bytes of redundancy over those of rows"].met
 
 
 def test_models_and_scores_are_compared_with_those_of_none():
     assert versus.equal_models(LINES)["embedding-heavy", "checkpoint-30-async"] == [False]
-    assert versus.auc_differences(LINES)["embedding-heavy", "checkpoint-30-async"] == [pytest.approx(-0.01)]
+    scores = [
+        {"regime": "criteo", "contender": name, "step": str(step), "auc": auc}
+        for name, aucs in (("none", ("0.6", "0.7")), ("stateless-30", ("0.6", "0.69", "")))
+        for step, auc in enumerate(aucs)
+    ]
+    assert versus.auc_differences(scores)["criteo", "stateless-30"] == pytest.approx(-0.01)
+
+
+def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, criteo_rows):
+    from ecrm.data.dataset import CriteoDataset
+
+    swept, manifests = program("swept"), __import__("ecrm.data.manifest", fromlist=["read_manifest"])
+    steps = swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64)
+    assert steps == 5 and swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64) == 5
+    given, found = (CriteoDataset.open(folder, 300, 0.1) for folder in (criteo_rows, tmp_path / "swept"))
+    found.verify()
+    assert found.tables == given.tables
+    _, ids, _ = found.train_batch(0, steps * 64)
+    assert all(set(ids[:, table].tolist()) == set(range(rows)) for table, (_, rows) in enumerate(found.tables))
+    rows = manifests.read_manifest(criteo_rows)["rows"]
+    assert manifests.read_manifest(tmp_path / "swept")["rows"] == rows + steps * 64
+    for a, b in zip(found.train_batch(steps * 64, 100), given.train_batch(0, 100), strict=True):
+        assert (a == b).all()
+
+
+def test_with_checkpoints_the_kill_comes_half_an_interval_after_one_and_the_interval_before_it_has_one():
+    bench = program("bench_protections")
+    regime = bench.Regime("embedding-heavy", {}, None, warm=24, shard_rows=10_000)
+    sync, incremental = contenders.CONTENDERS["checkpoint-30-sync"], contenders.CONTENDERS["checkpoint-30-incremental"]
+    for every in (7, 8, 20, 100):
+        plan = bench.plan_of(regime, sync, every, bench.FULL, 0)
+        assert plan.first >= regime.warm and plan.kill_step - plan.first == every
+        assert plan.kill_step % every == every // 2 and plan.kill_step // every * every > plan.first
+        assert bench.plan_of(regime, incremental, every, bench.FULL, 0).kill_step // every - 1 >= regime.warm / every
+    plan = bench.plan_of(regime, contenders.CONTENDERS["erasure-k4"], 0, bench.FULL, 0)
+    assert plan.first == 24 and 64 <= plan.kill_step < 74
+    slow = contenders.CONTENDERS["erasure-k4-rebuild-1024"]
+    assert bench.steps_of(regime, {"erasure-k4-rebuild-1024": plan}, bench.FULL) == plan.kill_step + 60
+    assert slow.redundancy == 0.25 and contenders.CONTENDERS["chain-3"].redundancy == 2
+    larger = replace(regime, shard_rows=180_000)
+    assert bench.steps_of(larger, {"erasure-k4-rebuild-1024": plan}, bench.FULL) == plan.kill_step + 293
 
 
 def test_the_models_inputs_are_medians_of_what_was_measured():
@@ -207,9 +255,13 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     program("measure").write_csv(tmp_path / "protections.csv", LINES)
     model.main(["--results", str(tmp_path)])
     shown = tables.content("protections", tmp_path).splitlines()
-    assert "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.10 (0.05 to 0.15) | - | 3.00 (2.00 to 4.00) | 0.90 (0.85 to 0.95) | 2 of 2 | +0.0000 |" in shown
+    assert (
+        "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.25 | - | 0.10 (0.05 to 0.15) | 0.14 (0.09 to 0.19) | - | 3.00 (2.00 to 4.00) "
+        "| 0.90 (0.85 to 0.95) | 2 of 2 |"
+    ) in shown
+    assert "| embedding-heavy | erasure-k4 | 3.0 | 0.25 | 0.10 | 0.90 | yes |" in tables.content("protections short", tmp_path).splitlines()
     shown = tables.content("protections bars", tmp_path)
-    assert "| embedding-heavy | overhead cut against checkpoint-30-sync, as a share | 0.850 (0.800 to 0.900) | at least 0.9 | not met |" in shown
+    assert "| embedding-heavy | overhead cut against checkpoint-30-sync, as a share | 0.850 | at least 0.9 | not met |" in shown
     assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
     pytest.importorskip("matplotlib")
     figures = program("figures")
@@ -238,13 +290,14 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     assert len({row["model_sha256"] for row in sizes.values()}) == 1
     assert int(sizes["erasure-k2"]["redundancy_bytes"]) == pytest.approx(0.5 * int(sizes["none"]["rows_bytes"]), rel=0.02)
     assert int(sizes["erasure-k2"]["sent_bytes_per_step"]) > int(sizes["none"]["sent_bytes_per_step"]) > 0
-    assert int(sizes["checkpoint-30-sync"]["written_bytes_per_step"]) > 0 == int(sizes["none"]["written_bytes_per_step"])
-    for kind in ("accuracy", "timeline"):
+    assert sizes["checkpoint-30-sync"]["written_bytes_per_step"] == "" and sizes["none"]["written_bytes_per_step"] == "0"
+    for kind, names in (("accuracy", bench.TINY.evaluated), ("timeline", contenders.SMOKE), ("size", bench.TINY.sized)):
         with (tmp_path / f"protections_{kind}.csv").open() as file:
-            assert {row["contender"] for row in csv.DictReader(file)} == set(contenders.SMOKE)
+            assert {row["contender"] for row in csv.DictReader(file)} == set(names)
+    assert {row["redone_steps"] for name, row in rows.items() if name == "checkpoint-30-sync"} == {str(int(rows["checkpoint-30-sync"]["checkpoint_every_steps"]) // 2 + 1)}
     assert "erasure-k2" in said
     figures, tables = program("figures"), program("tables")
-    for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_accuracy"):
+    for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_size", "protections_accuracy"):
         figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
     assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
     bench.main(["--table", "--output", str(tmp_path)])
@@ -253,7 +306,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
 
 def test_wrong_options_end_in_one_line(tmp_path, capsys):
     bench = program("bench_protections")
-    for words in (["--rounds", "0"], ["--steps", "5"], ["--storage-gbit", "0"]):
+    for words in (["--rounds", "0"], ["--storage-gbit", "0"]):
         with pytest.raises(SystemExit):
             bench.main(words)
         assert "error: " in capsys.readouterr().err.splitlines()[-1]

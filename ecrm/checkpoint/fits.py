@@ -11,7 +11,7 @@ from ecrm.data.manifest import read_manifest
 from ecrm.errors import UsageError
 
 KEYS = (
-    "data.eval_fraction", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "train.global_batch", "train.slots",
+    "data.eval_fraction", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
     "train.seed", "train.sparse_optimizer", "train.sparse_lr", "train.sparse_eps", "train.dense_optimizer", "train.dense_lr",
 )  # fmt: skip
 
@@ -24,6 +24,8 @@ def identity(config: Config) -> dict[str, Any]:
     cap = config.model.max_rows_per_table
     tables = {name: min(rows, cap) if cap else rows for name, rows in manifest["tables"].items()}
     data = {name: record.get("sha256") for name, record in manifest["files"].items()}
+    if config.model.dense_arch == "auto":
+        keys["model.dense_arch"] = "native"
     return {**keys, "train.slots": config.slots, "tables": tables, "data": {"rows": manifest["rows"], **data}}
 
 

@@ -13,7 +13,7 @@ from ecrm.errors import DataError, UsageError
 
 NAME = "manifest.json"
 FORMAT = "ecrm-checkpoint"
-VERSION = 1
+VERSION = 2
 DENSE = "dense.bin"
 CHECK_BYTES = 1 << 22
 

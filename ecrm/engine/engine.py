@@ -666,7 +666,7 @@ class Engine:
         )
         self.failures.failures.append(failure)
         self._hooks.event(
-            failure_event(failure, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
+            failure_event(failure, before, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
         )
 
 

@@ -7,8 +7,12 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 
 
-def failure_event(failure: Failure, view: View, committed: int, left: int, left_when_rebuilt: int) -> dict[str, object]:
-    """Ranks died; `view` says who has their roles now, `left` how many more may be lost at once now, and once rebuilt."""
+def failure_event(
+    failure: Failure, before: View, view: View, committed: int, left: int, left_when_rebuilt: int
+) -> dict[str, object]:
+    """Ranks died; `view` says who has their roles now, `left` how many more may be lost at once now, and once rebuilt. What was being
+    rebuilt on others and begins again elsewhere is `moved`."""
+    moved = [shard for shard in before.rebuilding if shard not in failure.shards and view.shards[shard] != before.shards[shard]]
     return {
         "event": "failure",
         "ranks": list(failure.ranks),
@@ -19,6 +23,7 @@ def failure_event(failure: Failure, view: View, committed: int, left: int, left_
         "recovery_seconds": failure.recovery_seconds,
         "shards": {shard: view.shards[shard] for shard in failure.shards},
         "slots": {slot: view.slots[slot] for slot in failure.slots},
+        "moved": {shard: view.shards[shard] for shard in moved},
         "failures_left": left,
         "failures_left_when_rebuilt": left_when_rebuilt,
     }

@@ -18,7 +18,7 @@ from ecrm.mapped.names import read_words
 FOLDER = "mapped"
 MANIFEST = "manifest.json"
 LOCK = "lock"
-VERSION = 1
+VERSION = 2
 
 
 def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:

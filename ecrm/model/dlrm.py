@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ecrm.errors import UsageError
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
@@ -37,8 +38,9 @@ class _Interact(torch.autograd.Function):
         return dot_interaction(dense, values, places)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *dot_interaction_backward(gradients, *ctx.saved_tensors), None
+        return *dot_interaction_backward(gradients.contiguous(), *ctx.saved_tensors), None
 
 
 class _Interaction(nn.Module):
@@ -58,10 +60,11 @@ class _Spread(torch.autograd.Function):
         return values.index_select(0, places)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradients: Tensor) -> tuple[Tensor, None]:
         (places,) = ctx.saved_tensors
         sums = torch.zeros(ctx.rows, gradients.shape[1])
-        scatter_add(sums, places, gradients)
+        scatter_add(sums, places, gradients.contiguous())
         return sums, None
 
 

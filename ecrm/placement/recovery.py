@@ -10,7 +10,7 @@ from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, conflicts, dense_holders
 
-MOST_TRIES = 2_000
+MOST_TRIES = 5_000
 """Placements of a shard that `least_conflicts` tries before it takes the best that it has found."""
 
 
@@ -91,15 +91,20 @@ def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
 
 
 def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeShape) -> View:
-    """`after`, in which shards have found hosts, with the slots of dead ranks whose shards all went to one spare on that spare,
-    and with all that others had in `view` on a spare that is still idle, where that keeps stripe members apart."""
+    """`after`, in which shards have found hosts, with all that a dead rank had in `view` on one spare that has nothing else, where that keeps
+    stripe members apart."""
+
+    def heirs_of(shards: Iterable[int]) -> set[int]:
+        return {view.shards[shard] for shard in shards}
+
     for rank in _servers_first(view, gone):
         shards, slots = view.shards_of(rank), view.slots_of(rank)
         heirs = {after.shards[shard] for shard in shards}
-        (heir,) = heirs if len(heirs) == 1 and heirs <= set(view.spares) else (None,)
-        if heir is None and (shards or slots):
-            heir = next((spare for spare in after.spares if not _conflicts_of_heir(after, view, rank, spare, shape)), None)
-        if heir is not None:
+        own = [heir for heir in sorted(heirs.intersection(view.spares)) if not after.slots_of(heir) and heirs_of(after.shards_of(heir)) == {rank}]
+        if len(heirs) > 1 or not own:
+            own += after.spares
+        heir = next((spare for spare in own if not _conflicts_of_heir(after, view, rank, spare, shape)), None)
+        if heir is not None and (shards or slots):
             after = _moved(after, view, rank, heir)
     return after
 
@@ -129,10 +134,12 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
             return
         meets = {shard: around(shard) for shard in left}
         shard = max(left, key=lambda s: (len(meets[s]), -s))
-        order = sorted(
-            (meets[shard][view.domains[rank]], rank != view.shards[shard], shards_of[rank], slots_of[rank], rank) for rank in view.live
-        )
-        for more, *_, rank in order:
+        best_of: dict[int, tuple[int, bool, int, int, int]] = {}  # by failure domain: its other ranks are no better
+        for rank in view.live:
+            domain = view.domains[rank]
+            cost = meets[shard][domain], rank != view.shards[shard], shards_of[rank], slots_of[rank], rank
+            best_of[domain] = min(cost, best_of.get(domain, cost))
+        for more, *_, rank in sorted(best_of.values()):
             if pairs + more >= best[0] or tries >= MOST_TRIES:
                 return
             tries += 1

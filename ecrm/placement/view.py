@@ -74,9 +74,8 @@ def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
 def conflicts(shard: int, rank: int, view: View, shape: StripeShape) -> int:
     """How many shards of live ranks in `rank`'s failure domain share a stripe with `shard`."""
     return sum(
-        shape.share_a_stripe(shard, other)
-        for other, host in enumerate(view.shards)
-        if other != shard and host in view.live and view.domains[host] == view.domains[rank]
+        view.domains[view.shards[other]] == view.domains[rank] and view.shards[other] in view.live
+        for other in shape.sharing_a_stripe(shard)
     )
 
 

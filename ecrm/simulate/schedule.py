@@ -41,6 +41,7 @@ class Schedule:
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
             f"scrub {w.scrub_rows_per_step} rows a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
+            f"{', calls that fail though nobody died' if self.lost_touch else ''}"
         )
 
 

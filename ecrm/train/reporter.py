@@ -129,6 +129,7 @@ class Reporter:
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
         moved += [f"slot {slot} to rank {rank}" for slot, rank in fields["slots"].items()]
+        moved += [f"shard {shard}, being rebuilt, to rank {rank}" for shard, rank in fields["moved"].items()]
         left, then = fields["failures_left"], fields["failures_left_when_rebuilt"]
         survives = f"can survive {left} more at once" + (f", {then} once rebuilt" if then != left else "")
         if self._any_shards:

@@ -12,14 +12,26 @@ from ecrm.transport.base import Transport
 
 
 class Traffic:
-    """Watches how a transport's `sent_bytes` grow from phase to phase; what comes before the first phase is `start`."""
+    """Watches how a transport's `sent_bytes` grow from phase to phase; what comes before the first phase is `start`.
+
+    A step begins with the phase `input`. What evaluation and the end of the run send is put down to them until then, although they
+    look up rows as a step does.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport, self._phase, self._counted = transport, "start", 0
+        self._outside: str | None = None
         self._sent: Counter[str] = Counter()
 
     def phase(self, name: str) -> None:
         """`name` begins, and whatever was going on has ended."""
+        if name == "input":
+            self._outside = None
+        elif name in ("evaluate", "finish"):
+            self._outside = name
+        self._begin(self._outside or name)
+
+    def _begin(self, name: str) -> None:
         sent = self._transport.sent_bytes
         self._sent[self._phase] += sent - self._counted
         self._counted, self._phase = sent, name
@@ -27,7 +39,7 @@ class Traffic:
     @property
     def sent(self) -> dict[str, int]:
         """Bytes sent to other ranks so far, by phase; phases that sent none are left out."""
-        self.phase(self._phase)
+        self._begin(self._phase)
         return {name: count for name, count in self._sent.items() if count}
 
 

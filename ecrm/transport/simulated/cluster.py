@@ -180,7 +180,7 @@ class SimulatedCluster:
         if completed and method != "agree" and self._plan.loses_touch():
             self._note(member, "loses touch")
             self._die_if(member, when)
-            raise PeerFailure(f"{method}: failed though none of ranks {communicator.members} died")
+            raise PeerFailure(f"{method}: lost touch with ranks {communicator.members}")
         self._note(member, "completes" if completed else "fails")
         self._die_if(member, when)
         if not completed:
