@@ -12,14 +12,14 @@ all of which was trained; nothing is measured before that.
 
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
-3. Rounds: each contender once, in random order, the same steps. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
+3. Rounds: each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
    step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
    before it, with one checkpoint, gives the cost of normal operation, waiting and slower steps while one is written included; without
    them the steps since the sweep do. It is compared with `none` in the same round, which is not killed: it could not go on.
 4. Sizes: `none`, erasure and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
 5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
 
-The finished model of each run of a round is compared with that of `none` by SHA-256. Writes protections.csv and
+The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of `none` of as many steps. Writes protections.csv and
 protections_bytes.csv, _size.csv, _accuracy.csv and _timeline.csv.
 """
 
@@ -33,13 +33,13 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import measure
-from contenders import CONTENDERS, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
+from contenders import CONTENDERS, FULL_EVERY, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
 from disturbance import calm, cost, timeline
 from swept import sweep
 from tables import TableError, read_rows
@@ -79,7 +79,7 @@ class Size:
 
 FULL = Size(
     5, 40, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
-    {"dense-heavy": 100_000, "embedding-heavy": 50_000}, rows=500_000, shares=(0.5, 0.25, 0.125),
+    {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=500_000, shares=(0.5, 0.25, 0.125),
     sized=("none", "erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
 )  # fmt: skip
 TINY = Size(
@@ -119,55 +119,77 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "protection.rebuild_rows_per_step": REBUILD_ROWS,
         "protection.verify_parity_at_end": False,
     }
-    warm = WARM_STEPS
+    warm, manifest = WARM_STEPS, read_manifest(data)
+    if name == "criteo":
+        warm += math.ceil(0.9 * manifest["rows"] / batch)  # once through the rows, so that the tables' pages and records are there
     if most:
         sets["model.max_rows_per_table"] = most
         if name != "criteo":
             into = folder / f"swept-{data.name}-{most}-{batch}"
             warm += sweep(data, into, most, batch)
             sets["data.path"] = str(into)
-    tables = read_manifest(data)["tables"].values()
-    rows = sum(min(rows, most) if most else rows for rows in tables)
+    rows = sum(min(rows, most) if most else rows for rows in manifest["tables"].values())
     return Regime(name, sets, data, warm, rows // size.servers)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """When a contender writes checkpoints (0: never) and is killed, and the last step before those that its normal operation is taken from."""
+    """When a contender writes checkpoints (0: never) and is killed, the last step before those that its normal operation is taken from, and
+    the steps of its run: enough to be whole again."""
 
     every: int
     first: int
     kill_step: int
+    steps: int
 
 
 def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number: int) -> Plan:
     """With checkpoints: killed half an interval after the first one that has a whole interval around it behind the sweep, and if they
     are incremental a full one before it."""
+    per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS)
+    after = max(size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step))
+    if contender.sets["protection.name"] == "stateless":
+        after *= 2  # reads the files twice, a few pieces a step
     if not every:
-        return Plan(0, regime.warm, regime.warm + size.before + random.Random(f"kill {number}").randrange(size.before // 4))
+        latest = size.before // 4
+        kill = regime.warm + size.before + random.Random(f"kill {number}").randrange(latest)
+        return Plan(0, regime.warm, kill, regime.warm + size.before + latest + after)
     checkpoints = math.ceil((regime.warm + every / 2) / every)
     if contender.sets.get("checkpoint.kind") == "incremental":
         checkpoints = max(checkpoints, math.ceil(regime.warm / every) + 1)
+        checkpoints += (checkpoints - 1) % FULL_EVERY == 0  # that one is full
     kill = checkpoints * every + every // 2
-    return Plan(every, kill - every, kill)
+    return Plan(every, kill - every, kill, kill + after)
 
 
-def steps_of(regime: Regime, plans: Mapping[str, Plan], size: Size) -> int:
-    """Steps of all runs of a round: enough for each contender to be whole again after its kill."""
-    return max(plan.kill_step + max(size.after, _rebuilding(regime, CONTENDERS[name])) for name, plan in plans.items())
+class References:
+    """The model that `none` comes to, undisturbed, by regime and number of steps; each is trained once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[tuple[str, int], str] = {}
+
+    def of(self, regime: Regime, steps: int) -> str:
+        """Its SHA-256."""
+        if (regime.name, steps) not in self._found:
+            record, _ = run(self._folder, {**regime.sets, **CONTENDERS["none"].sets, "train.steps": steps})
+            self._found[regime.name, steps] = record.summary["model_sha256"]
+        return self._found[regime.name, steps]
 
 
-def _rebuilding(regime: Regime, contender: Contender) -> int:
-    """Steps in which a lost shard and its redundancy are rebuilt, and a third more."""
-    per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS)
-    return math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step)
+class NotMeasured(Exception):
+    """A run was not what was to be measured; the message says why."""
 
 
 def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> tuple[RunRecord, list[dict[str, Any]]]:
-    """The record and the events of one run, whose folder, with its checkpoints or mapped files, is removed."""
-    summary = measure.run(folder, sets, kills)
-    events, damaged = parse_events((folder / "events.jsonl").read_text())
-    shutil.rmtree(folder)
+    """The record and the events of one run, whose folder, with its checkpoints or mapped files, is removed. Raises NotMeasured where it failed."""
+    try:
+        summary = measure.run(folder, sets, kills)
+        events, damaged = parse_events((folder / "events.jsonl").read_text())
+    except SystemExit as error:
+        raise NotMeasured(str(error)) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return run_record(events, summary, damaged_lines=damaged), list(events)
 
 
@@ -221,16 +243,17 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
         "rows_bytes": held["data"],
         "redundancy_bytes": held["parity"],
         "undo_bytes": held["undo"],
+        "resident_peak_bytes": sum(rank["resident_peak"] for rank in summary["memory_bytes_per_rank"]),
         "model_sha256": summary["model_sha256"],
     }
 
 
 def killed_row(
-    folder: Path, regime: Regime, name: str, number: int, steps: int, plan: Plan
+    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run of a round: its row of protections.csv and its time line."""
     contender = CONTENDERS[name]
-    sets = {**regime.sets, **contender.sets, "train.steps": steps, "checkpoint.every_steps": plan.every}
+    sets = {**regime.sets, **contender.sets, "train.steps": plan.steps, "checkpoint.every_steps": plan.every}
     record, events = run(folder, sets, [f"{VICTIM}@{plan.kill_step}:update"] if contender.survives else [])
     written = of_kind(events, "checkpoint")
     dead = sorted(rank for failure in record.failures for rank in failure.ranks)
@@ -242,6 +265,9 @@ def killed_row(
     except ValueError as error:
         raise NotMeasured(f"{regime.name}, {name}, round {number}: {error}") from None
     inside = [event for event in written if plan.first < event["step"] <= plan.kill_step]
+    back = of_kind(events, "rolled_back")
+    if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
+        raise NotMeasured(f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet")
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
     row = {
         "regime": regime.name,
@@ -249,7 +275,7 @@ def killed_row(
         "contender": name,
         "servers": sets["cluster.servers"],
         "global_batch": batch,
-        "steps": steps,
+        "steps": plan.steps,
         "kill_step": plan.kill_step,
         "step_ms": _ms(before.step_seconds),
         "checkpoint_every_steps": plan.every or "",
@@ -257,9 +283,9 @@ def killed_row(
         "checkpoint_bytes": inside[-1]["bytes"] if inside else "",
         "rows_bytes": held["data"],
         "redundancy_bytes": held["parity"],
-        "resident_peak_bytes": sum(rank["resident_peak"] for rank in record.summary["memory_bytes_per_rank"]),
         **dict.fromkeys(KILLED, ""),
         "model_sha256": record.summary["model_sha256"],
+        "undisturbed_sha256": references.of(regime, plan.steps),
     }
     if found is not None:
         row |= {
@@ -268,7 +294,7 @@ def killed_row(
             "lost_whole_ms": _ms(found.lost_whole),
             "recovery_ms": _ms(found.recovery),
             "redone_steps": found.redone,
-            "rolled_back": bool(of_kind(events, "rolled_back")),
+            "rolled_back": bool(back),
             "whole_after_s": "" if found.whole_after is None else round(found.whole_after, 3),
             "kept_recovering": round(found.kept_recovering, 4),
             "kept_rebuilding": "" if found.kept_rebuilding is None else round(found.kept_rebuilding, 4),
@@ -284,10 +310,6 @@ KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "
 """Columns of protections.csv that are empty for a run that was not killed."""
 
 
-class NotMeasured(Exception):
-    """A run was not what was to be measured; one line."""
-
-
 def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int) -> Iterator[dict[str, Any]]:
     """Undisturbed steps, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
@@ -301,20 +323,21 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
             if name == "none":
                 every = max(size.least_interval, round(seconds / found.step_seconds))
             yield {
-                "round": number, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
+                "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
                 "checkpoint_every_steps": plan.every or "", "checkpoint_wait_ms": _ms(found.waiting) if plan.every else "",
             }  # fmt: skip
 
 
-def accuracy_rows(folder: Path, regime: Regime, size: Size, every: int) -> Iterator[dict[str, Any]]:
-    """AUC and log loss on held-out rows along runs in which a server is killed, as rows of protections_accuracy.csv."""
+def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str, Any]]:
+    """AUC and log loss on held-out rows along runs with four checkpoints, in which a server is killed half-way between the first two, as
+    rows of protections_accuracy.csv."""
     for name in size.evaluated:
-        contender, steps = CONTENDERS[name], size.accuracy_steps
+        contender, steps, every = CONTENDERS[name], size.accuracy_steps, size.accuracy_steps // 4
         sets = {
             **regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps, "train.eval_every_steps": size.eval_every,
             "checkpoint.every_steps": every if contender.minutes else 0,
         }  # fmt: skip
-        record, events = run(folder, sets, [f"{VICTIM}@{steps // 2}:update"] if contender.survives else [])
+        record, events = run(folder, sets, [f"{VICTIM}@{every + every // 2}:update"] if contender.survives else [])
         began = record.finished[0][1]
         killed = "" if not record.failures else round(record.failures[0].began_at - began, 3)
         for event in of_kind(events, "evaluation"):
@@ -414,7 +437,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
     setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output), scratch / "run"
-    regimes = []
+    references, regimes = References(folder), []
     for name in options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"]):
         if name != "criteo":
             regimes.append(regime_of(name, measure.prepare(data, size.rows), data, size))
@@ -430,29 +453,40 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
         print(f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, a checkpoint {found.checkpoint_seconds:.2f} s and "
               f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
               f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up", flush=True)  # fmt: skip
-        files.add("_bytes", [quiet_row(folder, regime, name, size.quiet_steps) for name in here if not CONTENDERS[name].sweep])
+        for name in here:
+            if not CONTENDERS[name].sweep:
+                files.add("_bytes", tried(lambda regime=regime, name=name: [quiet_row(folder, regime, name, size.quiet_steps)]))
     for number in range(rounds):
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
-            plans = {name: plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number) for name in order}
-            steps = steps_of(regime, plans, size)
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
-                try:
-                    row, spans = killed_row(folder, regime, name, number, steps, plans[name])
-                except NotMeasured as error:
-                    print(f"left out: {error}", flush=True)
+                plan = plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number)
+                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references)])
+                if not found:
                     continue
+                ((row, spans),) = found
                 files.add("", [row])
                 files.add("_timeline", spans if number == 0 else [])
                 shown = {key: row[key] for key in ("step_ms", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
                 print(f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True)
             if regime.name == "embedding-heavy":
-                files.add("_size", list(size_rows(folder, regime.plain, size, seconds[regime.name], number)))
+                files.add("_size", tried(lambda regime=regime: size_rows(folder, regime.plain, size, seconds[regime.name], number)))
         for name, middle in overheads(files.rows[""]).items():
             print(f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}", flush=True)
     for regime in regimes:
-        files.add("_accuracy", list(accuracy_rows(folder, regime, size, max(size.eval_every, intervals[regime.name, "stateless-30"]))))
+        files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
+
+
+def tried(measured: Callable[[], Iterable[Any]]) -> list[Any]:
+    """What it gives until a run is not what was to be measured, which is said; the others are measured all the same."""
+    found: list[Any] = []
+    try:
+        for each in measured():
+            found.append(each)
+    except (NotMeasured, ValueError) as error:
+        print(f"left out: {error}", flush=True)
+    return found
 
 
 if __name__ == "__main__":

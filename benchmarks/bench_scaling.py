@@ -80,6 +80,7 @@ def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
         "train.steps": steps,
         "train.epochs": 0,
         "train.log_every_steps": 10,
+        "storage.prefault": True,
         "cluster.spares": 0,
         "protection.m": 1,
         "protection.verify_parity_at_end": False,

@@ -46,6 +46,9 @@ def _copies(name: str, copies: int) -> Contender:
     return Contender({"protection.name": name, "protection.copies": copies}, timeline=copies == 2, redundancy=copies - 1)
 
 
+FULL_EVERY = 8
+"""Of incremental checkpoints so many form a chain that begins with a full one."""
+
 REBUILD_ROWS = 4096
 """protection.rebuild_rows_per_step of every contender but those of the sweep."""
 
@@ -63,14 +66,24 @@ CONTENDERS = {
     "checkpoint-30-async": _checkpoint(30, "async"),
     "checkpoint-60-async": _checkpoint(60, "async"),
     "checkpoint-30-incremental": Contender(
-        {"protection.name": "checkpoint", "checkpoint.mode": "async", "checkpoint.kind": "incremental"}, minutes=30
+        {"protection.name": "checkpoint", "checkpoint.mode": "async", "checkpoint.kind": "incremental", "checkpoint.full_every": FULL_EVERY},
+        minutes=30,
     ),
     "stateless-30": Contender({"protection.name": "stateless", "checkpoint.mode": "sync"}, minutes=30, timeline=True),
     "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
     "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
     **{f"erasure-k4-rebuild-{rows}": _erasure(4, sweep=True, rebuild_rows_per_step=rows) for rows in (1024, 16384, 65536)},
 }
-SMOKE = ("none", "erasure-k2", "replicate-2", "checkpoint-30-sync")
+SMOKE = (
+    "none", "erasure-k2", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-async", "checkpoint-30-incremental", "stateless-30",
+    "mapped-none",
+)  # fmt: skip
+
+SHORT = (
+    "none", "erasure-k4", "erasure-k4-commit-16", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-incremental", "stateless-30",
+    "mapped-none",
+)  # fmt: skip
+"""Those in the README's table."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mappin
     steps, seconds = sum(span.steps for span in mine), sum(span.seconds for span in mine)
     if steps != until - first:
         raise ValueError(f"{steps} steps after {first} up to {until} were finished before the kill")
-    waiting = sum(event["stall_seconds"] for event in checkpoints if any(span.begin <= event["time"] <= span.end for span in mine))
+    waiting = sum(event["stall_seconds"] for event in checkpoints if first < event["step"] <= until)
     return Calm(steps, seconds / steps, waiting)
 
 

@@ -9,7 +9,7 @@ from charts import BAR, COLOURS, INK, Figure, bars, legend
 from contenders import CONTENDERS, REBUILD_ROWS
 from matplotlib.figure import Figure as Canvas
 from ratios import KEPT_BAR, Row
-from tables import groups
+from tables import groups, sizes
 from versus import OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48
@@ -147,14 +147,9 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 def size(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Overhead by the size of the tables, checkpoints at one interval in seconds."""
-    calm = {(row["round"], row["rows_bytes"]): float(row["step_ms"]) for row in rows if row["contender"] == "none"}
-    axes = canvas.subplots()
-    names = [name for name in dict.fromkeys(row["contender"] for row in rows) if name != "none"]
-    for number, name in enumerate(names):
-        points: dict[int, list[float]] = {}
-        for row in rows:
-            if row["contender"] == name and (row["round"], row["rows_bytes"]) in calm:
-                points.setdefault(int(row["rows_bytes"]), []).append(100 * (float(row["step_ms"]) / calm[row["round"], row["rows_bytes"]] - 1))
+    axes, found = canvas.subplots(), sizes(rows)
+    for number, name in enumerate(dict.fromkeys(name for by_name in found.values() for name in by_name)):
+        points = {held: by_name[name] for held, by_name in found.items() if name in by_name}
         places = sorted(points)
         for place in places:
             axes.plot([place / 1e6] * len(points[place]), points[place], "o", color=COLOURS[number], markersize=3.5, alpha=0.5)

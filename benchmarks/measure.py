@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,10 +36,16 @@ REGIMES = {
 
 
 def ecrm(*words: str) -> None:
-    """Run an ecrm command; ends the program with what it printed if it fails."""
-    done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=RUN_SECONDS)
-    if done.returncode:
-        sys.exit(f"ecrm {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    """Run an ecrm command; ends the program with what it printed if it fails, or, all its processes killed, if it takes RUN_SECONDS."""
+    command = [sys.executable, "-m", "ecrm", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
+        try:
+            printed, _ = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            sys.exit(f"ecrm {' '.join(words)} took more than {RUN_SECONDS} s")
+    if process.returncode:
+        sys.exit(f"ecrm {' '.join(words)} failed:\n{printed}")
 
 
 def prepare(folder: Path, rows: int) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,9 @@ def sweep(data: Path, folder: Path, most_rows: int, batch: int) -> int:
         return steps
     samples, rows = steps * batch, manifest["rows"]
     again = np.arange(samples) % rows
-    folder.mkdir()
+    aside = folder.with_name(f".{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
     for name, (dtype, shape) in FILES.items():
         given = np.memmap(data / name, dtype, "r", shape=(rows, *shape))
         first = given[again]
@@ -37,8 +40,9 @@ def sweep(data: Path, folder: Path, most_rows: int, batch: int) -> int:
             caps = np.minimum(np.array(list(manifest["tables"].values())), most_rows)
             first = (np.arange(samples)[:, None] % caps).astype(dtype)
         content = first.tobytes() + given.tobytes()
-        (folder / name).write_bytes(content)
+        (aside / name).write_bytes(content)
         manifest["files"][name] = {**manifest["files"][name], "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest["rows"] = rows + samples
-    (folder / NAME).write_text(json.dumps(manifest))
+    (aside / NAME).write_text(json.dumps(manifest))
+    aside.rename(folder)
     return steps

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import CONTENDERS
+from contenders import SHORT
 from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
 from versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
 
@@ -201,10 +201,10 @@ def protections(rows: Sequence[Row]) -> list[str]:
 def protections_short(rows: Sequence[Row]) -> list[str]:
     """The same in few columns, for the README."""
     costs, equal = overheads(rows), equal_models(rows)
-    lost, kept = by_round(rows, "lost_ms"), by_round(rows, "kept_recovering")
+    lost, whole, kept = (by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering"))
     lines = []
     for key, mine in groups(rows, "regime", "contender").items():
-        if key[1] in CONTENDERS and CONTENDERS[key[1]].sweep:
+        if key[1] not in SHORT:
             continue
         lines.append(
             (
@@ -212,22 +212,35 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
                 f"{100 * statistics.median(costs[key]):.1f}" if costs.get(key) else "-",
                 f"{statistics.median(redundancy(row) for row in mine):.2f}",
                 f"{statistics.median(lost[key].values()) / 1e3:.2f}" if key in lost else "the run",
+                f"{statistics.median(whole[key].values()) / 1e3:.2f}" if key in whole else "-",
                 f"{statistics.median(kept[key].values()):.2f}" if key in kept else "-",
                 "yes" if all(equal.get(key, [False])) else "no",
             )
         )
-    return markdown(("regime", "protection", "overhead %", "redundancy over rows", "a SIGKILL costs s", "samples/s kept meanwhile", "same model"), lines)
+    return markdown(("regime", "protection", "overhead %", "redundancy over rows", "a SIGKILL: nothing new for s", "lost in all s",
+                     "samples/s kept until whole", "same model"), lines)  # fmt: skip
 
 
 def protections_size(rows: Sequence[Row]) -> list[str]:
     """What a step costs by the size of the tables, checkpoints at one interval in seconds."""
-    calm = {(row["round"], row["rows_bytes"]): float(row["step_ms"]) for row in rows if row["contender"] == "none"}
-    lines = []
-    for (held, name), mine in sorted(groups(rows, "rows_bytes", "contender").items(), key=lambda item: (int(item[0][0]), item[0][1])):
-        if name != "none":
-            costs = [100 * (float(row["step_ms"]) / calm[row["round"], held] - 1) for row in mine if (row["round"], held) in calm]
-            lines.append((f"{int(held) / 1e6:,.0f}", name, spread(costs, 1)))
+    lines = [
+        (f"{held / 1e6:,.0f}", name, spread(costs, 1))
+        for held, by_name in sizes(rows).items()
+        for name, costs in by_name.items()
+    ]
     return markdown(("MB of rows", "protection", "overhead %"), lines)
+
+
+def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
+    """{bytes of rows: {contender: overhead in %, of each round}} of protections_size.csv, ascending."""
+    calm = {(row["round"], row["share"]): row for row in rows if row["contender"] == "none"}
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in sorted(rows, key=lambda row: float(row["share"])):
+        other = calm.get((row["round"], row["share"]))
+        if other is not None and row is not other:
+            cost = 100 * (float(row["step_ms"]) / float(other["step_ms"]) - 1)
+            found.setdefault(int(other["rows_bytes"]), {}).setdefault(row["contender"], []).append(cost)
+    return found
 
 
 def protections_accuracy(rows: Sequence[Row]) -> list[str]:
@@ -254,8 +267,10 @@ def protections_bytes(rows: Sequence[Row]) -> list[str]:
         over = f"{sent / calm[row['regime']]:.2f}" if calm.get(row["regime"]) else "-"
         written = f"{float(row['written_bytes_per_step']) / 1e6:,.2f}" if row["written_bytes_per_step"] != "" else "a checkpoint per interval"
         lines.append((row["regime"], row["contender"], f"{sent / 1e6:,.2f}", over, written,
-                      f"{float(row['redundancy_bytes']) / held:.2f}", f"{float(row['undo_bytes']) / 1e6:,.1f}"))  # fmt: skip
-    header = ("regime", "protection", "MB sent per step", "over none", "MB written per step", "redundancy over rows", "MB of undo log")
+                      f"{float(row['redundancy_bytes']) / held:.2f}", f"{float(row['undo_bytes']) / 1e6:,.1f}",
+                      f"{float(row['resident_peak_bytes']) / 1e6:,.0f}"))  # fmt: skip
+    header = ("regime", "protection", "MB sent per step", "over none", "MB written per step", "redundancy over rows", "MB of undo log",
+              "MB resident at most, all ranks")  # fmt: skip
     return markdown(header, lines)
 
 

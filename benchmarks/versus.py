@@ -50,20 +50,19 @@ def overheads(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
     """{(regime, contender): overhead of normal operation in each round}: an average step, with one checkpoint in an interval, over that
     of `none` in the same round, less 1."""
     steps = by_round(rows, "step_ms")
-    return {
+    found = {
         (regime, name): [value / steps[regime, "none"][number] - 1 for number, value in rounds.items() if number in steps[regime, "none"]]
         for (regime, name), rounds in steps.items()
         if name != "none" and (regime, "none") in steps
     }
+    return {key: values for key, values in found.items() if values}
 
 
 def equal_models(rows: Sequence[Row]) -> dict[tuple[str, str], list[bool]]:
-    """{(regime, contender): whether the finished model was that of `none`, for each round}."""
-    calm = {(row["regime"], str(row["round"])): row["model_sha256"] for row in rows if row["contender"] == "none"}
+    """{(regime, contender): whether the finished model was that of an undisturbed run of `none` of as many steps, for each round}."""
     found: dict[tuple[str, str], list[bool]] = {}
     for row in rows:
-        if (row["regime"], str(row["round"])) in calm:
-            found.setdefault((row["regime"], row["contender"]), []).append(row["model_sha256"] == calm[row["regime"], str(row["round"])])
+        found.setdefault((row["regime"], row["contender"]), []).append(row["model_sha256"] == row["undisturbed_sha256"])
     return found
 
 
@@ -82,8 +81,9 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
         ours = regime, OURS
         for baseline in BASELINES:
             theirs = regime, baseline
-            if costs.get(ours) and costs.get(theirs) and statistics.median(costs[theirs]) > 0:
-                cut = 1 - statistics.median(costs[ours]) / statistics.median(costs[theirs])
+            if ours in costs and theirs in costs:
+                mine, other = statistics.median(costs[ours]), statistics.median(costs[theirs])
+                cut = 1 - mine / other if other > 0 else 0.0  # nothing to cut, as far as could be measured
                 found.append(Bar(regime, f"overhead cut against {baseline}, as a share", (cut,), CUT_BAR, True))
             rounds = [number for number in lost.get(ours, ()) if number in lost.get(theirs, ())]
             if rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import shutil
 from pathlib import Path
@@ -174,6 +175,30 @@ def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power):
         run(path, CuttingDisk(), redone)  # and the same folder serves the run that starts again
         assert newest(path) == 50
         shutil.rmtree(path)
+
+
+def test_the_real_disk_syncs_files_before_their_names_and_the_manifest_last(tmp_path, monkeypatch):
+    said: list[tuple[object, ...]] = []
+    sync, rename = os.fsync, os.replace
+
+    def syncing(descriptor):
+        said.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        sync(descriptor)
+
+    def renaming(old, new):
+        said.append(("rename", Path(old), Path(new)))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", renaming)
+    folder = tmp_path / "checkpoints"
+    write(CheckpointFolder(folder), 10, None)
+    draft, final = folder / f".{name_of(10)}", folder / name_of(10)
+    assert set(said[:3]) == {("sync", draft / name) for name in ("rows-0.bin", "rows-1.bin", DENSE)}
+    assert said[3:] == [
+        ("sync", draft), ("rename", draft, final), ("sync", folder), ("sync", tmp_path),
+        ("sync", final / ".manifest.json"), ("rename", final / ".manifest.json", final / "manifest.json"), ("sync", final),
+    ]  # fmt: skip
 
 
 def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path):

@@ -15,6 +15,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.placing import place
 from ecrm.errors import DataError, Unrecoverable
+from ecrm.mapped.reopen import Reopened
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.schedule import draw
@@ -80,7 +81,7 @@ class Run:
                     hooks,
                     after_start=lambda engine: engines.update({rank: engine}),
                     report=self.tables.append,
-                    durable=Restorer(own, resumed, self.lines.append),
+                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append),
                     make_checkpoints=lambda engine: Checkpoints(
                         engine, own, {"seed": workload.seed}, policy, self.events.append, lambda: 0.0, lambda work: work()
                     ),
@@ -120,6 +121,8 @@ def shape_of(rng: random.Random, workload: Workload, name: str) -> Workload:
     """The same job on another cluster, with another protection."""
     k, m = rng.randint(1, 4), rng.randint(1, 2)
     servers = k + m + rng.randint(0, 2) if name == "erasure" else rng.randint(1, 5)
+    if name in ("chain", "replicate"):
+        k, servers = 1, 1 + m + rng.randint(0, 2)
     return replace(
         workload, servers=servers, trainers=rng.randint(1, workload.slots), spares=rng.randint(1, 3), k=k, m=m, protection=name,
         layout=rng.choice(("dedicated", "colocated")), commit_interval=rng.choice((1, 2, 3)), domains=None,
@@ -134,11 +137,14 @@ def job(seed: int, name: str) -> tuple[random.Random, Workload, Truth]:
     return rng, workload, truth_of(workload)
 
 
-@pytest.mark.parametrize("name", ["erasure", "none", "checkpoint"])
+@pytest.mark.parametrize("name", ["erasure", "none", "checkpoint", "chain", "replicate", "mapped"])
 def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
     died = rolled_back = written = 0
     for seed in range(30):
         rng, workload, truth = job(seed, name)
+        if name == "mapped":
+            workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
+            Path(workload.folder).mkdir()
         faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
         run = Run(workload, tmp_path / str(seed), policy_of(rng, workload.steps), truth, faults, phase_death=0.003, seed=seed)
         assert not run.errors, (seed, run.errors)
@@ -148,18 +154,21 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
     assert died > 30 and rolled_back > 15 and written > 100
 
 
-@pytest.mark.parametrize("name", ["erasure", "checkpoint"])
+@pytest.mark.parametrize("name", ["erasure", "checkpoint", "replicate", "mapped"])
 def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
     unfinished = resumed_later = 0
     for seed in range(30):
         rng, workload, truth = job(seed, name)
+        if name == "mapped":
+            workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
+            Path(workload.folder).mkdir()
         policy, folder = policy_of(rng, workload.steps), tmp_path / str(seed)
         faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), together=0.99)
         first = Run(workload, folder, policy, truth, faults, spare_one=False, seed=seed)
         if not find(folder)[0]:
             continue
         unfinished += not first.finished
-        other = shape_of(rng, workload, rng.choice(("erasure", "none", "checkpoint")))
+        other = shape_of(rng, workload, rng.choice(("erasure", "none", "checkpoint", "chain", "replicate")))
         faults = RandomFaults(most=other.world_size, per_call=0.005, per_recovery_call=0.05, together=0.3)
         second = Run(other, tmp_path / f"{seed}-on", policy_of(rng, other.steps), truth, faults, resume=folder, phase_death=0.005, seed=seed)
         assert not second.errors and second.finished and all(tables == truth.tables for tables in second.tables), (seed, second.errors)

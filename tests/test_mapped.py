@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.mapped import dense_file, files, shard_file, words
 from ecrm.mapped.manifest import _check_files, hold
+from ecrm.mapped.names import read_words
 from ecrm.mapped.reopen import Reopened, last_commit
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
@@ -34,8 +37,9 @@ SMALL = Workload(
 )
 
 
-def run(workload: Workload, faults=(), resume: bool = False, spare_one: bool = True, seed: int = 0):
-    """(tables reported, errors, how many were killed, events) of one simulated run over the files in the workload's folder."""
+def run(workload: Workload, faults=(), resume: bool = False, spare_one: bool = True, seed: int = 0, began: list[int] | None = None):
+    """(tables reported, errors, how many were killed, events) of one simulated run over the files in the workload's folder; `began` gets
+    the step that each rank did first."""
     Path(workload.folder).mkdir(parents=True, exist_ok=True)
     tables, events, doomed = [], [], set()
 
@@ -44,15 +48,27 @@ def run(workload: Workload, faults=(), resume: bool = False, spare_one: bool = T
     cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
 
     def program(transport):
+        steps: list[int] = []
+
+        def after_step(engine):
+            if began is not None and not steps:
+                steps.append(engine.step - 1)
+                began.append(engine.step - 1)
+
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name), event=events.append)
         try:
-            return run_workload(workload, transport, hooks, report=tables.append, durable=Reopened(), resume=resume)
+            return run_workload(workload, transport, hooks, report=tables.append, durable=Reopened(), resume=resume, after_step=after_step)
         except (Unrecoverable, DataError) as error:
             return error
 
     outcome = cluster.run(program)
     errors = [result for result in outcome.results.values() if isinstance(result, Exception)]
     return tables, errors, len(outcome.killed), events
+
+
+def agreed(folder: Path) -> int:
+    """The newest commit that the files say all ranks had agreed on."""
+    return max((read_words(path)["committed"] for path in folder.glob("shard*.words")), default=0)
 
 
 def drawn(seed: int, folder: Path) -> Workload:
@@ -81,8 +97,12 @@ def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path):
         tables: list = []
         for attempt in range(50):
             faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.005, 0.02)), together=0.9)
-            tables, errors, _, _ = run(workload, faults if attempt < 6 else (), attempt > 0, spare_one=False, seed=100 * seed + attempt)
+            least, began = agreed(Path(workload.folder)) if attempt else 0, []
+            tables, errors, _, _ = run(
+                workload, faults if attempt < 6 else (), attempt > 0, spare_one=False, seed=100 * seed + attempt, began=began
+            )
             assert not errors, (seed, attempt, errors)
+            assert all(step >= least for step in began), (seed, attempt, least, began)
             if tables:
                 break
             restarts += 1
@@ -139,10 +159,14 @@ def test_cut_at_every_write_the_next_start_goes_on_to_the_same_bits(tmp_path, mo
     with snapshots(monkeypatch, Path(workload.folder), tmp_path, random.Random(0)) as taken:
         tables, errors, _, _ = run(workload)
     assert tables == [truth.tables] and not errors
+    later = 0
     for copy in taken:
-        tables, errors, _, _ = run(replace(workload, folder=str(copy)), resume=True)
+        least, began = agreed(copy), []
+        tables, errors, _, _ = run(replace(workload, folder=str(copy)), resume=True, began=began)
         assert tables == [truth.tables] and not errors, (copy, errors)
-    assert len(taken) > 50
+        assert all(step >= least for step in began), (copy, least, began)
+        later += least > 0
+    assert len(taken) > 50 and later > 20
 
 
 def test_without_the_journal_a_cut_is_noticed(tmp_path, monkeypatch):
@@ -361,6 +385,15 @@ def test_written_bytes_are_the_journal_and_the_rows_where_they_lie(tmp_path):
     file.prepare(1)
     file.commit(1)
     assert file.written_bytes == journal + 7 * store.record_bytes
+
+
+def test_files_that_a_killed_run_has_not_let_go_of_yet_are_waited_for(tmp_path):
+    run(replace(SMALL, folder=str(tmp_path)))
+    held = hold(tmp_path)
+    threading.Timer(0.3, held.close).start()
+    began = time.monotonic()
+    _check_files(tmp_path, steps=4)
+    assert held.closed and time.monotonic() - began < 2
 
 
 def test_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
 
 
 @pytest.mark.drill
+def test_a_checkpoint_outlives_the_files(tmp_path, criteo_rows, undisturbed):
+    """Checkpoints beneath mapped files: a death goes back to the last commit as ever; without the files another protection goes on."""
+    sets = {**MAPPED, "mapped.path": str(tmp_path / "files"), "checkpoint.every_steps": 15}
+    run = drill(tmp_path / "run", criteo_rows, sets, ("1@20:update",))
+    assert run.model == undisturbed
+    assert [event["step"] for event in run.events_of("checkpoint")] == [15, 30, 40]
+    assert all(failure["redone_steps"] <= 1 for failure in run.summary["failures"]) and run.events_of("rolled_back")
+    again = resume(tmp_path / "again", criteo_rows, tmp_path / "run", sets)  # whose own folder has no checkpoint yet
+    assert again.code == 0 and [event["step"] for event in again.events_of("checkpoint")] == [40], again.output
+    shutil.rmtree(tmp_path / "files")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000040")
+    refused = resume(tmp_path / "refused", criteo_rows, tmp_path / "run", sets)
+    assert refused.code == 2 and "set protection.name to another to go on from a checkpoint" in refused.output
+    run = resume(tmp_path / "other", criteo_rows, tmp_path / "run", BASE)
+    assert run.code == 0 and run.summary["resumed"]["step"] == 30 and run.model == undisturbed, run.output
+
+
+@pytest.mark.drill
 def test_a_drill_gives_each_run_files_of_its_own(tmp_path, criteo_rows, capfd):
     words = ["drill", "tiny", "--run-dir", str(tmp_path / "drill"), "--kill", "1@9:update"]
     for key, value in {**MAPPED, "data.path": criteo_rows, "mapped.path": tmp_path / "files"}.items():
@@ -67,7 +86,6 @@ def test_what_cannot_be_gone_on_from_is_told_before_anything_starts(tmp_path, cr
     for words, said in (
         (["--set", f"mapped.path={tmp_path}/full"], "full: not an empty folder: name one that is new or empty"),
         (["--resume", str(tmp_path / "nothing")], "holds no mapped files"),
-        (["--set", "checkpoint.every_steps=5"], "protection.name is mapped, which keeps every commit in its files"),
         (["--set", "mapped.flush=now"], "mapped.flush is \"now\": must be one of none, commit"),
     ):
         assert main([*common, *words]) == 2

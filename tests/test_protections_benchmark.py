@@ -29,7 +29,7 @@ STEADY = [(step, 2.0 * step) for step in range(1, 11)]
 
 def test_an_average_step_is_one_of_those_asked_for_with_all_waiting_for_checkpoints():
     times = [(1, 9.0), (2, 10.0), (3, 12.0), (4, 17.0), (5, 19.0), (6, 99.0)]  # 3 s of step 4 were a checkpoint
-    checkpoints = [{"time": 15.5, "stall_seconds": 3.0, "step": 3}, {"time": 60.0, "stall_seconds": 50.0, "step": 5}]
+    checkpoints = [{"time": 15.5, "stall_seconds": 3.0, "step": 3}, {"time": 60.0, "stall_seconds": 50.0, "step": 6}]
     found = disturbance.calm(record(times, killed_at=20.0), 2, 5, checkpoints)
     assert found == disturbance.Calm(steps=3, step_seconds=3.0, waiting=3.0)
     with pytest.raises(ValueError, match="1 steps after 4 up to 6 were finished before the kill"):
@@ -125,6 +125,7 @@ def line(contender, number=0, **more):
         "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_ms": 100, "gap_ms": "", "lost_ms": "",
         "lost_whole_ms": "", "redone_steps": "", "whole_after_s": "", "kept_recovering": "", "kept_rebuilding": "", "recovery_ms": "", "checkpoint_bytes": "",
         "checkpoint_wait_ms": "", "checkpoint_every_steps": "", "rows_bytes": 1000, "redundancy_bytes": 0, "model_sha256": "aa",
+        "undisturbed_sha256": "aa",
     }  # fmt: skip
     return {key: str(value) for key, value in {**fields, **more}.items()}
 
@@ -177,6 +178,29 @@ def test_models_and_scores_are_compared_with_those_of_none():
     assert versus.auc_differences(scores)["criteo", "stateless-30"] == pytest.approx(-0.01)
 
 
+def test_sizes_are_compared_with_none_of_the_same_share_whatever_padding_their_stripes_need():
+    tables = program("tables")
+    rows = [
+        {"round": number, "share": share, "contender": name, "rows_bytes": held + (10 if name != "none" else 0), "step_ms": ms}
+        for number in ("0", "1")
+        for share, held in (("1.0", 1000), ("0.5", 500))
+        for name, ms in (("none", 100), ("erasure-k4", 104 if share == "1.0" else 102))
+    ]
+    assert tables.sizes(rows) == {500: {"erasure-k4": [pytest.approx(2.0)] * 2}, 1000: {"erasure-k4": [pytest.approx(4.0)] * 2}}
+
+
+def test_one_run_that_fails_costs_itself_alone(monkeypatch, capsys, tmp_path):
+    bench = program("bench_protections")
+    monkeypatch.setattr(bench.measure, "run", lambda folder, sets, kills: (folder.mkdir(), bench.sys.exit("ecrm launch failed: no memory")))
+
+    def rows():
+        yield 1
+        bench.run(tmp_path / "run", {})
+
+    assert bench.tried(rows) == [1] and not (tmp_path / "run").exists()
+    assert capsys.readouterr().out == "left out: ecrm launch failed: no memory\n"
+
+
 def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, criteo_rows):
     from ecrm.data.dataset import CriteoDataset
 
@@ -205,11 +229,10 @@ def test_with_checkpoints_the_kill_comes_half_an_interval_after_one_and_the_inte
         assert bench.plan_of(regime, incremental, every, bench.FULL, 0).kill_step // every - 1 >= regime.warm / every
     plan = bench.plan_of(regime, contenders.CONTENDERS["erasure-k4"], 0, bench.FULL, 0)
     assert plan.first == 24 and 64 <= plan.kill_step < 74
+    assert {bench.plan_of(regime, contenders.CONTENDERS["none"], 0, bench.FULL, number).steps for number in range(9)} == {24 + 40 + 10 + 60}
     slow = contenders.CONTENDERS["erasure-k4-rebuild-1024"]
-    assert bench.steps_of(regime, {"erasure-k4-rebuild-1024": plan}, bench.FULL) == plan.kill_step + 60
     assert slow.redundancy == 0.25 and contenders.CONTENDERS["chain-3"].redundancy == 2
-    larger = replace(regime, shard_rows=180_000)
-    assert bench.steps_of(larger, {"erasure-k4-rebuild-1024": plan}, bench.FULL) == plan.kill_step + 293
+    assert bench.plan_of(replace(regime, shard_rows=180_000), slow, 0, bench.FULL, 0).steps == 24 + 40 + 10 + 293
 
 
 def test_the_models_inputs_are_medians_of_what_was_measured():
@@ -259,7 +282,7 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
         "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.25 | - | 0.10 (0.05 to 0.15) | 0.14 (0.09 to 0.19) | - | 3.00 (2.00 to 4.00) "
         "| 0.90 (0.85 to 0.95) | 2 of 2 |"
     ) in shown
-    assert "| embedding-heavy | erasure-k4 | 3.0 | 0.25 | 0.10 | 0.90 | yes |" in tables.content("protections short", tmp_path).splitlines()
+    assert "| embedding-heavy | erasure-k4 | 3.0 | 0.25 | 0.10 | 0.14 | 0.90 | yes |" in tables.content("protections short", tmp_path).splitlines()
     shown = tables.content("protections bars", tmp_path)
     assert "| embedding-heavy | overhead cut against checkpoint-30-sync, as a share | 0.850 | at least 0.9 | not met |" in shown
     assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
@@ -279,11 +302,12 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     with (tmp_path / "protections.csv").open() as file:
         rows = {row["contender"]: row for row in csv.DictReader(file)}
     assert list(sorted(rows)) == sorted(contenders.SMOKE)
-    assert len({row["model_sha256"] for row in rows.values()}) == 1
+    assert all(row["model_sha256"] == row["undisturbed_sha256"] for name, row in rows.items() if name != "stateless-30")
     for name, row in rows.items():
         assert float(row["step_ms"]) > 0
         assert (float(row["lost_ms"]) > 0 and float(row["kept_recovering"]) > 0) if name != "none" else row["lost_ms"] == ""
-    assert rows["checkpoint-30-sync"]["rolled_back"] == "True" and rows["erasure-k2"]["rolled_back"] == "False"
+    back = {name for name, row in rows.items() if row["rolled_back"] == "True"}
+    assert back == {"checkpoint-30-sync", "checkpoint-30-async", "checkpoint-30-incremental", "mapped-none"}
     assert rows["erasure-k2"]["redone_steps"] == "1"
     with (tmp_path / "protections_bytes.csv").open() as file:
         sizes = {row["contender"]: {field: row[field] for field in row} for row in csv.DictReader(file)}
@@ -300,6 +324,9 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_size", "protections_accuracy"):
         figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
     assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
+    assert tables.content("protections size", tmp_path).count("\n| ") == 2 * (len(bench.TINY.sized) - 1)
+    assert tables.content("protections accuracy", tmp_path).count("\n| ") == len(bench.TINY.evaluated) - 1
+    assert "| embedding-heavy | chain-2 |" in tables.content("protections short", tmp_path)
     bench.main(["--table", "--output", str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[-1] in said
 

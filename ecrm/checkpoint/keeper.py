@@ -49,7 +49,8 @@ class Checkpoints:
     """Writes the checkpoints of a run; every live rank calls the same methods between the same steps.
 
     `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on. `written_bytes` counts
-    this rank's share of the checkpoints that were written to their end, but for the manifest.
+    this rank's share of the checkpoints that were written to their end, but for the manifest. `first` is the step whose checkpoint the run
+    began from, the engine's step by default, 0 where there is none.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Checkpoints:
         tell: Callable[[dict[str, Any]], None] = lambda fields: None,
         clock: Callable[[], float] = time.monotonic,
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
+        first: int | None = None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
         self._tell, self._clock, self._background = tell, clock, background
-        self._first = engine.step
+        self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._stopping = False
         self._part: Part | None = None

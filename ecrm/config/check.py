@@ -192,10 +192,6 @@ def problems_of_fit(config: Config) -> list[str]:
         problems.append(
             "protection.name is stateless, which keeps two dense replicas, but there is one rank: set cluster.spares=1"
         )
-    if protection.name == "mapped" and config.checkpoints:
-        problems.append(
-            "protection.name is mapped, which keeps every commit in its files: set checkpoint.every_steps=0 and checkpoint.every_minutes=0"
-        )
     problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems

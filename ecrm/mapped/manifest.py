@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ FOLDER = "mapped"
 MANIFEST = "manifest.json"
 LOCK = "lock"
 VERSION = 2
+HOLD_SECONDS = 2.0
 
 
 def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:
@@ -75,13 +77,26 @@ def hold(folder: Path) -> FileIO:
     return file
 
 
+def _check_that_nobody_holds(folder: Path) -> None:
+    """Raise UsageError where a run is alive that uses the files.
+
+    Tries for HOLD_SECONDS: the system may take that long to let go of the files of a process that was killed, and other ranks that
+    start now look at the same time.
+    """
+    deadline = time.monotonic() + HOLD_SECONDS
+    with open_file(folder / LOCK) as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks") from None
+                time.sleep(0.01)
+
+
 def _check_files(folder: Path, steps: int) -> None:
     """Raise UsageError where a run is alive that uses the files, or has gone beyond `steps`; DataError where one is missing or short."""
-    with open_file(folder / LOCK) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks") from None
+    _check_that_nobody_holds(folder)
     for path in sorted(folder.glob("shard*.words")):
         try:
             words = read_words(path)

@@ -1,6 +1,6 @@
 """State in memory-mapped files: no copies on other ranks; after any failure all go back to the last commit, which is in the files.
 
-After Waddington, Dickey, Xu, Janapati Reddy, "Towards Fast Crash-Consistent Cluster Checkpointing" (PyMM). Rows and optimizer state
+After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and optimizer state
 live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state is written beside its last commit
 (`ecrm/mapped/dense_file.py`). Every rank opens the files of what it is given to host, so there is nothing to load. What is promised
 is the undisturbed model, bit for bit, for as long as the files are there.

@@ -189,7 +189,8 @@ def _run(
     checkpoints = None
     if config.checkpoints:
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
-        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event)
+        first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
+        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event, first=first)
     trainer = Trainer(
         engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints
     )
