@@ -44,6 +44,9 @@ def ecrm(*words: str) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             sys.exit(f"ecrm {' '.join(words)} took more than {RUN_SECONDS} s")
+        except BaseException:  # Ctrl-C, which a session of its own does not get
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if process.returncode:
         sys.exit(f"ecrm {' '.join(words)} failed:\n{printed}")
 
