@@ -78,8 +78,8 @@ class Size:
 
 
 FULL = Size(
-    5, 40, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
-    {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=500_000, shares=(0.5, 0.25, 0.125),
+    5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
+    {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
     sized=("none", "erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
 )  # fmt: skip
 TINY = Size(
@@ -116,7 +116,7 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
         "cluster.servers": size.servers,
         "cluster.trainers": size.servers,
         "cluster.spares": 1,
-        "protection.rebuild_rows_per_step": REBUILD_ROWS,
+        "protection.rebuild_rows_per_step": REBUILD_ROWS[name],
         "protection.verify_parity_at_end": False,
     }
     warm, manifest = WARM_STEPS, read_manifest(data)
@@ -146,7 +146,7 @@ class Plan:
 def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number: int) -> Plan:
     """With checkpoints: killed half an interval after the first one that has a whole interval around it behind the sweep, and if they
     are incremental a full one before it."""
-    per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS)
+    per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
     after = max(size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step))
     if contender.sets["protection.name"] == "stateless":
         after *= 2  # reads the files twice, a few pieces a step

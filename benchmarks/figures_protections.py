@@ -74,7 +74,7 @@ def copies(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Effect of the rows rebuilt per step on throughput meanwhile and on the time until whole; erasure k=4 m=1, embedding-heavy."""
-    sizes = {OURS: REBUILD_ROWS} | {
+    sizes = {OURS: REBUILD_ROWS["embedding-heavy"]} | {
         name: contender.sets["protection.rebuild_rows_per_step"] for name, contender in CONTENDERS.items() if contender.sweep
     }
     sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))

@@ -55,8 +55,8 @@ class Counting(WrappedTransport):
         return self.inner.exchange(outgoing)
 
 
-def test_a_step_has_two_exchanges_and_four_while_a_shard_is_rebuilt():
-    workload = Workload(tables=(Table("a", 600, 4),), steps=20, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=4)
+def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_first_two():
+    workload = Workload(tables=(Table("a", 600, 4),), steps=24, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8, ids_per_slot=30)
     cluster = SimulatedCluster(workload.world_size, "exchanges", [PhaseFault(1, 4, "parity")])
     steps: list[tuple[bool, int]] = []
 
@@ -73,24 +73,27 @@ def test_a_step_has_two_exchanges_and_four_while_a_shard_is_rebuilt():
     cluster.run(program)
     began = [rebuilding for rebuilding, _ in steps].index(True)
     ended = [rebuilding for rebuilding, _ in steps].index(False, began)
-    assert ended - began > 4 and ended < len(steps) - 2
+    assert ended - began > 5 and ended < len(steps) - 2
     assert {count for _, count in steps[1:began]} == {2}
-    assert {count for _, count in steps[began + 1 : ended]} == {4}
-    assert {count for _, count in steps[ended + 1 : -1]} == {2}
+    assert steps[began + 1] == (True, 4)  # what slots ask for in this step was not asked for a step before
+    assert {count for _, count in steps[began + 2 : -1]} == {2}
 
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
     """And rows that were never updated come back by probing, without being decoded."""
     workload = Workload(tables=(Table("a", 2000, 4),), steps=16, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8)
     cluster = SimulatedCluster(workload.world_size, "rounds", [PhaseFault(1, 4, "parity")])
-    rounds, answered = [], []
+    rounds, answered, early = [], [], []
     choose, answer = Rebuild._choose, Rebuild._answers
 
-    def choosing(self, wanted, budget):
-        asks = choose(self, wanted, budget)
+    def choosing(self, wanted, soon, budget):
+        asks = choose(self, wanted, soon, budget)
+        groups = [ask for ask in asks if isinstance(ask, Group)]
         if asks:
-            rows = {kind: sum(ask.local.numel() for ask in asks if isinstance(ask, Group) and ask.wanted is kind) for kind in (True, False)}
-            rounds.append((rows[True], rows[False], budget))
+            rounds.append((*(sum(ask.local.numel() for ask in groups if ask.asked is kind) for kind in (True, False)), budget))
+        every = [(ask.shard, ask.space, ask.unit, row) for ask in groups for row in ask.local.tolist()]
+        assert len(set(every)) == len(every)
+        early.extend(ask for ask in groups if ask.asked and not ask.wanted)
         return asks
 
     def answering(self, wanted):
@@ -109,6 +112,7 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
 
     cluster.run(program)
     assert set(answered) == {(True, True), (False, False)}
-    assert all(background <= max(budget - wanted, 0) for wanted, background, budget in rounds)
-    assert any(wanted for wanted, _, _ in rounds) and any(background for _, background, _ in rounds)
-    assert len(rounds) > 3 and sum(wanted + background for wanted, background, _ in rounds) < 200  # of 504 + 168 rows lost
+    assert early
+    assert all(background <= max(budget - asked, 0) for asked, background, budget in rounds)
+    assert any(asked for asked, _, _ in rounds) and any(background for _, background, _ in rounds)
+    assert len(rounds) > 3 and sum(asked + background for asked, background, _ in rounds) < 200  # of 504 + 168 rows lost

@@ -228,11 +228,11 @@ def test_with_checkpoints_the_kill_comes_half_an_interval_after_one_and_the_inte
         assert plan.kill_step % every == every // 2 and plan.kill_step // every * every > plan.first
         assert bench.plan_of(regime, incremental, every, bench.FULL, 0).kill_step // every - 1 >= regime.warm / every
     plan = bench.plan_of(regime, contenders.CONTENDERS["erasure-k4"], 0, bench.FULL, 0)
-    assert plan.first == 24 and 64 <= plan.kill_step < 74
-    assert {bench.plan_of(regime, contenders.CONTENDERS["none"], 0, bench.FULL, number).steps for number in range(9)} == {24 + 40 + 10 + 60}
-    slow = contenders.CONTENDERS["erasure-k4-rebuild-1024"]
+    assert plan.first == 24 and 104 <= plan.kill_step < 124
+    assert {bench.plan_of(regime, contenders.CONTENDERS["none"], 0, bench.FULL, number).steps for number in range(9)} == {24 + 80 + 20 + 60}
+    slow = contenders.CONTENDERS["erasure-k4"]
     assert slow.redundancy == 0.25 and contenders.CONTENDERS["chain-3"].redundancy == 2
-    assert bench.plan_of(replace(regime, shard_rows=180_000), slow, 0, bench.FULL, 0).steps == 24 + 40 + 10 + 293
+    assert bench.plan_of(replace(regime, shard_rows=180_000), slow, 0, bench.FULL, 0).steps == 24 + 80 + 20 + 293
 
 
 def test_the_models_inputs_are_medians_of_what_was_measured():

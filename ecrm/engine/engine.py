@@ -32,7 +32,7 @@ from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, PendingLookup, Riders, ShardRequests, SlotRequests, sort_results
+from ecrm.engine.routing import DENSE, STOP, PendingLookup, Results, Riders, ShardRequests, SlotRequests, soon_requests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.reshape import plan_reshape
@@ -77,6 +77,7 @@ class Engine:
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._ahead: PendingLookup | None = None
+        self._repair_to_finish: RepairRound | None = None  # its answers ride along with the next exchange
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -172,10 +173,12 @@ class Engine:
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
+            self._finish_repair()
+            came_ahead = self._ahead is not None
             pending, self._ahead = self._ahead or self._ask(rows), None
             self._slot_side, self._shard_side, late = pending.slot_side, pending.shard_side, {}
             if self.view.rebuilding and pending.repair is not None:
-                late = self._late_replies(pending.repair)
+                late = self._answer_repair(pending.repair, at_once=not came_ahead)
             return self._slot_side.collect(pending.replies, late)
 
     def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> PendingLookup:
@@ -187,27 +190,47 @@ class Engine:
         shard_side = ShardRequests(self.transport.exchange(slot_side.requests()), self.hosted)
         if self.view.rebuilding and stand_in is None and not self.protection.repairs_ahead:
             self._repair(shard_side.missing(), budget)
-        repair, outgoing = self._begin_repair(shard_side), shard_side.replies()
+        repair, outgoing = self._begin_repair(shard_side, {}), shard_side.replies()
         came = Riders.of(self.transport.exchange(_together(outgoing, repair)))
         if repair is not None:
             repair.hear(came.repairs)
         return PendingLookup(slot_side, shard_side, came.replies, repair)
 
-    def _begin_repair(self, shard_side: ShardRequests) -> RepairRound | None:
-        """A round of repair that brings what slots ask for, if anything is rebuilding and the protection can begin one here."""
-        if not self.view.rebuilding or not self.protection.repairs_ahead:
-            return None
-        return self.protection.begin_repair(shard_side.missing(), self._policy.rebuild_rows_per_step, self.view)
+    @property
+    def repairs_ahead(self) -> bool:
+        """Whether `apply` has a use for `rows_soon`; the same on all ranks."""
+        return bool(self.view.rebuilding) and self.protection.repairs_ahead
 
-    def _late_replies(self, repair: RepairRound) -> dict[int, list[Tensor]]:
-        """At a commit: recover the rows that slots wait for and send them; others' units come along, and are decoded then."""
+    def _begin_repair(self, shard_side: ShardRequests, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> RepairRound | None:
+        """A round of repair that brings what slots ask for, if anything is rebuilding and the protection can begin one here."""
+        if not self.repairs_ahead:
+            return None
+        missing = {key: self.hosted[key].missing_among(torch.cat(list(rows)).unique()) for key, rows in soon.items()}
+        return self.protection.begin_repair(shard_side.missing(), missing, self._policy.rebuild_rows_per_step, self.view)
+
+    def _answer_repair(self, repair: RepairRound, at_once: bool) -> dict[int, list[Tensor]]:
+        """At a commit: recover the rows that slots wait for and send them.
+
+        Units of other rows come along and are decoded then; where no slot waits they ride along with the step's results, and cost no
+        exchange, unless that must be `at_once`.
+        """
         self.enter("repair")
         self._note_repair(repair.report)
+        if not repair.urgent and not at_once:
+            self._riding.board(repair.rest())
+            self._repair_to_finish = repair
+            return {}
         repair.finish(self.transport.exchange(repair.answers()))
         self._riding.board(repair.rest())
         late = self.transport.exchange(self._shard_side.late_replies())
         repair.finish(self._riding.alight())
         return late
+
+    def _finish_repair(self) -> None:
+        """Decode what rode along for a round of repair, if one is to be finished; before the rows that it read are updated."""
+        repair, self._repair_to_finish = self._repair_to_finish, None
+        if repair is not None:
+            repair.finish(self._riding.alight())
 
     def apply(
         self,
@@ -215,6 +238,7 @@ class Engine:
         contributions: Mapping[int, Tensor],
         commit: bool = False,
         rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
+        rows_soon: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -222,38 +246,41 @@ class Engine:
         `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
         full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
         ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
-        `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. Raises StepAborted after a failure.
+        `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. `rows_soon`, with which any rank may
+        go without, are likely those of the `lookup` after that: with `repairs_ahead`, those that are missing are recovered before slots
+        have to wait for them. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
             self._updating = True
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             slot_side = SlotRequests(rows_ahead, self.layouts, self.view, self.protection.stand_in) if looks_ahead else None
-            received = self.transport.exchange(self._results(row_gradients, contributions, slot_side))
-            gradients, dense, requests, stop = sort_results(received)
+            soon = rows_soon if looks_ahead and self.repairs_ahead else None
+            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, slot_side, soon)))
+            self._finish_repair()
             self._changed = True
-            self._shard_side.update(gradients, self.protection.keeps_deltas)
+            self._shard_side.update(came.gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
-            shard_side = ShardRequests(requests, self.hosted)
+            shard_side = ShardRequests(came.requests, self.hosted)
             riders = shard_side.replies()
             if self.dense is not None:
-                total = SlicedSum.reduce(dense)
+                total = SlicedSum.reduce(came.dense)
                 for holder in self.view.dense:
                     riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
-            repair = self._begin_repair(shard_side) if looks_ahead else None
+            repair = self._begin_repair(shard_side, came.soon) if looks_ahead else None
             self._riding.board(_together(riders, repair))
-            committing = commit or stop or bool(self.view.rebuilding) or self._commit_is_due()
+            committing = commit or came.stop or bool(self.view.rebuilding) or self._commit_is_due()
             held = shard_side if looks_ahead and repair is None else None  # with a repair some of it comes late
             if committing:
                 self._protect(held)
             self.enter("dense")
-            came = Riders.of(self._riding.alight())
+            rode = Riders.of(self._riding.alight())
             if repair is not None:
-                repair.hear(came.repairs)
+                repair.hear(rode.repairs)
             if committing and held is not None:
-                self.protection.retain(slot_side, came.replies)
+                self.protection.retain(slot_side, rode.replies)
             if self.dense is not None:
-                self.dense.apply(SlicedSum(self.view.dense).assemble(came.dense))
+                self.dense.apply(SlicedSum(self.view.dense).assemble(rode.dense))
             if committing and self.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
                 self.scrub.check(self.view)
@@ -263,9 +290,9 @@ class Engine:
                 self._phase = "commit"
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
-                self.stopping = self.stopping or stop
+                self.stopping = self.stopping or came.stop
             if slot_side is not None and not self.stopping and not (committing and self._put_right):
-                self._ahead = PendingLookup(slot_side, shard_side, came.replies, repair)
+                self._ahead = PendingLookup(slot_side, shard_side, rode.replies, repair)
         self._step_finished()
 
     def commit(self) -> None:
@@ -292,14 +319,18 @@ class Engine:
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         slot_side: SlotRequests | None,
+        soon: Mapping[int, Sequence[Tensor]] | None,
     ) -> dict[int, list[Tensor]]:
-        """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards."""
+        """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards and, to shards
+        being rebuilt, those of the step after it."""
         outgoing = self._slot_side.gradients(row_gradients)
         self._slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
                 outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
         for rank, tensors in slot_side.requests().items() if slot_side is not None else ():
+            outgoing.setdefault(rank, []).extend(tensors)
+        for rank, tensors in soon_requests(soon, self.layouts, self.view).items() if soon is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
         for rank in self.view.live if self._hooks.asks() else ():
             outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
@@ -486,7 +517,7 @@ class Engine:
 
         Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
-        began, phase, self._ahead = self._clock(), self._phase, None
+        began, phase, self._ahead, self._repair_to_finish = self._clock(), self._phase, None, None
         begun, rollbacks = self.step + self._updating, self.rollbacks
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating

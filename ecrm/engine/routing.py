@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR = range(5)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON = range(6)
 
 
 class SlotRequests:
@@ -187,6 +187,19 @@ class ShardRequests:
             hosted.update(asked.rows, sums, keep_deltas)
 
 
+def soon_requests(
+    rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View
+) -> dict[int, list[Tensor]]:
+    """Message per host of a rebuilding shard: (SOON, shard, space), those of `rows[slot][space]` that are its local rows."""
+    outgoing: dict[int, list[Tensor]] = {}
+    for spaces in rows.values():
+        for space, wanted in enumerate(spaces):
+            shards, local = layouts[space].locate(wanted)
+            for shard in view.rebuilding:
+                outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([SOON, shard, space]), local[shards == shard]))
+    return outgoing
+
+
 @dataclass(frozen=True)
 class PendingLookup:
     """A lookup, as far as it has come: the `replies` to it, and the round of `repair` that the rest waits for, or None."""
@@ -197,27 +210,35 @@ class PendingLookup:
     repair: RepairRound | None
 
 
-def sort_results(
-    received: Mapping[int, Sequence[Tensor]],
-) -> tuple[dict[tuple[int, ...], Tensor], dict[int, Tensor], dict[int, list[Tensor]], bool]:
-    """What slots sent at the end of a step, by what it is.
+@dataclass(frozen=True)
+class Results:
+    """What slots sent at the end of a step: {(slot, shard, space): flat `gradients`}, `dense`, {slot: slice of its contribution},
+    `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
+    by slot}, and whether a rank asks to `stop`."""
 
-    {(slot, shard, space): flat gradients}, {slot: slice of its dense contribution}, {rank: its requests for the next step},
-    and whether a rank asks to stop.
-    """
-    gradients, dense, requests, stop = {}, {}, {}, False
-    for rank, tensors in received.items():
-        for head, payload in in_groups(tensors, 2):
-            kind, *key = head.tolist()
-            if kind == GRADIENTS:
-                gradients[tuple(key)] = payload
-            elif kind == DENSE:
-                dense[key[0]] = payload
-            elif kind == STOP:
-                stop = True
-            else:
-                requests.setdefault(rank, []).extend((head, payload))
-    return gradients, dense, requests, stop
+    gradients: dict[tuple[int, ...], Tensor]
+    dense: dict[int, Tensor]
+    requests: dict[int, list[Tensor]]
+    soon: dict[ShardSpace, list[Tensor]]
+    stop: bool
+
+    @classmethod
+    def of(cls, received: Mapping[int, Sequence[Tensor]]) -> Results:
+        gradients, dense, requests, soon, stop = {}, {}, {}, {}, False
+        for rank, tensors in received.items():
+            for head, payload in in_groups(tensors, 2):
+                kind, *key = head.tolist()
+                if kind == GRADIENTS:
+                    gradients[tuple(key)] = payload
+                elif kind == DENSE:
+                    dense[key[0]] = payload
+                elif kind == SOON:
+                    soon.setdefault(tuple(key), []).append(payload)
+                elif kind == STOP:
+                    stop = True
+                else:
+                    requests.setdefault(rank, []).extend((head, payload))
+        return cls(gradients, dense, requests, soon, stop)
 
 
 @dataclass(frozen=True)

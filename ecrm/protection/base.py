@@ -71,10 +71,12 @@ class ProtectionContext:
 class RepairRound(ABC):
     """A round of repair that has begun on every live rank, in parts, so that its messages can travel with others.
 
-    `report`, once `hear` is through, is as of the beginning. A round that is not finished has changed nothing.
+    `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once `hear` is through; `report` is as of the
+    beginning. A round that is not finished has changed nothing.
     """
 
     report: RepairReport
+    urgent: bool
 
     @abstractmethod
     def requests(self) -> dict[int, list[Part]]:
@@ -86,7 +88,7 @@ class RepairRound(ABC):
 
     @abstractmethod
     def answers(self) -> dict[int, list[Part]]:
-        """At a commit: what it tells them of the rows that are wanted."""
+        """At a commit: what it tells them of the rows that are wanted; nothing on any rank where the round is not `urgent`."""
 
     @abstractmethod
     def rest(self) -> dict[int, list[Part]]:
@@ -197,8 +199,13 @@ class Protection(ABC):
         slots ask for rows: what is whole on return answers for itself in this very step.
         """
 
-    def begin_repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairRound:
-        """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered and finished at the commit."""
+    def begin_repair(
+        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
+    ) -> RepairRound:
+        """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered at the commit and finished
+        before the next step's updates. `soon` are missing local rows that the step after the next asks for: recovered as well, but
+        nobody waits for them.
+        """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
 
     def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:

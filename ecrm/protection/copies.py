@@ -30,10 +30,11 @@ class CopyRebuild(Rebuild):
         other = super()._probe(shard, space, unit, local)
         return other | self._parity[shard, space].stale(local) if unit else other
 
-    def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
-        current = sent[:, :, -1]
+    def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
+        units = torch.stack(sent)
+        current = units[:, :, -1]
         known, chosen = current.bool().any(dim=0), current.argmax(dim=0)
         if not group.unit and not bool(known.all()):
             raise AssertionError(f"shard {group.shard}: no current copy of a row is left")
-        records = sent[chosen, torch.arange(group.local.numel()), :-1]
+        records = units[chosen, torch.arange(group.local.numel()), :-1]
         return group.local[known], records[known].contiguous()

@@ -129,7 +129,7 @@ class ErasureProtection(Protection):
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        exchange, begun = self._context.transport.exchange, self.begin_repair(wanted, budget, view)
+        exchange, begun = self._context.transport.exchange, self.begin_repair(wanted, {}, budget, view)
         begun.hear(exchange(begun.requests()))
         answers = begun.answers()
         for rank, tensors in begun.rest().items():
@@ -137,8 +137,10 @@ class ErasureProtection(Protection):
         begun.finish(exchange(answers))
         return begun.report
 
-    def begin_repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> Rebuild:
-        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, wanted, budget)
+    def begin_repair(
+        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
+    ) -> Rebuild:
+        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, wanted, soon, budget)
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
         if rows_per_step:

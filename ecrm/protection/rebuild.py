@@ -1,4 +1,5 @@
-"""One round of repair: rows wanted now and, up to a budget in all, others, decoded from any k units of their stripes.
+"""One round of repair: rows wanted now, rows wanted a step later and, up to a budget in all, others, decoded from any k units of
+their stripes.
 
 Further rows are probed: where the k units are zeros, because no row of the stripe was ever updated, the missing one is
 zeros as well, and nothing need be sent. So rows that were updated come back without waiting for the others.
@@ -43,10 +44,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Group(Unit):
-    """Missing local rows of a unit, to be decoded; whether a step wants them."""
+    """Missing local rows of a unit, to be decoded; whether slots wait for them; whether a step asks for them, waiting or not."""
 
     local: Tensor
     wanted: bool
+    asked: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Probe(Unit):
 
 
 class Rebuild(RepairRound):
-    """A round of repair over one view: `wanted` rows, and others up to `budget` rows per hosted shard in all; see `Protection.repair`."""
+    """A round of repair over one view: `wanted` rows, rows wanted `soon`, and others up to `budget` rows per hosted shard in all; see
+    `Protection.begin_repair`."""
 
     def __init__(
         self,
@@ -68,11 +71,12 @@ class Rebuild(RepairRound):
         parity: dict[ShardSpace, ParityRows],
         view: View,
         wanted: dict[ShardSpace, Tensor],
+        soon: dict[ShardSpace, Tensor],
         budget: int,
     ) -> None:
         self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
-        self._statuses = self._status()
-        self._asks = self._choose(wanted, budget)
+        self._statuses = self._status(wanted)
+        self._asks = self._choose(wanted, soon, budget)
         self._asked: list[tuple[int, list[int], Tensor]] = []
 
     def requests(self) -> dict[int, list[Tensor]]:
@@ -94,14 +98,15 @@ class Rebuild(RepairRound):
         return outgoing
 
     def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
-        left, on_demand = {}, {}
+        left, on_demand, self.urgent = {}, {}, False
         for rank, tensors in requests.items():
             for head, payload in in_groups(tensors, 2):
                 if head.numel() > 1:
                     self._asked.append((rank, head.tolist()[1:], payload))
                     continue
-                for shard, missing, decoded in zip(*[iter(payload.tolist())] * 3, strict=True):
+                for shard, missing, decoded, wanted in zip(*[iter(payload.tolist())] * 4, strict=True):
                     left[shard], on_demand[shard] = missing, decoded
+                    self.urgent |= wanted > 0
         self.report = RepairReport(left, on_demand)
 
     def answers(self) -> dict[int, list[Tensor]]:
@@ -124,49 +129,52 @@ class Rebuild(RepairRound):
             replies.setdefault(rank, []).extend((torch.tensor([number, source]), found))
         return replies
 
-    def _status(self) -> Tensor:
-        """Shard, missing rows, rows decoded on demand, of each rebuilding shard hosted here, flat int64."""
+    def _status(self, wanted: dict[ShardSpace, Tensor]) -> Tensor:
+        """Shard, missing rows, rows decoded on demand, wanted rows, of each rebuilding shard hosted here, flat int64."""
         status: list[int] = []
         for shard in self._view.shards_of(self._context.transport.rank):
             if shard in self._view.rebuilding:
                 keys = [key for key in self._parity if key[0] == shard]
                 hosted = [self._context.hosted[key] for key in keys]
                 left = sum(h.missing_rows + self._parity[key].missing_rows for h, key in zip(hosted, keys, strict=True))
-                status += (shard, left, sum(h.on_demand_rows for h in hosted))
+                waiting = sum(wanted[key].numel() for key in keys if key in wanted)
+                status += (shard, left, sum(h.on_demand_rows for h in hosted), waiting)
         return torch.tensor(status, dtype=torch.int64)
 
-    def _choose(self, wanted: dict[ShardSpace, Tensor], budget: int) -> list[Group | Probe]:
-        """Groups to recover this round: all wanted rows; if they are fewer than the budget, missing data rows, then parity rows, in
-        row order; and to probe."""
+    def _choose(self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int) -> list[Group | Probe]:
+        """Groups to recover this round: all rows wanted now or soon; if they are fewer than the budget, missing data rows, then parity
+        rows, in row order; and to probe."""
         groups: list[Group | Probe] = []
-        left = dict.fromkeys(self._view.rebuilding, budget)
-        for (shard, _), rows in wanted.items():
+        left, none = dict.fromkeys(self._view.rebuilding, budget), torch.empty(0, dtype=torch.int64)
+        asked = {key: torch.cat([wanted.get(key, none), _without(soon.get(key, none), wanted.get(key, none))]) for key in {*wanted, *soon}}
+        for (shard, _), rows in asked.items():
             left[shard] = max(left[shard] - rows.numel(), 0)
         k, m = self._shape.k, self._shape.m
         for key in sorted(self._parity):
             shard, space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
             if hosted.missing_rows:
-                asked = wanted.get(key, torch.empty(0, dtype=torch.int64))
-                background = hosted.missing.first(left[shard] + asked.numel())
-                background = background[~torch.isin(background, asked)][: left[shard]]
+                now = wanted.get(key, none)
+                both = asked.get(key, none)
+                background = _without(hosted.missing.first(left[shard] + both.numel()), both)[: left[shard]]
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k), asked, wanted=True)
-                groups += self._groups_of(key, range(k), background, wanted=False)
+                groups += self._groups_of(key, range(k), now, wanted=True, asked=True)
+                groups += self._groups_of(key, range(k), both[now.numel() :], wanted=False, asked=True)
+                groups += self._groups_of(key, range(k), background, wanted=False, asked=False)
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing_rows:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k, k + m), background, wanted=False)
+                groups += self._groups_of(key, range(k, k + m), background, wanted=False, asked=False)
                 groups += self._probes_of(key, range(k, k + m), parity.missing, budget)
         return groups
 
-    def _groups_of(self, key: ShardSpace, units: range, chosen: Tensor, wanted: bool) -> Iterator[Group]:
+    def _groups_of(self, key: ShardSpace, units: range, chosen: Tensor, wanted: bool, asked: bool) -> Iterator[Group]:
         """The `chosen` local rows, by unit; local rows take the units in turn."""
         for place, unit in enumerate(units):
             local = chosen[chosen % len(units) == place]
             if local.numel():
-                yield Group(*key, unit, self._sources(key[0], unit), local, wanted)
+                yield Group(*key, unit, self._sources(key[0], unit), local, wanted, asked)
 
     def _probes_of(self, key: ShardSpace, units: range, missing: MissingRows, budget: int) -> Iterator[Probe]:
         """The next rows to probe, by unit."""
@@ -229,8 +237,8 @@ class Rebuild(RepairRound):
 
     def _fill(self, group: Group, sent: list[Tensor]) -> None:
         target = self._target(group)
-        target.restore(*self._recovered(group, torch.stack([part.view(group.local.numel(), -1) for part in sent])))
-        if group.wanted:
+        target.restore(*self._recovered(group, [part.view(group.local.numel(), -1) for part in sent]))
+        if group.asked:
             target.on_demand_rows += group.local.numel()
 
     def _fill_zeros(self, probe: Probe, sent: list[Tensor]) -> None:
@@ -239,7 +247,12 @@ class Rebuild(RepairRound):
         target.restore_zeros(zeros[target.missing.among(zeros)])
         target.missing.probed(rows.stop)
 
-    def _recovered(self, group: Group, sent: Tensor) -> tuple[Tensor, Tensor]:
-        """(local rows, their records) from what the group's sources sent, uint8 [sources, R, bytes]."""
+    def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """(local rows, their records) from what each of the group's sources sent, uint8 [R, bytes]."""
         matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
         return group.local, decode(sent, matrix)[0]
+
+
+def _without(rows: Tensor, others: Tensor) -> Tensor:
+    """Those of `rows`, int64 [R], that are not among `others`."""
+    return rows[~torch.isin(rows, others)]

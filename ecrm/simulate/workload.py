@@ -186,7 +186,8 @@ def train_step(workload: Workload, engine: Engine) -> None:
         contributions[slot] = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
     last = step + 1 == workload.steps
     ahead = None if last or not workload.look_ahead else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
-    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead)
+    soon = {slot: rows_of(workload, step + 2, slot) for slot in engine.slots} if engine.repairs_ahead else None
+    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon)
 
 
 def run_workload(

@@ -7,20 +7,16 @@ tables, and parity that starts as zeros is right.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 import mmap
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.errors import UsageError
 from ecrm.kernels.records import gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 
@@ -35,7 +31,6 @@ class SparseOptimizer:
 
 
 _ONE = int(torch.ones(1).view(torch.int32))
-_MADV_POPULATE_WRITE = 23  # linux/mman.h
 
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
@@ -176,24 +171,6 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
     if optimizer not in shapes:
         raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
     return shapes[optimizer]
-
-
-def prefault(tensors: Iterable[Tensor]) -> None:
-    """Have the system hand out every page of `tensors` now; what they hold stays. Raises UsageError where it cannot."""
-    for tensor in tensors:
-        first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-        size = tensor.data_ptr() + tensor.nbytes - first
-        if tensor.nbytes and _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
-            problem = os.strerror(ctypes.get_errno())
-            raise UsageError(
-                f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}): "
-                "it takes as much free memory and Linux 5.14; set storage.prefault=false"
-            )
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -50,3 +51,4 @@ class Loading:
     def _load(self) -> None:
         store_factory(self._backend, self._optimizer)
         import_dense_arch(self._arch)
+        gc.freeze()  # garbage collections in a step pass over all of it

@@ -132,10 +132,12 @@ class Trainer:
             gradients, contributions[slot] = backward(engine.dense, between)
             row_gradients[slot] = [gradients]
         last = step + 1 == self._steps
-        rows_ahead = None
+        rows_ahead = rows_soon = None
         if not last and not self._evaluation_is_due(step + 1):
             rows_ahead = {slot: [batch.rows] for slot, batch in self._batches(step + 1).items()}
-        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead)
+            if engine.repairs_ahead and step + 2 < self._steps:
+                rows_soon = {slot: [batch.rows] for slot, batch in self._batches(step + 2).items()}
+        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon)
         for slot in sorted(ahead):
             self._progress.scored(ahead[slot].batch.labels, ahead[slot].probabilities)
         if self._profile is not None:
@@ -143,13 +145,13 @@ class Trainer:
         self._progress.step_finished(engine)
 
     def _batches(self, step: int) -> dict[int, SlotBatch]:
-        """The batch of a step of every slot that this rank runs; the last two steps' are kept."""
+        """The batch of a step of every slot that this rank runs; those of steps around the engine's are kept."""
         engine = self._engine
         for slot in engine.slots:
             if (step, slot) not in self._kept:
                 dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
                 self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
-        self._kept = {key: batch for key, batch in self._kept.items() if key[0] in (step - 1, step)}
+        self._kept = {key: batch for key, batch in self._kept.items() if abs(key[0] - engine.step) <= 2}
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:
