@@ -15,7 +15,7 @@ all of which was trained; nothing is measured before that.
 3. Rounds: each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
    step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
    before it, with one checkpoint, gives the cost of normal operation, waiting and slower steps while one is written included; without
-   them the steps since the sweep do. It is compared with `none` in the same round, which is not killed: it could not go on.
+   them the steps since the sweep do; what the kill costs is then told from these and the steps after all is whole. It is compared with `none` in the same round, which is not killed: it could not go on.
 4. Sizes: `none`, erasure and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
 5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
 
@@ -40,7 +40,7 @@ from typing import Any
 
 import measure
 from contenders import CONTENDERS, FULL_EVERY, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
-from disturbance import calm, cost, timeline
+from disturbance import calm, cost, timeline, usual
 from swept import sweep
 from tables import TableError, read_rows
 from versus import bars, overheads, summary_lines
@@ -51,6 +51,7 @@ from ecrm.drill.record import RunRecord, run_record
 from ecrm.train.profile import STEP_PHASES
 
 VICTIM = 1
+STEPS_APART = 100
 WARM_STEPS = 4
 """Steps after the sweep that no number comes from."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -153,13 +154,18 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     if not every:
         latest = size.before // 4
         kill = regime.warm + size.before + random.Random(f"kill {number}").randrange(latest)
-        return Plan(0, regime.warm, kill, regime.warm + size.before + latest + after)
+        return Plan(0, regime.warm, kill, _rounded(regime.warm + size.before + latest + after))
     checkpoints = math.ceil((regime.warm + every / 2) / every)
     if contender.sets.get("checkpoint.kind") == "incremental":
         checkpoints = max(checkpoints, math.ceil(regime.warm / every) + 1)
         checkpoints += (checkpoints - 1) % FULL_EVERY == 0  # that one is full
     kill = checkpoints * every + every // 2
-    return Plan(every, kill - every, kill, kill + after)
+    return Plan(every, kill - every, kill, _rounded(kill + after))
+
+
+def _rounded(steps: int) -> int:
+    """Up to a multiple of STEPS_APART: so that contenders share undisturbed runs to compare with."""
+    return -(-steps // STEPS_APART) * STEPS_APART
 
 
 class References:
@@ -261,7 +267,8 @@ def killed_row(
         raise NotMeasured(f"{regime.name}, {name}: ranks {dead} died, not what was to be measured")
     try:
         before = calm(record, plan.first, plan.kill_step, written)
-        found = cost(record, before.step_seconds) if contender.survives else None
+        step_seconds = before.step_seconds if plan.every or not contender.survives else usual(record, before)
+        found = cost(record, step_seconds) if contender.survives else None
     except ValueError as error:
         raise NotMeasured(f"{regime.name}, {name}, round {number}: {error}") from None
     inside = [event for event in written if plan.first < event["step"] <= plan.kill_step]

@@ -26,7 +26,7 @@ class Cost:
     finished before and the first new one after, less an average step: the time in which nothing new was trained; `lost_whole`, all
     time lost until nothing was missing and every undone step was done again, slower steps included; `redone` steps;
     `whole_after` the kill nothing was missing any more, None where only the end of the run made it so; throughput kept, as a share
-    of that before: `kept_recovering` over that same time, `kept_rebuilding` the part of it after the gap, None if there is none."""
+    of that of such steps: `kept_recovering` over that same time, `kept_rebuilding` the part of it after the gap, None if there is none."""
 
     gap: float
     lost: float
@@ -53,8 +53,17 @@ def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mappin
     return Calm(steps, seconds / steps, waiting)
 
 
+def usual(record: RunRecord, before: Calm) -> float:
+    """Seconds of an average step of `before` and of those after the only failure of the run has been made good; a machine that is shared
+    changes its pace within a run."""
+    (failure,) = record.failures
+    after = [span for span in spans(record) if failure.whole_at is not None and span.begin >= failure.whole_at]
+    seconds = before.steps * before.step_seconds + sum(span.seconds for span in after)
+    return seconds / (before.steps + sum(span.steps for span in after))
+
+
 def cost(record: RunRecord, step_seconds: float) -> Cost:
-    """What the only failure of the run cost, steps being so long before it. Raises ValueError where the run did not have one, with
+    """What the only failure of the run cost, steps being so long without it. Raises ValueError where the run did not have one, with
     steps before and after it."""
     if len(record.failures) != 1:
         raise ValueError(f"{len(record.failures)} failures instead of one")

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from drilling import BASE, RUN_SECONDS, Mpirun, Run, drill, is_running, launch, mpirun_line
 
+from ecrm.engine.reshape import WINDOW_BYTES
+
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
 
 
@@ -178,6 +180,30 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
         assert grown <= rank["data"] + rank["parity"] + rank["undo"] + slack
         assert grown > 0.9 * (rank["data"] + rank["parity"]), "the rows are not in what was measured"
         assert rank["resident_peak"] > rank["resident"]
+
+
+@pytest.mark.drill
+def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
+    """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows."""
+    sets = {**MEMORY, "cluster.servers": 4, "protection.rebuild_rows_per_step": 1000, "train.steps": 130}
+    kills = ("1@50:update",)  # by then every row has been used
+    tiny = drill(tmp_path / "tiny", every_row, {**sets, "model.max_rows_per_table": 2}, kills)
+    full = drill(tmp_path / "full", every_row, {**sets, "model.max_rows_per_table": 0}, kills)
+    for run in (tiny, full):
+        assert [(event["servers"], event["k"], event["m"]) for event in run.events_of("reshaped")] == [(3, 2, 1)]
+    base = {rank["rank"]: rank["resident_peak"] for rank in tiny.summary["memory_bytes_per_rank"]}
+    before, after = (full.summary["memory_bytes"]["data"] / servers * 3 / 2 for servers in (4, 3))  # a shard with its parity
+    slack = 2 * SLACK_BYTES + 8 * WINDOW_BYTES
+    assert slack < after, "one copy more of the new layout would not be seen"
+    held = full.summary["memory_bytes_per_rank"]
+    assert [rank["shards"] for rank in held] == [1, 1, 1]
+    adopted = [event["shards"]["1"] for event in full.events_of("failure")]
+    for rank in held:
+        old = before * (2 if adopted == [rank["rank"]] else 1)
+        grown = rank["resident_peak"] - base[rank["rank"]]
+        print(rank["rank"], "peak grown", grown, "allowed", old + after + rank["undo"], "and slack", slack)
+        assert grown <= old + after + rank["undo"] + slack
+        assert grown > 0.9 * (old + after), "the layouts are not in what was measured"
 
 
 def _measured(folder: Path, data: Path) -> dict[str, float]:

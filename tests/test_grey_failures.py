@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from drilling import RUN_SECONDS, Run, is_running, launch
 
+from ecrm.launch.supervise import session_members
+
 
 
 def _misbehaving(how: str) -> tuple[str, ...]:
@@ -103,6 +105,39 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_
 
 
 @pytest.mark.drill
+@pytest.mark.drill
+def test_all_processes_stopped_together_go_on_when_they_are_continued(tmp_path, criteo_rows, undisturbed):
+    """`pkill -STOP -f ecrm`: for longer than a rank alone may stand."""
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    _ranks(folder)
+    (mpirun,) = (int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    everything = [process.pid, *session_members(mpirun)]
+    assert len(everything) > 8
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in everything:
+            os.kill(pid, number)
+        time.sleep(3.0 if number == signal.SIGSTOP else 0.0)
+    run = _finish(process, folder)
+    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert _longest_gap(run) > 3.0
+
+
+@pytest.mark.drill
+def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    process = _start(folder, criteo_rows)
+    _ranks(folder)
+    process.send_signal(signal.SIGTSTP)
+    deadline = time.monotonic() + RUN_SECONDS
+    while not (folder / "summary.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGCONT)
+    run = _finish(process, folder)
+    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+
+
 def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
     """With its guard."""
     folder = tmp_path / "run"

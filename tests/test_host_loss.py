@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from drilling import RUN_SECONDS, Run, launch
-from imitated_hosts import ImitatedHosts, why_not
+from drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
+from imitated_hosts import ImitatedHosts, imitated, why_not
 
 from ecrm.drill.events import EventTail
 
@@ -272,6 +272,105 @@ def ranks_running(pids: set[int]) -> set[int]:
             if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 ranks |= {int(word.partition(b"=")[2]) for word in words if word.startswith(b"PMIX_RANK=")}
     return ranks
+
+
+def agent_of(training: Training, name: str, rank: int) -> int:
+    """The process that started a rank on a host."""
+    for pid in training.hosts.pids(name):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            children = {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+            if any(word.endswith(b"/agent.py") for word in words) and ranks_running(children) == {rank}:
+                return pid
+    raise AssertionError(f"no agent of rank {rank} on {name}")
+
+
+def client_of(rank: int, folder: Path) -> int:
+    """The process that mpirun takes for a rank of the run in `folder`."""
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            mine = f"PMIX_RANK={rank}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            if mine and b"ecrm.launch.reach" in words and os.fsencode(folder) in words:
+                return int(entry)
+    raise AssertionError(f"no client of rank {rank}")
+
+
+@pytest.mark.drill
+def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    agent = agent_of(training, "h2", 1)
+    os.kill(agent, signal.SIGSTOP)
+    when = alive = time.time()
+    while 1 in ranks_running(training.hosts.pids("h2")):
+        alive = time.time()
+        assert alive < when + KEEP_ALIVE
+        time.sleep(0.01)
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    print(f"fenced after {alive - when:.2f} s, given up after {failure['time'] - when:.2f} s")
+    assert alive < failure["time"]
+    os.kill(agent, signal.SIGCONT)
+    check(training.finish(), undisturbed, [[1]])
+
+
+@pytest.mark.drill
+def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    os.kill(client_of(1, training.folder), signal.SIGSTOP)
+    when = alive = time.time()
+    while 1 in ranks_running(training.hosts.pids("h2")):
+        alive = time.time()
+        assert alive < when + KEEP_ALIVE
+        time.sleep(0.01)
+    run = training.finish()
+    check(run, undisturbed, [[1]])
+    assert alive < run.events_of("failure")[0]["time"]
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    gap = max(after - before for before, after in zip(finished, finished[1:]))
+    print(f"rank dead after {alive - when:.2f} s, gap {gap:.2f} s")
+    assert gap < KEEP_ALIVE / 2
+
+
+@pytest.mark.drill
+def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_domain(train):
+    sets = {"cluster.failure_domain": "rank", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1, "protection.m": 1}
+    training = train(2, sets, slots=3)
+    training.wait_for_step(30)
+    assert training.ranks_of("h1") == [0, 2, 4]
+    lose(training, "h1")
+    run = training.finish()
+    assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+    assert "more was lost than erasure k=2 m=1 can bring back" in run.output
+
+
+@pytest.mark.drill
+def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, criteo_rows):
+    """`mpirun --hostfile`: Open MPI's daemons cannot lose one another; that is what --hosts is for."""
+    private, file, rsh, folder = (tmp_path / name for name in ("private", "hosts", "rsh", "run"))
+    private.mkdir()
+    with imitated(2) as hosts:
+        file.write_text("".join(f"{hosts.namespace(name)} slots=3\n" for name in hosts.names))
+        program = Path(__file__).with_name("programs") / "imitated_ssh.py"
+        rsh.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {sys.executable} {program} "$host" {private} "$*"\n')
+        rsh.chmod(0o755)
+        words = f"--hostfile {file} --mca plm_rsh_agent {rsh} --prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
+        sets = {**SETS, **ONE_LOST, "cluster.failure_domain": "rank"}
+        mpirun = Mpirun(mpirun_line(folder, criteo_rows, sets, more=(f"--mpirun-args={words}",)))
+        run, deadline = Run(0, "", folder), time.monotonic() + RUN_SECONDS
+        while not (folder / "events.jsonl").exists() or not run.events_of("progress"):
+            assert time.monotonic() < deadline and mpirun.process.poll() is None, mpirun.process.stdout.read()
+            time.sleep(0.05)
+        assert {rank["host"] for rank in run.ranks} == {hosts.namespace(name) for name in hosts.names}
+        hosts.cut("h2")
+        hosts.kill("h2")
+        code, output = mpirun.end(60)
+        deadline = time.monotonic() + 20
+        while hosts.pids("h1"):
+            assert time.monotonic() < deadline, hosts.pids("h1")
+            time.sleep(0.05)
+    assert code != 0 and not (folder / "summary.json").exists(), output
 
 
 @pytest.mark.drill

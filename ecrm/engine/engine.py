@@ -28,11 +28,12 @@ from ecrm.engine.events import failure_event, rebuilt_event, reshaped_event, res
 from ecrm.engine.failures import Failure, FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted, StopAgreed
 from ecrm.engine.ledger import Ledger
+from ecrm.engine.lookup import Lookup, Where
 from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.routing import DENSE, STOP, PendingLookup, Results, Riders, ShardRequests, SlotRequests, soon_requests
+from ecrm.engine.routing import DENSE, STOP, Results, Riders, ShardRequests
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.reshape import plan_reshape
@@ -76,7 +77,7 @@ class Engine:
         self.transport = self._riding = RidingTransport(transport)
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
-        self._ahead: PendingLookup | None = None
+        self._ahead: Lookup | None = None
         self._repair_to_finish: RepairRound | None = None  # its answers ride along with the next exchange
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
@@ -174,39 +175,32 @@ class Engine:
             self._reshape_if_needed()
             self.enter("lookup")
             self._finish_repair()
-            came_ahead = self._ahead is not None
-            pending, self._ahead = self._ahead or self._ask(rows), None
-            self._slot_side, self._shard_side, late = pending.slot_side, pending.shard_side, {}
-            if self.view.rebuilding and pending.repair is not None:
-                late = self._answer_repair(pending.repair, at_once=not came_ahead)
-            return self._slot_side.collect(pending.replies, late)
+            came_ahead, late = self._ahead is not None, {}
+            self._lookup, self._ahead = self._ahead or self._ask(rows), None
+            if self.view.rebuilding and self._lookup.repair is not None:
+                late = self._answer_repair(self._lookup.repair, at_once=not came_ahead)
+            return self._lookup.rows(late)
 
-    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> PendingLookup:
+    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
         stand_in, budget = self.protection.stand_in, self._policy.rebuild_rows_per_step
         if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
             self._repair({}, budget)
-        slot_side = SlotRequests(rows, self.layouts, self.view, stand_in)
-        shard_side = ShardRequests(self.transport.exchange(slot_side.requests()), self.hosted)
+        lookup = Lookup(self._where, rows)
+        lookup.hear(self.transport.exchange(lookup.requests()))
         if self.view.rebuilding and stand_in is None and not self.protection.repairs_ahead:
-            self._repair(shard_side.missing(), budget)
-        repair, outgoing = self._begin_repair(shard_side, {}), shard_side.replies()
-        came = Riders.of(self.transport.exchange(_together(outgoing, repair)))
-        if repair is not None:
-            repair.hear(came.repairs)
-        return PendingLookup(slot_side, shard_side, came.replies, repair)
+            self._repair(lookup.shard_side.missing(), budget)
+        lookup.take(Riders.of(self.transport.exchange(lookup.replies({}))))
+        return lookup
+
+    @property
+    def _where(self) -> Where:
+        return Where(self.view, self.layouts, self.hosted, self.protection, self._policy.rebuild_rows_per_step)
 
     @property
     def repairs_ahead(self) -> bool:
         """Whether `apply` has a use for `rows_soon`; the same on all ranks."""
-        return bool(self.view.rebuilding) and self.protection.repairs_ahead
-
-    def _begin_repair(self, shard_side: ShardRequests, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> RepairRound | None:
-        """A round of repair that brings what slots ask for, if anything is rebuilding and the protection can begin one here."""
-        if not self.repairs_ahead:
-            return None
-        missing = {key: self.hosted[key].missing_among(torch.cat(list(rows)).unique()) for key, rows in soon.items()}
-        return self.protection.begin_repair(shard_side.missing(), missing, self._policy.rebuild_rows_per_step, self.view)
+        return self._where.repairs_ahead
 
     def _answer_repair(self, repair: RepairRound, at_once: bool) -> dict[int, list[Tensor]]:
         """At a commit: recover the rows that slots wait for and send them.
@@ -222,7 +216,7 @@ class Engine:
             return {}
         repair.finish(self.transport.exchange(repair.answers()))
         self._riding.board(repair.rest())
-        late = self.transport.exchange(self._shard_side.late_replies())
+        late = self.transport.exchange(self._lookup.shard_side.late_replies())
         repair.finish(self._riding.alight())
         return late
 
@@ -254,31 +248,31 @@ class Engine:
             self.enter("update")
             self._updating = True
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
-            slot_side = SlotRequests(rows_ahead, self.layouts, self.view, self.protection.stand_in) if looks_ahead else None
-            soon = rows_soon if looks_ahead and self.repairs_ahead else None
-            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, slot_side, soon)))
+            ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
+            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead)))
             self._finish_repair()
             self._changed = True
-            self._shard_side.update(came.gradients, self.protection.keeps_deltas)
+            self._lookup.shard_side.update(came.gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
-            shard_side = ShardRequests(came.requests, self.hosted)
-            riders = shard_side.replies()
+            riders: dict[int, list[Part]] = {}
+            if ahead is not None:
+                ahead.hear(came.requests)
+                riders = ahead.replies(came.soon)
             if self.dense is not None:
                 total = SlicedSum.reduce(came.dense)
                 for holder in self.view.dense:
                     riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
-            repair = self._begin_repair(shard_side, came.soon) if looks_ahead else None
-            self._riding.board(_together(riders, repair))
+            self._riding.board(riders)
             committing = commit or came.stop or bool(self.view.rebuilding) or self._commit_is_due()
-            held = shard_side if looks_ahead and repair is None else None  # with a repair some of it comes late
+            held = ahead.shard_side if ahead is not None and ahead.repair is None else None  # with a repair some of it comes late
             if committing:
                 self._protect(held)
             self.enter("dense")
             rode = Riders.of(self._riding.alight())
-            if repair is not None:
-                repair.hear(rode.repairs)
+            if ahead is not None:
+                ahead.take(rode)
             if committing and held is not None:
-                self.protection.retain(slot_side, rode.replies)
+                self.protection.retain(ahead.slot_side, rode.replies)
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(rode.dense))
             if committing and self.scrub is not None and not self.view.rebuilding:
@@ -291,8 +285,8 @@ class Engine:
                 self._hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
                 self.stopping = self.stopping or came.stop
-            if slot_side is not None and not self.stopping and not (committing and self._put_right):
-                self._ahead = PendingLookup(slot_side, shard_side, rode.replies, repair)
+            if not self.stopping and not (committing and self._put_right):
+                self._ahead = ahead
         self._step_finished()
 
     def commit(self) -> None:
@@ -318,19 +312,15 @@ class Engine:
         self,
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
-        slot_side: SlotRequests | None,
-        soon: Mapping[int, Sequence[Tensor]] | None,
+        ahead: Lookup | None,
     ) -> dict[int, list[Tensor]]:
-        """What this rank's slots send: row gradients to shards, slices to dense holders, the next step's rows to shards and, to shards
-        being rebuilt, those of the step after it."""
-        outgoing = self._slot_side.gradients(row_gradients)
-        self._slot_side.keep(row_gradients, self.step)
+        """What this rank's slots send: row gradients to shards, slices to dense holders, and the next lookup's requests."""
+        outgoing = self._lookup.slot_side.gradients(row_gradients)
+        self._lookup.slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
                 outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
-        for rank, tensors in slot_side.requests().items() if slot_side is not None else ():
-            outgoing.setdefault(rank, []).extend(tensors)
-        for rank, tensors in soon_requests(soon, self.layouts, self.view).items() if soon is not None else ():
+        for rank, tensors in ahead.requests().items() if ahead is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
         for rank in self.view.live if self._hooks.asks() else ():
             outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
@@ -699,10 +689,3 @@ class Engine:
         self._hooks.event(
             failure_event(failure, before, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
         )
-
-
-def _together(outgoing: dict[int, list[Part]], repair: RepairRound | None) -> dict[int, list[Part]]:
-    """`outgoing`, with what a round of repair asks of others."""
-    for rank, tensors in repair.requests().items() if repair is not None else ():
-        outgoing.setdefault(rank, []).extend(tensors)
-    return outgoing

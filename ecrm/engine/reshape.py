@@ -15,8 +15,8 @@ from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 
-WINDOW_ROWS = 1 << 16
-"""Rows of each shard that travel at a time: bounds the memory of messages."""
+WINDOW_BYTES = 1 << 22
+"""Records of each shard that travel at a time: bounds the memory of messages."""
 
 
 class Reshape:
@@ -53,8 +53,9 @@ class Reshape:
         """Collective, at a commit with nothing missing: send every row ever updated to its new place and encode it there."""
         transport = self._old.transport
         for space, layout in enumerate(self._old.layouts):
-            for first in range(0, layout.data_rows_per_shard, WINDOW_ROWS):
-                window = torch.arange(first, min(first + WINDOW_ROWS, layout.data_rows_per_shard))
+            rows = max(1, WINDOW_BYTES // self._old.record_bytes[space])
+            for first in range(0, layout.data_rows_per_shard, rows):
+                window = torch.arange(first, min(first + rows, layout.data_rows_per_shard))
                 received = transport.exchange(self._outgoing(space, window))
                 self.protection.protect(place(received, self.hosted), self.view)
                 self.protection.committed()

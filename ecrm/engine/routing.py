@@ -16,7 +16,7 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
-    from ecrm.protection.base import RepairRound, ShardSpace
+    from ecrm.protection.base import ShardSpace
     from ecrm.protection.stand_in import StandIn
 
 
@@ -198,16 +198,6 @@ def soon_requests(
             for shard in view.rebuilding:
                 outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([SOON, shard, space]), local[shards == shard]))
     return outgoing
-
-
-@dataclass(frozen=True)
-class PendingLookup:
-    """A lookup, as far as it has come: the `replies` to it, and the round of `repair` that the rest waits for, or None."""
-
-    slot_side: SlotRequests
-    shard_side: ShardRequests
-    replies: Mapping[int, Sequence[Tensor]]
-    repair: RepairRound | None
 
 
 @dataclass(frozen=True)

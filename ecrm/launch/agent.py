@@ -6,7 +6,8 @@ its standard input, out of the sight of other users: where the head listens, the
 the rank's command, folder and variables.
 
 A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see Link), so a
-host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed.
+host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed; where the agent stands
+stopped itself, its rank's guard kills the rank.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
+GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6  # the rank's guard's, by this variable, with an agent that stands stopped
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LONGEST_LINE = 1 << 16  # what one side says in one object
@@ -173,7 +175,7 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
         rank = subprocess.Popen(
             order["command"],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **order["variables"]},
+            env={**os.environ, **order["variables"], GUARD_PATIENCE: str(GUARDS_SHARE * order["keep_alive"])},
             preexec_fn=in_child,
         )
     except OSError as error:

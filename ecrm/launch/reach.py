@@ -2,7 +2,8 @@
 
 It starts an agent on the rank's host through a starter (ssh, or whatever gets a command there), and the
 two keep a connection alive. When the rank dies, or its host is not heard any more, this process SIGKILLs
-itself: that is the one ending of which mpirun tells everybody within milliseconds.
+itself: that is the one ending of which mpirun tells everybody within milliseconds. Such processes look after each other, too: one
+that stands stopped is killed by another, after the rank has been killed by its agent, which hears nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch import agent
-from ecrm.launch.agent import START_SECONDS, Link, Lost
+from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.launch.hosts import Host, place, read_hosts
+from ecrm.train.neighbours import AwakeClock, Neighbours, Noticeboard
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -37,6 +39,7 @@ DEFAULT_STARTER = (
 FIELDS = ("{host}", "{address}", "{command}")
 # What a rank elsewhere must have of this process's variables.
 HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENBLAS_")
+CLIENTS = "clients"
 OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
 _POLL_SECONDS = 0.5
@@ -103,12 +106,14 @@ class Reach:
         for number in agent.PASSED_ON:
             signal.signal(number, lambda *_: None)
 
-    def run(self) -> dict[str, Any]:
-        """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up."""
+    def run(self, between: Callable[[], None]) -> dict[str, Any]:
+        """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up. Calls `between` every now and
+        then while it runs."""
         self._start()
         link = self._connect()
         while True:
             self._wait([link], link.beat())
+            between()
             for number in self._signalled():
                 link.send(signal=number)
             for message in link.receive():
@@ -216,9 +221,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
     parent = os.getppid()
+    Noticeboard(who=CLIENTS).put(rank, os.getpid())
+    others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
     reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
     try:
-        end = reach.run()
+        end = reach.run(lambda: others.look() if _begun(args) else None)
     except Lost as error:
         begun = _begun(args)
         _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")

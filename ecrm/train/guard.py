@@ -5,7 +5,8 @@ throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun sta
 guard of a few megabytes and the rank runs as its child: when the child goes without having said that it
 is done, or stands stopped for too long, the guard kills it and then itself, which mpirun tells everybody.
 A guard that is stopped itself is killed by the other guards of its host, and its rank with it.
-It also keeps a fenced rank from ever coming back, and ends the rank when mpirun is gone.
+It also keeps a fenced rank from ever coming back, and ends the rank when mpirun is gone, or where the agent that started it on
+this host (ecrm/launch/agent.py) stands stopped: the others are about to go on without it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import traceback
 from typing import NoReturn
 
 from ecrm.errors import Unrecoverable
+from ecrm.launch.agent import GUARD_PATIENCE
 from ecrm.launch.preflight import say_once
 from ecrm.train.calls import Calls, Stuck
-from ecrm.train.neighbours import AwakeClock, Neighbours
+from ecrm.train.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
@@ -56,6 +58,20 @@ class Guarded:
             os.write(self._descriptor, b"d")
 
 
+class Parent:
+    """What started a guard: mpirun, or the agent of a host, which says how long it may stand stopped."""
+
+    def __init__(self, pid: int, clock: AwakeClock) -> None:
+        self._pid, self._standing = pid, Standing(clock)
+        self._patience = float(os.environ.get(GUARD_PATIENCE, "inf"))
+        self.poll_seconds = self._patience / 10
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is gone, or an agent that has stood stopped for too long."""
+        return os.getppid() != self._pid or (self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience)
+
+
 def hold_signals() -> None:
     """Let what a guard waits for wait for the guard: a request to stop that comes too early is not lost, nor kills."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -87,7 +103,7 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
         clock = AwakeClock(2 * _POLL_SECONDS)
         stuck = Stuck(calls, stuck_seconds, clock)
         startup = Startup(start_seconds, hang_seconds)
-        _watch(child, reading, _signals_as_bytes(), mpirun, hang_seconds, startup, stuck, clock)
+        _watch(child, reading, _signals_as_bytes(), Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
     except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -115,7 +131,7 @@ def _watch(
     child: int,
     reading: int,
     signals: int,
-    mpirun: int,
+    parent: Parent,
     hang_seconds: float,
     startup: Startup | None,
     stuck: Stuck,
@@ -126,7 +142,7 @@ def _watch(
     neighbours = Neighbours(hang_seconds, clock=clock)
     said = b""
     while True:
-        select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4))
+        select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
         for number in _read(signals):
             if number in _PASSED_ON:
                 os.kill(child, _PASSED_ON[signal.Signals(number)])
@@ -155,8 +171,9 @@ def _watch(
             os.waitpid(child, 0)
             _end_start(trouble, startup)
         hung = stopped_since is not None and clock() - stopped_since > hang_seconds
-        if os.getppid() != mpirun or hung or (b"d" not in said and stuck.look()):
-            startup = startup if os.getppid() == mpirun else None
+        lost = parent.lost
+        if lost or hung or (b"d" not in said and stuck.look()):
+            startup = None if lost else startup
             os.kill(child, signal.SIGKILL)
             killed_at = killed_at or clock()
         if killed_at is not None and clock() - killed_at > _DYING_SECONDS:

@@ -1,8 +1,9 @@
-"""The guards of one host, each of which looks for those that stand stopped, from its start to its end.
+"""Processes that look after each other, and kill those that stand stopped: the guards of one host, the clients of the head machine.
 
 A guard notices its own rank's stop; nobody notices where the guard is stopped as well, as `pkill -STOP -f` does
 to both. So every guard leaves a note in the job's folder, and kills a neighbour that stands still for too long.
-Open MPI then tells all ranks of that death.
+Open MPI then tells all ranks of that death. The clients of ranks on other hosts (ecrm/launch/reach.py), which mpirun takes for ranks,
+do the same.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class Note:
 
 
 class Noticeboard:
-    """The notes of a job's guards on this host; without a folder for the job there are none."""
+    """The notes of a job's guards, or of whom `who` says, on this host; without a folder for the job there are none."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._folder = Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-guards-{environ.get(JOB, '')}"
+    def __init__(self, environ: Mapping[str, str] = os.environ, who: str = "guards") -> None:
+        self._folder = Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-{who}-{environ.get(JOB, '')}"
 
     def put(self, rank: int, pid: int) -> None:
         """Leave the note of a rank's guard."""
@@ -70,8 +71,26 @@ class AwakeClock:
         return self._passed
 
 
+class Standing:
+    """For how long processes have stood stopped, as far as one who looks now and then can know."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._still: dict[int, tuple[str, float]] = {}
+
+    def seconds(self, pid: int) -> float:
+        """Since the first look that found it stopped, if it has not run since; 0 for one that is not stopped, or not there."""
+        now = self._clock()
+        if _stat(pid)[0] != "T":
+            return 0.0
+        turns = _turns(pid)
+        before, since = self._still.get(pid, ("", now))
+        self._still[pid] = (turns, since if turns == before else now)
+        return now - self._still[pid][1]
+
+
 class Neighbours:
-    """`look()` now and then: kills the guards of this host that have stood stopped for `hang_seconds`."""
+    """`look()` now and then: kills the guards of this host, or whom `who` says, that have stood stopped for `hang_seconds`."""
 
     def __init__(
         self,
@@ -79,19 +98,19 @@ class Neighbours:
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
         kill: Callable[[int, int], None] = os.kill,
+        who: str = "guards",
     ) -> None:
-        self._hang_seconds, self._clock, self._kill = hang_seconds, clock, kill
+        self._hang_seconds, self._kill = hang_seconds, kill
         self._rank = int(environ.get(RANK, 0))
-        self._noticeboard = Noticeboard(environ)
+        self._noticeboard = Noticeboard(environ, who)
         self._notes: dict[int, Note] = {}
-        self._still: dict[int, tuple[str, float]] = {}
+        self._standing = Standing(clock)
 
     def look(self) -> None:
         """A guard that has run in between, however shortly, starts anew; one that has ended is left alone.
 
         Goes round the ranks from this one's on as far as a guard that runs, which looks after those behind it.
         """
-        now = self._clock()
         if not self._notes:  # once MPI is up all have left theirs
             self._notes = self._noticeboard.notes()
         for rank in sorted(self._notes, key=lambda rank: (rank <= self._rank, rank)):
@@ -101,10 +120,7 @@ class Neighbours:
                 continue
             if letter != "T":
                 return
-            turns = _turns(note.pid)
-            before, since = self._still.get(rank, ("", now))
-            self._still[rank] = (turns, since if turns == before else now)
-            if now - self._still[rank][1] >= self._hang_seconds:
+            if self._standing.seconds(note.pid) >= self._hang_seconds:
                 for pid in (*_children(note.pid), note.pid):
                     with contextlib.suppress(OSError):
                         self._kill(pid, signal.SIGKILL)
@@ -128,7 +144,7 @@ def _turns(pid: int) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """The rank of a guard: one that was asked to stop does not die with its guard."""
+    """The rank of a guard, since one that was asked to stop does not die with its guard; the starter of a client."""
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []

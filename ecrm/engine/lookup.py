@@ -1,0 +1,81 @@
+"""One lookup, in the parts in which its messages travel: by itself, or a step ahead with a step's results and parity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.routing import Riders, ShardRequests, SlotRequests, soon_requests
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection, RepairRound, ShardSpace
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.message import Part
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a lookup finds on this rank: the view, the row layouts, the shards hosted here, their protection, and how many rows a step
+    rebuilds in the background."""
+
+    view: View
+    layouts: Sequence[RowLayout]
+    hosted: Mapping[ShardSpace, HostedShard]
+    protection: Protection
+    rebuild_rows: int
+
+    @property
+    def repairs_ahead(self) -> bool:
+        """Whether a round of repair can be begun with a lookup; the same on all ranks."""
+        return bool(self.view.rebuilding) and self.protection.repairs_ahead
+
+
+class Lookup:
+    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None.
+
+    `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the first and the third return being
+    exchanged in between; the slots' `rows` may then be collected.
+    """
+
+    def __init__(
+        self, where: Where, rows: Mapping[int, Sequence[Tensor]], soon: Mapping[int, Sequence[Tensor]] | None = None
+    ) -> None:
+        self._where, self._soon = where, soon if where.repairs_ahead else None
+        self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in)
+        self.repair: RepairRound | None = None
+
+    def requests(self) -> dict[int, list[Tensor]]:
+        """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
+        outgoing = self.slot_side.requests()
+        for rank, tensors in soon_requests(self._soon, self._where.layouts, self._where.view).items() if self._soon is not None else ():
+            outgoing.setdefault(rank, []).extend(tensors)
+        return outgoing
+
+    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+        """What slots ask of this rank's shards."""
+        self.shard_side = ShardRequests(requests, self._where.hosted)
+
+    def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
+        """Rows for slots, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can: that brings
+        the missing ones, and of those that slots will ask for `soon`."""
+        outgoing = self.shard_side.replies()
+        if self._where.repairs_ahead:
+            hosted, protection, view = self._where.hosted, self._where.protection, self._where.view
+            missing = {key: hosted[key].missing_among(torch.cat(list(rows)).unique()) for key, rows in soon.items()}
+            self.repair = protection.begin_repair(self.shard_side.missing(), missing, self._where.rebuild_rows, view)
+            for rank, tensors in self.repair.requests().items():
+                outgoing.setdefault(rank, []).extend(tensors)
+        return outgoing
+
+    def take(self, came: Riders) -> None:
+        """Others' `replies`."""
+        self._came = came.replies
+        if self.repair is not None:
+            self.repair.hear(came.repairs)
+
+    def rows(self, late: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+        """Rows of each slot and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
+        return self.slot_side.collect(self._came, late)
