@@ -2,6 +2,7 @@
 
     python benchmarks/bench_protections.py                     # all of it
     python benchmarks/bench_protections.py --rounds 1          # the same, less often
+    python benchmarks/bench_protections.py --regime criteo     # one of the three; what the CSV files say of the others stays
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
@@ -330,7 +331,7 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
             if name == "none":
                 every = max(size.least_interval, round(seconds / found.step_seconds))
             yield {
-                "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
+                "regime": regime.name, "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
                 "checkpoint_every_steps": plan.every or "", "checkpoint_wait_ms": _ms(found.waiting) if plan.every else "",
             }  # fmt: skip
 
@@ -409,11 +410,14 @@ KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 
 
 class Files:
-    """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured."""
+    """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured; rows of other
+    regimes than `regimes` stay. Raises TableError for a file that is empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, regimes: Sequence[str]) -> None:
         self._folder, self._about = folder, measure.device()
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in KINDS}
+        self.rows: dict[str, list[dict[str, Any]]] = {
+            kind: [row for row in read_rows(folder / f"protections{kind}.csv") or () if row["regime"] not in regimes] for kind in KINDS
+        }
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
@@ -423,14 +427,18 @@ class Files:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
-    output = measure.target("", options.output, options.smoke)
+    try:
+        run_or_tell(options, measure.target("", options.output, options.smoke))
+    except TableError as error:
+        sys.exit(str(error))
+
+
+def run_or_tell(options: argparse.Namespace, output: Path) -> None:
+    """Run it all unless only the table is asked for; print what the CSV files say. Raises TableError for one that says nothing."""
     if not options.table:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))
-    try:
-        rows = read_rows(output / "protections.csv")
-    except TableError as error:
-        sys.exit(str(error))
+    rows = read_rows(output / "protections.csv")
     if rows is None:
         sys.exit(f"there is no {output / 'protections.csv'}: run without --table first")
     print("\n".join(summary_lines(rows)))
@@ -443,9 +451,10 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     size = TINY if options.smoke else FULL
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
-    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output), scratch / "run"
+    names = options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"])
+    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names), scratch / "run"
     references, regimes = References(folder), []
-    for name in options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"]):
+    for name in names:
         if name != "criteo":
             regimes.append(regime_of(name, measure.prepare(data, size.rows), data, size))
         elif real := list(real_rows(options.criteo)):

@@ -78,7 +78,7 @@ def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
         name: contender.sets["protection.rebuild_rows_per_step"] for name, contender in CONTENDERS.items() if contender.sweep
     }
     sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
-    panels = {"kept_recovering": "samples/s while recovering,\nshare of those before", "whole_after_s": "whole again after s"}
+    panels = {"kept_recovering": "samples/s while recovering,\nshare of undisturbed", "whole_after_s": "whole again after s"}
     for axes, (field, label) in zip(canvas.subplots(1, 2), panels.items(), strict=True):
         found = _values(rows, field)
         points = {size: found["embedding-heavy", name] for name, size in sizes.items() if ("embedding-heavy", name) in found}

@@ -56,7 +56,9 @@ class Counting(WrappedTransport):
 
 
 def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_first_two():
-    workload = Workload(tables=(Table("a", 600, 4),), steps=24, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8, ids_per_slot=30)
+    workload = Workload(
+        tables=(Table("a", 600, 4),), steps=24, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8, ids_per_slot=30, right_hints=True
+    )  # fmt: skip
     cluster = SimulatedCluster(workload.world_size, "exchanges", [PhaseFault(1, 4, "parity")])
     steps: list[tuple[bool, int]] = []
 

@@ -49,6 +49,15 @@ def test_what_is_known_is_not_done_again():
     assert pages.beside([old, new, torch.empty(0)]) is None
 
 
+def test_what_takes_the_place_of_something_dropped_is_new():
+    pages = Prefault()
+    for _ in range(20):  # memory of the same size comes back at the same address
+        rows = lazy_zeros(3000, 129)
+        pages.beside([rows]).join(60)
+        assert resident(rows) > 0.99 * rows.nbytes - mmap.PAGESIZE
+        del rows
+
+
 def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
     memory = mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ)
     with pytest.warns(UserWarning, match="not writable"):

@@ -348,3 +348,13 @@ def test_wrong_options_end_in_one_line(tmp_path, capsys):
         list(bench.real_rows(tmp_path / "nothing"))
     with pytest.raises(SystemExit, match="there is no .*protections.csv"):
         bench.main(["--table", "--output", str(tmp_path)])
+
+
+def test_measuring_one_regime_leaves_what_is_known_of_the_others(tmp_path):
+    bench = program("bench_protections")
+    rows = [{"regime": regime, "contender": "none", "step_ms": step} for regime, step in (("dense-heavy", 1.5), ("criteo", 2.5))]
+    bench.measure.write_csv(tmp_path / "protections.csv", [{**row, **bench.measure.device()} for row in rows])
+    files = bench.Files(tmp_path, ["criteo"])
+    files.add("", [{"regime": "criteo", "contender": "none", "step_ms": 3.5}])
+    found = bench.read_rows(tmp_path / "protections.csv")
+    assert [(row["regime"], float(row["step_ms"])) for row in found] == [("dense-heavy", 1.5), ("criteo", 3.5)]

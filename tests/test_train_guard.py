@@ -104,6 +104,6 @@ def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck)
 
 def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):
     """If it just left, mpirun would tell nobody."""
-    guard, rank = start("from ecrm.train.neighbours import Neighbours; Neighbours.look = None")
+    guard, rank = start("from ecrm.launch.neighbours import Neighbours; Neighbours.look = None")
     assert guard.wait(20) == -signal.SIGKILL and not is_running(rank)
     assert "TypeError" in guard.stderr.read()

@@ -40,7 +40,7 @@ from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, mark_whole
-from ecrm.protection.base import Protection, ProtectionContext, RepairReport, RepairRound, ShardSpace, VerifyReport
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
@@ -78,7 +78,7 @@ class Engine:
         self.view, self.protection = view, protection
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._ahead: Lookup | None = None
-        self._repair_to_finish: RepairRound | None = None  # its answers ride along with the next exchange
+        self._lookup: Lookup | None = None  # of the step that is under way
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -168,17 +168,16 @@ class Engine:
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
         a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
         stand-in gives values in their place. Values that
-        came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`.
+        came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
         Raises StepAborted after a failure.
         """
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
-            self._finish_repair()
             came_ahead, late = self._ahead is not None, {}
             self._lookup, self._ahead = self._ahead or self._ask(rows), None
             if self.view.rebuilding and self._lookup.repair is not None:
-                late = self._answer_repair(self._lookup.repair, at_once=not came_ahead)
+                late = self._answer_repair(self._lookup, at_once=not came_ahead)
             return self._lookup.rows(late)
 
     def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Lookup:
@@ -202,29 +201,24 @@ class Engine:
         """Whether `apply` has a use for `rows_soon`; the same on all ranks."""
         return self._where.repairs_ahead
 
-    def _answer_repair(self, repair: RepairRound, at_once: bool) -> dict[int, list[Tensor]]:
+    def _answer_repair(self, lookup: Lookup, at_once: bool) -> dict[int, list[Tensor]]:
         """At a commit: recover the rows that slots wait for and send them.
 
         Units of other rows come along and are decoded then; where no slot waits they ride along with the step's results, and cost no
-        exchange, unless that must be `at_once`.
+        exchange, unless that must be `at_once`, since an `apply` may not come next.
         """
         self.enter("repair")
+        repair, late = lookup.repair, {}
         self._note_repair(repair.report)
-        if not repair.urgent and not at_once:
-            self._riding.board(repair.rest())
-            self._repair_to_finish = repair
-            return {}
-        repair.finish(self.transport.exchange(repair.answers()))
+        if repair.urgent:
+            repair.finish(self.transport.exchange(repair.answers()))
         self._riding.board(repair.rest())
-        late = self.transport.exchange(self._lookup.shard_side.late_replies())
-        repair.finish(self._riding.alight())
-        return late
-
-    def _finish_repair(self) -> None:
-        """Decode what rode along for a round of repair, if one is to be finished; before the rows that it read are updated."""
-        repair, self._repair_to_finish = self._repair_to_finish, None
-        if repair is not None:
+        if repair.urgent:
+            late = self.transport.exchange(lookup.shard_side.late_replies())
+        lookup.repair_rides = not repair.urgent and not at_once
+        if not lookup.repair_rides:
             repair.finish(self._riding.alight())
+        return late
 
     def apply(
         self,
@@ -250,7 +244,8 @@ class Engine:
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
             came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead)))
-            self._finish_repair()
+            if self._lookup.repair_rides:  # before the rows that it read are updated
+                self._lookup.repair.finish(self._riding.alight())
             self._changed = True
             self._lookup.shard_side.update(came.gradients, self.protection.keeps_deltas)
             self._note_undo_bytes()
@@ -507,7 +502,8 @@ class Engine:
 
         Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
-        began, phase, self._ahead, self._repair_to_finish = self._clock(), self._phase, None, None
+        began, phase = self._clock(), self._phase
+        self._ahead = self._lookup = None  # with what they hold
         begun, rollbacks = self.step + self._updating, self.rollbacks
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating

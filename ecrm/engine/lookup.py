@@ -34,10 +34,11 @@ class Where:
 
 
 class Lookup:
-    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None.
+    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_rides` while
+    its answers ride along with the step's results.
 
     `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the first and the third return being
-    exchanged in between; the slots' `rows` may then be collected.
+    exchanged in between; the slots' `rows` may then be collected, once.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Lookup:
         self._where, self._soon = where, soon if where.repairs_ahead else None
         self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in)
         self.repair: RepairRound | None = None
+        self.repair_rides = False
 
     def requests(self) -> dict[int, list[Tensor]]:
         """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
@@ -78,4 +80,5 @@ class Lookup:
 
     def rows(self, late: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
         """Rows of each slot and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
-        return self.slot_side.collect(self._came, late)
+        came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
+        return self.slot_side.collect(came, late)

@@ -30,7 +30,7 @@ from ecrm.errors import EcrmError, UsageError
 from ecrm.launch import agent
 from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.launch.hosts import Host, place, read_hosts
-from ecrm.train.neighbours import AwakeClock, Neighbours, Noticeboard
+from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -225,7 +225,7 @@ def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
     others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
     reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
     try:
-        end = reach.run(lambda: others.look() if _begun(args) else None)
+        end = reach.run(once_begun(args.begun, others.look))
     except Lost as error:
         begun = _begun(args)
         _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
@@ -241,8 +241,30 @@ def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
 
 
 def _begun(args: argparse.Namespace) -> bool:
-    """Whether all ranks have met, as far as this process has been told where to look."""
-    return args.begun is None or args.begun.exists()
+    """Whether all ranks have met, as far as this process has been told where to look, and can."""
+    try:
+        return args.begun is None or args.begun.exists()
+    except OSError:
+        return True
+
+
+def once_begun(begun: Path | None, look: Callable[[], None]) -> Callable[[], None]:
+    """`look`, from when that file is there; without one, never.
+
+    The file lies in a folder that may be slow, or gone: it is asked for once a second until it is there, and never after.
+    """
+    state = {"begun": False, "asked": 0.0}
+
+    def between() -> None:
+        now = time.monotonic()
+        if begun is not None and not state["begun"] and now - state["asked"] >= 1.0:
+            state["asked"] = now
+            with contextlib.suppress(OSError):
+                state["begun"] = begun.exists()
+        if state["begun"]:
+            look()
+
+    return between
 
 
 def _end_all(parent: int) -> None:

@@ -9,10 +9,11 @@ import os
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ def _replay(seed: int, suite: str) -> None:
 
 @dataclass
 class Totals:
-    """What became of the schedules of a range; printed as one line."""
+    """What became of the schedules of a range, and how many faults were of which kind; printed as two lines."""
 
     suite: str
     jobs: int
@@ -95,10 +96,12 @@ class Totals:
     rows_checked: int = 0
     calls: int = 0
     seconds: float = 0.0
+    mix: Counter[str] = field(default_factory=Counter)
 
     def count(self, verdict: Verdict) -> None:
         self.schedules += 1
         self.refused += verdict.refused is not None
+        self.mix += verdict.mix
         for name in ("deaths", "recoveries", "reshapes", "commits", "rows_checked", "calls"):
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
 
@@ -106,7 +109,8 @@ class Totals:
         return (
             f"{self.suite}: {self.schedules:,} schedules, {self.deaths:,} deaths, {self.recoveries:,} recoveries, "
             f"{self.reshapes:,} reshapes, {self.refused:,} refusals, {self.commits:,} commits and {self.rows_checked:,} rows checked, "
-            f"{self.calls:,} calls; {self.schedules / self.seconds:.1f} schedules/s on {self.jobs} process{'' if self.jobs == 1 else 'es'}"
+            f"{self.calls:,} calls; {self.schedules / self.seconds:.1f} schedules/s on {self.jobs} process{'' if self.jobs == 1 else 'es'}\n"
+            f"  {', '.join(f'{count:,} {kind}' for kind, count in sorted(self.mix.items()))}"
         )
 
 

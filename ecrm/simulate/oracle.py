@@ -47,10 +47,10 @@ class Truth:
 
 
 def truth_of(workload: Workload) -> Truth:
-    """Run a job on one rank without protection; what it computes does not depend on the cluster."""
+    """Run a job on one rank without protection, on the project's own storage; what it computes depends on neither."""
     alone = replace(
         workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
-        scrub_rows_per_step=0, skip_undo=False,
+        scrub_rows_per_step=0, skip_undo=False, backend="native",
     )  # fmt: skip
     truth = Truth([], [], {})
 

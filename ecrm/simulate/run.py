@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,8 @@ MOST_CALLS = 200_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one schedule: deaths, recoveries, reshapes, checks made; `refused` says why a fatal one could not go on."""
+    """What became of one schedule: deaths, recoveries, reshapes, checks made; `refused` says why a fatal one could not go on; `mix`, how
+    many of its faults were of which kind."""
 
     schedule: Schedule
     deaths: int
@@ -35,6 +37,7 @@ class Verdict:
     rows_checked: int
     parity_rows_checked: int
     refused: str | None
+    mix: Counter[str]
 
 
 class Failed(Exception):
@@ -80,6 +83,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             if domain == workload.domains[rank] and mate not in doomed and survivable(workload, engines, doomed, mate):
                 doomed.add(mate)
                 condemned.add(mate)
+                cluster.mix["deaths with the rest of a host"] += 1
 
     def on_phase(rank: int, step: int, phase: str) -> None:
         if rank in condemned:
@@ -162,6 +166,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         rows_checked=checkers.rows,
         parity_rows_checked=checkers.parity_rows,
         refused=refused,
+        mix=cluster.mix + Counter([f"schedules with {workload.protection}"] + ["schedules on FBGEMM's storage"] * (workload.backend == "fbgemm")),
     )
 
 

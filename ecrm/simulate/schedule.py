@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 from ecrm.placement.start import CannotKeepApart
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
+from ecrm.storage import resolve_backend
 
 SUITES = ("survivable", "fatal")
+
+FBGEMM_SHARE = 0.1
+"""Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Schedule:
         w = self.workload
         hosts = f" on {len(set(w.domains))} hosts" if w.domains else ""
         return (
-            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, {w.slots} slots, "
+            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, storage {w.backend}, {w.slots} slots, "
             f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
             f"scrub {w.scrub_rows_per_step} rows a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
@@ -93,12 +97,15 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication and lost touch.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch and FBGEMM.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
         workload = replace(workload, protection=name, scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step)
-    return replace(schedule, workload=workload, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
+    schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
+    if rng.random() < FBGEMM_SHARE:
+        workload = replace(workload, backend=resolve_backend("auto"))
+    return replace(schedule, workload=workload)
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

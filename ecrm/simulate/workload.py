@@ -69,8 +69,9 @@ class TinyDense:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files (`durable`: on the device), or
-    for the checkpoints of stateless servers."""
+    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files
+    (`durable`: on the device), or for the checkpoints of stateless servers; `right_hints`, whether all ranks always say what rows they will
+    ask for soon."""
 
     seed: int = 0
     tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
@@ -94,6 +95,7 @@ class Workload:
     domains: tuple[int, ...] | None = None
     reshape: bool = True
     look_ahead: bool = True
+    right_hints: bool = False
     skip_undo: bool = False
     backend: str = "native"
 
@@ -186,7 +188,9 @@ def train_step(workload: Workload, engine: Engine) -> None:
         contributions[slot] = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
     last = step + 1 == workload.steps
     ahead = None if last or not workload.look_ahead else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
-    soon = {slot: rows_of(workload, step + 2, slot) for slot in engine.slots} if engine.repairs_ahead else None
+    kind = 0 if workload.right_hints else hash((workload.seed, step, engine.rank)) % 4
+    later = (step + 2, step + 2, None, step + 3)[kind] if engine.repairs_ahead else None  # a hint: right, left out, or wrong
+    soon = None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}
     engine.apply(gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon)
 
 

@@ -7,6 +7,7 @@ import functools
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -21,12 +22,12 @@ class Prefault:
     """`storage.prefault` of one rank: everything at the start, and beside the steps what it takes over later."""
 
     def __init__(self) -> None:
-        self._known: set[int] = set()
+        self._known: list[weakref.ref[Tensor]] = []
 
     def all_of(self, tensors: Iterable[Tensor]) -> None:
         """Have the system hand out every page of `tensors` now; what they hold stays. Raises UsageError where it cannot."""
         for tensor in tensors:
-            self._known.add(tensor.data_ptr())
+            self._known.append(weakref.ref(tensor))
             if tensor.nbytes and _populate(*_pages(tensor)):
                 problem = os.strerror(ctypes.get_errno())
                 raise UsageError(
@@ -35,23 +36,28 @@ class Prefault:
                 )
 
     def beside(self, tensors: Iterable[Tensor]) -> threading.Thread | None:
-        """The same for those of `tensors` that are new, in a thread, a piece at a time; where the system cannot, pages come as rows
-        are written."""
-        new = [tensor for tensor in tensors if tensor.nbytes and tensor.data_ptr() not in self._known]
-        self._known.update(tensor.data_ptr() for tensor in new)
+        """The same for those of `tensors` that are new, in a thread, a piece at a time, as long as somebody else holds them; where the system
+        cannot, pages come as rows are written."""
+        self._known = [known for known in self._known if known() is not None]
+        new = [weakref.ref(tensor) for tensor in tensors if tensor.nbytes and not any(known() is tensor for known in self._known)]
         if not new:
             return None
+        self._known += new
         thread = threading.Thread(target=_by_pieces, args=(new,), name="prefault", daemon=True)
         thread.start()
         return thread
 
 
-def _by_pieces(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        first, size = _pages(tensor)
-        for begin in range(first, first + size, _AT_A_TIME):
-            if _populate(begin, min(_AT_A_TIME, first + size - begin)):
-                return
+def _by_pieces(tensors: Sequence[weakref.ref[Tensor]]) -> None:
+    for known in tensors:
+        done, failed = 0, 0
+        while not failed and (tensor := known()) is not None:
+            first, size = _pages(tensor)
+            if done >= size:
+                break
+            failed = _populate(first + done, min(_AT_A_TIME, size - done))
+            done += _AT_A_TIME
+            del tensor  # held for a piece only
 
 
 def _pages(tensor: Tensor) -> tuple[int, int]:

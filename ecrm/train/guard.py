@@ -24,7 +24,7 @@ from ecrm.errors import Unrecoverable
 from ecrm.launch.agent import GUARD_PATIENCE
 from ecrm.launch.preflight import say_once
 from ecrm.train.calls import Calls, Stuck
-from ecrm.train.neighbours import AwakeClock, Neighbours, Standing
+from ecrm.launch.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
@@ -66,8 +66,7 @@ class Parent:
         self._patience = float(os.environ.get(GUARD_PATIENCE, "inf"))
         self.poll_seconds = self._patience / 10
 
-    @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether it is gone, or an agent that has stood stopped for too long."""
         return os.getppid() != self._pid or (self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience)
 
@@ -81,7 +80,8 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
     A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host; one that has made
-    no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too, unless that is 0. When the child
+    no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too, unless that is 0; so is one whose `Parent` is
+    lost. When the child
     or another rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so
     and ends with 3. Call before threads exist and before MPI starts.
     """
@@ -171,7 +171,7 @@ def _watch(
             os.waitpid(child, 0)
             _end_start(trouble, startup)
         hung = stopped_since is not None and clock() - stopped_since > hang_seconds
-        lost = parent.lost
+        lost = parent.is_lost()
         if lost or hung or (b"d" not in said and stuck.look()):
             startup = None if lost else startup
             os.kill(child, signal.SIGKILL)

@@ -176,7 +176,8 @@ def _run(
     if config.storage.prefault:
         pages = Prefault()
         _together(transport, lambda: pages.all_of(engine.tensors))
-        hooks.recovered = lambda: pages.beside(engine.tensors)
+        if start.mapped is None:  # pages of files would count as changed
+            hooks.recovered = lambda: pages.beside(engine.tensors)
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -198,6 +199,7 @@ def _run(
     trainer = Trainer(
         engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints
     )
+    gc.collect()
     gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     summary = trainer.run()
     if summary is not None:

@@ -2,7 +2,7 @@
 
 A rank that dies before or inside MPI_Init leaves the others waiting there for ever, and mpirun with them
 (measured, Open MPI 5.0.11: killed or exited, with any code). So until MPI is up in its own rank, the guard
-of each rank looks after the others of this host, by the notes that they have left (`ecrm.train.neighbours`).
+of each rank looks after the others of this host, by the notes that they have left (`ecrm.launch.neighbours`).
 Once MPI_Init has returned in one rank, all have come to its end, and MPI reports deaths itself.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ecrm.launch.preflight import SIZE
-from ecrm.train.neighbours import JOB, RANK, Noticeboard
+from ecrm.launch.neighbours import JOB, RANK, Noticeboard
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 THE_START = "the start"

@@ -151,7 +151,7 @@ class Trainer:
             if (step, slot) not in self._kept:
                 dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
                 self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
-        self._kept = {key: batch for key, batch in self._kept.items() if abs(key[0] - engine.step) <= 2}
+        self._kept = {key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2}
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:

@@ -13,6 +13,7 @@ What may happen here is all that `base.Transport` allows, which is more than ULF
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
@@ -102,6 +103,11 @@ class SimulatedCluster:
         self.killed_ranks: tuple[int, ...] = ()
         self._calls = 0
         self._trace: list[Event] = []
+
+    @property
+    def mix(self) -> Counter[str]:
+        """How many of the drawn faults were of which kind."""
+        return self._plan.mix
 
     def run(self, program: Callable[[Transport], Result]) -> Outcome[Result]:
         """Run `program(transport)` on every rank; returns when all have ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
@@ -10,6 +11,8 @@ BEFORE = "before"  # nobody gets anything of this call from the rank
 DURING = "during"  # some of the others have what they need from it, drawn from the seed, and some have not
 AFTER = "after"  # the call has ended at this rank, one way or the other; its program never learns that
 MOMENTS = (BEFORE, DURING, AFTER)
+
+INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH = "deaths inside recovery", "deaths at the instant of another", "calls that failed though nobody died"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class RandomFaults:
 
 
 class FaultPlan:
-    """Answers, call by call, whether a rank dies now; remembers which of the given faults have fired."""
+    """Answers, call by call, whether a rank dies now; remembers which of the given faults have fired, and of what kinds the drawn ones
+    were: `mix`."""
 
     def __init__(self, faults: RandomFaults | Iterable[Fault | PhaseFault], random: Random) -> None:
         self._random = random
@@ -79,7 +83,7 @@ class FaultPlan:
         self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
         self._at_phase = {(f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)}
         self._fired: set[Fault | PhaseFault] = set()
-        self._lost_touch = 0
+        self.mix: Counter[str] = Counter()
         self._ordered: set[int] = set()  # by chance; some of them have yet to die, at the end of their call
 
     @property
@@ -100,6 +104,7 @@ class FaultPlan:
         if self._random.random() >= chance or not self._may_kill(rank, killed):
             return None
         self._ordered.add(rank)
+        self.mix[INSIDE_RECOVERY] += recovering
         return self._random.choice(MOMENTS)
 
     def at_phase(self, rank: int, step: int, phase: str) -> bool:
@@ -111,10 +116,10 @@ class FaultPlan:
     def loses_touch(self) -> bool:
         """Whether a call that would complete at a rank fails there instead."""
         chances = self._chances
-        if chances is None or not chances.lost_touch or self._lost_touch >= chances.most_lost_touch:
+        if chances is None or not chances.lost_touch or self.mix[LOST_TOUCH] >= chances.most_lost_touch:
             return False
         fails = self._random.random() < chances.lost_touch
-        self._lost_touch += fails
+        self.mix[LOST_TOUCH] += fails
         return fails
 
     def taken_along(self, candidates: list[int], killed: tuple[int, ...]) -> int | None:
@@ -126,6 +131,7 @@ class FaultPlan:
         if not self._may_kill(rank, killed):
             return None
         self._ordered.add(rank)
+        self.mix[AT_ONCE] += 1
         return rank
 
     def _may_kill(self, rank: int, killed: tuple[int, ...]) -> bool:
