@@ -141,7 +141,7 @@ MEMORY = {
     "train.steps": 60,
 }
 ROWS_PER_TABLE = 6000
-SLACK_BYTES = 22 << 20
+SLACK_BYTES = 25 << 20
 """Messages of a step that the C library keeps for the next, and what differs from process to process."""
 
 
