@@ -55,7 +55,7 @@ FULL = Size(
         *(("k", k, {"cluster.servers": 10, "protection.k": k}) for k in (2, 4, 6, 8)),
         *(("m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m}) for m in (1, 2, 3)),
     ),
-    killed={"cluster.servers": 5, "protection.k": 4, "protection.rebuild_rows_per_step": 4096},
+    killed={"cluster.servers": 5, "protection.k": 4, "protection.rebuild_rows_per_step": 1024},
     sets={"model.max_rows_per_table": 500_000, "train.global_batch": 2048, "train.slots": 2, "cluster.trainers": 2},
 )
 SMOKE = Size(
