@@ -7,6 +7,7 @@ import functools
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +17,8 @@ from ecrm.errors import UsageError
 
 _MADV_POPULATE_WRITE = 23  # linux/mman.h
 _AT_A_TIME = 4 << 20
+_REST = 4.0
+"""Of a thread beside the steps, after each piece: so many times as long as the piece took, since steps need the cores."""
 
 
 class Prefault:
@@ -55,9 +58,11 @@ def _by_pieces(tensors: Sequence[weakref.ref[Tensor]]) -> None:
             first, size = _pages(tensor)
             if done >= size:
                 break
+            began = time.monotonic()
             failed = _populate(first + done, min(_AT_A_TIME, size - done))
             done += _AT_A_TIME
             del tensor  # held for a piece only
+            time.sleep(_REST * (time.monotonic() - began))
 
 
 def _pages(tensor: Tensor) -> tuple[int, int]:
