@@ -21,6 +21,9 @@ from drilling import BASE, RUN_SECONDS, Mpirun, Run, drill, is_running, launch, 
 
 from ecrm.engine.reshape import WINDOW_BYTES
 
+RESHAPE_SECONDS, RESHAPE_BYTES_PER_SECOND = 1.0, 100e6
+"""Longest pause of a reshape on a machine with two cores: exchanges and first touches, and every row read, sent, encoded and written."""
+
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
 
 
@@ -184,13 +187,18 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
 
 @pytest.mark.drill
 def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
-    """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows."""
+    """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows.
+    Training waits no longer than the bytes moved account for."""
     sets = {**MEMORY, "cluster.servers": 4, "protection.rebuild_rows_per_step": 1000, "train.steps": 130}
     kills = ("1@50:update",)  # by then every row has been used
     tiny = drill(tmp_path / "tiny", every_row, {**sets, "model.max_rows_per_table": 2}, kills)
     full = drill(tmp_path / "full", every_row, {**sets, "model.max_rows_per_table": 0}, kills)
     for run in (tiny, full):
         assert [(event["servers"], event["k"], event["m"]) for event in run.events_of("reshaped")] == [(3, 2, 1)]
+    for run in (tiny, full):
+        (event,) = run.events_of("reshaped")
+        print("reshaped in", event["seconds"], "moved bytes", event["moved_bytes"])
+        assert event["seconds"] <= RESHAPE_SECONDS + event["moved_bytes"] / RESHAPE_BYTES_PER_SECOND
     base = {rank["rank"]: rank["resident_peak"] for rank in tiny.summary["memory_bytes_per_rank"]}
     before, after = (full.summary["memory_bytes"]["data"] / servers * 3 / 2 for servers in (4, 3))  # a shard with its parity
     slack = 2 * SLACK_BYTES + 8 * WINDOW_BYTES

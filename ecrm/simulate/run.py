@@ -16,7 +16,7 @@ from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.refusals import Refusal, check_refusals
 from ecrm.simulate.schedule import Schedule
 from ecrm.simulate.violation import Violation
-from ecrm.simulate.workload import Outcome, run_workload
+from ecrm.simulate.workload import Outcome, Workload, run_workload
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 
@@ -166,8 +166,18 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         rows_checked=checkers.rows,
         parity_rows_checked=checkers.parity_rows,
         refused=refused,
-        mix=cluster.mix + Counter([f"schedules with {workload.protection}"] + ["schedules on FBGEMM's storage"] * (workload.backend == "fbgemm")),
+        mix=cluster.mix + Counter(_traits(workload)),
     )
+
+
+def _traits(workload: Workload) -> list[str]:
+    """What a range of schedules is counted by."""
+    traits = [f"schedules with {workload.protection}"]
+    if workload.backend == "fbgemm":
+        traits.append("schedules on FBGEMM's storage")
+    if workload.k > 4 or workload.m > 3:
+        traits.append("schedules with wide stripes")
+    return traits
 
 
 def _judge(

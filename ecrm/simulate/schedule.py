@@ -16,6 +16,9 @@ SUITES = ("survivable", "fatal")
 FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
 
+WIDE_SHARE = 0.08
+"""Schedules with wider stripes than the others have: k up to 8, and m up to 4, whose code is the Cauchy one."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -97,7 +100,7 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch and FBGEMM.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch, FBGEMM and wide stripes.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
@@ -105,6 +108,10 @@ def draw(seed: int, suite: str) -> Schedule:
     schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
     if rng.random() < FBGEMM_SHARE:
         workload = replace(workload, backend=resolve_backend("auto"))
+    if rng.random() < WIDE_SHARE and workload.protection == "erasure":
+        k, m = rng.choice(((6, 2), (8, 2), (5, 3), (3, 4), (4, 4)))
+        workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)
+        workload = replace(workload, domains=_hosts(rng, workload))
     return replace(schedule, workload=workload)
 
 
