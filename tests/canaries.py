@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+import ecrm.coding.code as code_module
 import ecrm.engine.engine as engine_module
 import ecrm.placement.recovery as recovery_module
+import ecrm.protection.base as base_module
 import ecrm.protection.replicate as replicate_module
+from ecrm.coding.field import PRODUCT
 from ecrm.engine.reshape import Reshape
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.recovery import plan_recovery
+from ecrm.placement.start import spread_shards
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.replicate import Held
@@ -161,6 +165,31 @@ def _reshape_moves_nothing(patch):
     patch.setattr(Reshape, "_outgoing", lambda self, space, window: {})
 
 
+def _reshape_narrows(patch):
+    """Laid out anew over k + m servers, however many are left."""
+    right = engine_module.plan_reshape
+
+    def narrow(view, shape):
+        plan = right(view, shape)
+        if plan is None or plan[0].shards == plan[0].width:
+            return plan
+        fewer = StripeShape(plan[0].width, plan[0].k, plan[0].m)
+        return fewer, replace(plan[1], shards=spread_shards(fewer, sorted({*view.shards, *view.spares}), view.domains))
+
+    patch.setattr(engine_module, "plan_reshape", narrow)
+
+
+def _promises_more(patch):
+    right = base_module.failures_left
+    patch.setattr(base_module, "failures_left", lambda *given: right(*given) + 1)
+
+
+def _another_code(patch):
+    """One that decodes all that the promised one does, while nobody reads parity that was written by that one."""
+    right = code_module.matrix.coefficients
+    patch.setattr(code_module.matrix, "coefficients", lambda k, m: PRODUCT[3][right(k, m)])
+
+
 def _refuses_early(least_m):
     """The m-th loss is refused, where m is at least `least_m`."""
 
@@ -199,6 +228,9 @@ CANARIES = {
     "dead holders of the dense replica are not replaced": Canary(10, patch=_dense_not_replaced),
     "never laid out anew": Canary(20, patch=_no_reshape),
     "laid out anew without rows": Canary(20, patch=_reshape_moves_nothing),
+    "laid out anew over too few servers": Canary(80, patch=_reshape_narrows),
+    "more deaths are promised": Canary(10, patch=_promises_more),
+    "parity of another code": Canary(10, patch=_another_code),
     "a commit is taken back": Canary(10, damage=_back_past_the_commit),
     "ranks differ in their views": Canary(10, damage=_own_view),
     "replicate: backups are not written": Canary(30, patch=_no_backups),

@@ -1,10 +1,14 @@
-"""Plain arithmetic of the promise, independent of the engine's own: what is lost, who sits too close, what could be laid out anew."""
+"""Plain arithmetic of the promise, independent of the engine's own: where rows lie, what parity is, what is lost, who sits too close, what
+could be laid out anew."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import lru_cache
+from itertools import combinations, count, product
+
+import numpy as np
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
@@ -29,6 +33,26 @@ class Circle:
         """Shards of every stripe that begins on shard `first`."""
         return {(first + unit) % self.shards for unit in range(self.k + self.m)}
 
+    def rows_on(self, shard: int, rows: int) -> np.ndarray:
+        """Row numbers of a shard's local data rows, int64 [R], of a row space of so many rows; those past its end are padding."""
+        unit = np.arange(self.k)
+        return (self._periods(rows) + (shard - self.m - unit) % self.shards) * self.k + unit
+
+    def parity_on(self, shard: int, rows: int) -> np.ndarray:
+        """Stripes of a shard's local parity rows, int64 [R]; local row r is parity `r % m` of its stripe."""
+        return self._periods(rows) + (shard - np.arange(self.m)) % self.shards
+
+    def _periods(self, rows: int) -> np.ndarray:
+        return self.shards * np.arange(-(-rows // (self.k * self.shards)))[:, None]
+
+    def parity(self, records: np.ndarray, t: int) -> np.ndarray:
+        """Parity t of all stripes, uint8 [stripes, B], of records uint8 [rows, B]."""
+        stripes = self._periods(len(records)).size * self.shards
+        data = np.zeros((stripes * self.k, records.shape[1]), np.uint8)
+        data[: len(records)] = records
+        data = data.reshape(stripes, self.k, -1)
+        return np.bitwise_xor.reduce([_multiples(_coefficient(self.k, self.m, t, d))[data[:, d]] for d in range(self.k)])
+
     def most_units_on(self, shards: Collection[int]) -> int:
         """Most units that any stripe has on `shards`."""
         return max(len(self.stripe(first).intersection(shards)) for first in range(self.shards))
@@ -36,6 +60,31 @@ class Circle:
     def meet(self, a: int, b: int) -> bool:
         """Whether two shards hold units of one stripe."""
         return a != b and min((a - b) % self.shards, (b - a) % self.shards) < self.k + self.m
+
+
+def _times(a: int, b: int) -> int:
+    """The product in GF(2^8) with polynomial 0x11d, bit by bit."""
+    product = 0
+    while b:
+        product ^= a * (b & 1)
+        a, b = (a << 1) ^ (0x11D * (a >> 7)), b >> 1
+    return product
+
+
+def _coefficient(k: int, m: int, t: int, d: int) -> int:
+    """What data unit d of k is multiplied by in parity t of m: (2^t)^d, or with m > 3 the inverse of (k + t) XOR d."""
+    if m > 3:
+        return next(one for one in range(1, 256) if _times(one, (k + t) ^ d) == 1)
+    power = 1
+    for _ in range(t * d):
+        power = _times(power, 2)
+    return power
+
+
+@lru_cache
+def _multiples(factor: int) -> np.ndarray:
+    """uint8 [256]: the products of every byte."""
+    return np.array([_times(byte, factor) for byte in range(256)], np.uint8)
 
 
 def lost_shards(view: View, gone: Collection[int]) -> set[int]:
@@ -79,13 +128,28 @@ def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int 
     return min(found)
 
 
+def deaths_survived(view: View, circle: Circle) -> int:
+    """How many failure domains may die at once, whichever: no stripe loses more than m units, and a dense replica is left."""
+    domains = {view.domains[rank] for rank in view.live}
+    for number in count(1):
+        for dying in combinations(sorted(domains), number):
+            gone = [rank for rank in view.live if view.domains[rank] in dying]
+            if set(view.dense).issubset(gone) or circle.most_units_on(lost_shards(view, gone)) > circle.m:
+                return number - 1
+
+
 def idle(view: View) -> list[int]:
     """Live ranks without shard and slot."""
     return [rank for rank in view.live if rank not in view.shards and rank not in view.slots]
 
 
+def servers_left(view: View) -> set[int]:
+    """Ranks that everything could be laid out anew over: the hosts of shards and the idle ones."""
+    return {*view.shards, *idle(view)}
+
+
 def widest_k(view: View, circle: Circle) -> int | None:
-    """The k of the stripes that the hosts of shards and the idle ranks could be laid out over anew; None: too few are left."""
-    domains = {view.domains[rank] for rank in {*view.shards, *idle(view)}}
+    """The k of the stripes that the `servers_left` could be laid out over anew; None: too few are left."""
+    domains = {view.domains[rank] for rank in servers_left(view)}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
-from ecrm.kernels.decode import decode
-from ecrm.placement.stripes import RowLayout
+from ecrm.simulate.arithmetic import Circle
 from ecrm.simulate.copies import check_copies, check_held
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.roles import Roles
@@ -28,7 +27,13 @@ class Checkers:
         self._roles = Roles(reshapes)
         self._committed: dict[int, tuple[int, int]] = {}
         self._recovering = False
+        self._parity: dict[tuple[int, int, int, Circle], Tensor] = {}
         self.commits = self.recoveries = self.rows = self.parity_rows = 0
+
+    @property
+    def unsearched(self) -> int:
+        """See `Roles`."""
+        return self._roles.unsearched
 
     @property
     def _engines(self) -> dict[int, Engine]:
@@ -91,10 +96,11 @@ class Checkers:
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
         _hosts_its_shards(rank, engine)
+        circle = Circle.of(engine.protection.shape)
         for (shard, space), hosted in engine.hosted.items():
-            layout, truth = engine.layouts[space], self._truth.records[step][space]
-            rows = layout.rows_of(shard, torch.arange(layout.data_rows_per_shard))
-            local = (rows < layout.rows).nonzero().squeeze(1)
+            truth = self._truth.records[step][space]
+            rows = torch.from_numpy(circle.rows_on(shard, len(truth)).reshape(-1))
+            local = (rows < len(truth)).nonzero().squeeze(1)
             if hosted.missing is not None:
                 local = local[~hosted.missing.among(local)]
             wrong = (hosted.store.read(local) != truth[rows[local]]).any(dim=1).nonzero().squeeze(1)
@@ -110,21 +116,26 @@ class Checkers:
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
-        code, shape = engine.protection.code, engine.protection.shape
-        coefficients = torch.tensor(code.coefficients)
+        circle = Circle.of(engine.protection.shape)
         for (shard, space), parity in engine.protection.parity.items():
-            layout = engine.layouts[space]
-            local = torch.arange(layout.parity_rows_per_shard)
-            if parity.missing is not None:
-                local = local[~parity.missing.among(local)]
-            for t in range(shape.m):
-                mine = local[local % shape.m == t]
-                stripes = layout.stripes_of_parity(shard, mine)
-                data = _data_of(stripes, layout, self._truth.records[step][space])
-                expected = decode(data, coefficients[t : t + 1])[0]
-                self.parity_rows += mine.numel()
-                if not torch.equal(expected, parity.records[mine]):
+            stripes = circle.parity_on(shard, len(self._truth.records[step][space]))
+            for t in range(circle.m):
+                local = torch.arange(t, stripes.size, circle.m)
+                if parity.missing is not None:
+                    local = local[~parity.missing.among(local)]
+                expected = self._parity_of(step, space, t, circle)[torch.from_numpy(stripes.reshape(-1))[local]]
+                self.parity_rows += local.numel()
+                if not torch.equal(expected, parity.records[local]):
                     raise Violation(f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data")
+
+    def _parity_of(self, step: int, space: int, t: int, circle: Circle) -> Tensor:
+        """Parity t of all stripes of the oracle's records; that of the last few steps asked for is kept."""
+        key = (step, space, t, circle)
+        if key not in self._parity:
+            if len(self._parity) > 100:
+                self._parity.clear()
+            self._parity[key] = torch.from_numpy(circle.parity(self._truth.records[step][space].numpy(), t))
+        return self._parity[key]
 
 
 def _hosts_its_shards(rank: int, engine: Engine) -> None:
@@ -136,14 +147,3 @@ def _hosts_its_shards(rank: int, engine: Engine) -> None:
         for (shard, space), rows in held.items():
             if rows.missing_rows and shard not in engine.view.rebuilding:
                 raise Violation(f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding")
-
-
-def _data_of(stripes: Tensor, layout: RowLayout, records: Tensor) -> Tensor:
-    """Data units of stripes, uint8 [k, R, B], padding rows zero."""
-    k = layout.shape.k
-    units = torch.zeros(k, stripes.numel(), records.shape[1], dtype=torch.uint8)
-    for unit in range(k):
-        rows = stripes * k + unit
-        inside = (rows < layout.rows).nonzero().squeeze(1)
-        units[unit, inside] = records[rows[inside]]
-    return units

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ecrm.engine.engine import Engine
@@ -15,7 +15,7 @@ from ecrm.simulate.violation import Violation
 
 @dataclass(frozen=True)
 class Refusal:
-    """What `rank` said when it refused and which step it had `committed`, the view that it refused on, who was dead and who held the dense replica then;
+    """What `rank` said when it refused and which step it had `committed`, the view that it refused on, who was live and who held the dense replica then;
     `unrenewed` is how many failure domains were lost since the last commit of a step, where that matters."""
 
     rank: int
@@ -24,36 +24,28 @@ class Refusal:
     view: View
     circle: Circle
     live: tuple[int, ...]
-    killed: tuple[int, ...]
     dense: tuple[int, ...]
     unrenewed: int = 0
 
     @staticmethod
-    def of(rank: int, error: Unrecoverable, engines: Mapping[int, Engine], killed: Sequence[int]) -> Refusal:
+    def of(rank: int, error: Unrecoverable, engines: Mapping[int, Engine]) -> Refusal:
         engine = engines[rank]
         live = engine.transport.live
         dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
         counts = engine.protection.name == "replicate"  # its copies are at ranks without shards too
         unrenewed = len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live}) if counts else 0
-        return Refusal(rank, str(error), engine.committed, engine.view, Circle.of(engine.protection.shape), live, tuple(killed), dense, unrenewed)
+        return Refusal(rank, str(error), engine.committed, engine.view, Circle.of(engine.protection.shape), live, dense, unrenewed)
 
 
 def check_refusals(refusals: Sequence[Refusal]) -> None:
-    """Raise Violation unless each of them, in the order in which ranks refused, names what was lost and that is too much.
-
-    A rank that has refused is gone to those that have yet to.
-    """
-    gone: set[int] = set()
+    """Raise Violation unless each of them names what was lost and that is too much."""
     for refusal in refusals:
-        _check(refusal, gone)
-        gone.add(refusal.rank)
+        _check(refusal)
 
 
-def _check(refusal: Refusal, refused: Collection[int]) -> None:
+def _check(refusal: Refusal) -> None:
     text, view, circle = refusal.text, refusal.view, refusal.circle
     dead = set(view.live).difference(refusal.live)
-    if not dead.issubset({*refusal.killed, *refused}):
-        raise Violation(f"rank {refusal.rank} takes ranks {sorted(dead)} for dead, killed were {refusal.killed}: {text}")
     ranks, shards = _numbers(r"ranks? ([\d, ]+) died", text), _numbers(r"shards? ([\d, ]+) lost", text)
     if "replica of the dense model is lost" in text:
         held = _numbers(r"ranks \[([\d, ]+)\]", text)

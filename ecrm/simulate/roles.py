@@ -6,15 +6,21 @@ from collections.abc import Mapping
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
-from ecrm.simulate.arithmetic import Circle, crowded, fewest_meetings, idle, lost_shards, meetings, neighbours, widest_k
+from ecrm.simulate.arithmetic import (
+    Circle, crowded, deaths_survived, fewest_meetings, idle, lost_shards, meetings, neighbours, servers_left, widest_k,
+)  # fmt: skip
 from ecrm.simulate.violation import Violation
 
 
 class Roles:
-    """Watches the views of all ranks; `reshapes` says whether the policy is to lay everything out anew where that is due."""
+    """Watches the views of all ranks; `reshapes` says whether the policy is to lay everything out anew where that is due.
+
+    `unsearched` counts recoveries that crowded a stripe's units where that could not be compared with all placements.
+    """
 
     def __init__(self, reshapes: bool) -> None:
         self._reshapes = reshapes
+        self.unsearched = 0
         self._good: set[tuple[View, Circle]] = set()
         self._by_epoch: dict[int, View] = {}
         self._before_reshape: dict[int, tuple[View, Circle]] = {}
@@ -37,7 +43,7 @@ class Roles:
             view = views.setdefault(engine.view.epoch, engine.view)
             if view != engine.view:
                 raise Violation(f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}")
-            self._check_one(view, Circle.of(engine.protection.shape))
+            self._check_one(view, Circle.of(engine.protection.shape), engine)
         live: set[int] | None = None
         for epoch in sorted(views):
             if live is not None and not live.issuperset(views[epoch].live):
@@ -60,7 +66,7 @@ class Roles:
             raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}")
         circle = Circle.of(engine.protection.shape)
         check_spares_first(before, view, circle)
-        check_apart(before, view, circle, engine.protection.rebuilding_may_move)
+        self.unsearched += not check_apart(before, view, circle, engine.protection.rebuilding_may_move)
 
     def after_commit(self, rank: int, engine: Engine) -> bool:
         """A rank has accepted a commit; whether it was that of a reshape."""
@@ -72,10 +78,14 @@ class Roles:
         del self._before_reshape[rank]
         if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
             raise Violation(f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}")
+        servers = servers_left(view)
+        if not len({view.domains[server] for server in servers}) <= now.shards <= len(servers):
+            raise Violation(f"rank {rank}: laid out anew as {now}, though servers {sorted(servers)} are left: {view}")
         return True
 
-    def _check_one(self, view: View, circle: Circle) -> None:
-        """Roles are with the living, and m + 1 failure domains hold the dense replica where there are as many."""
+    def _check_one(self, view: View, circle: Circle, engine: Engine) -> None:
+        """Roles are with the living, m + 1 failure domains hold the dense replica where there are as many, and the run says rightly
+        how many more may die."""
         if (view, circle) in self._good:
             return
         astray = {*view.shards, *view.slots, *view.dense}.difference(view.live)
@@ -84,6 +94,8 @@ class Roles:
         there, holding = ({view.domains[rank] for rank in ranks} for ranks in (view.live, view.dense))
         if len(holding) < min(circle.m + 1, len(there)):
             raise Violation(f"{len(holding)} failure domains hold the dense replica, m={circle.m}: {view}")
+        if circle.m and engine.protection.name != "replicate" and engine.failures_left != deaths_survived(view, circle):
+            raise Violation(f"{engine.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}")
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
@@ -93,8 +105,8 @@ class Roles:
             raise Violation(f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}")
 
 
-def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> None:
-    """Shards that dead ranks had, and those that had begun to be rebuilt where they may move, are together placed so that as few
+def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
+    """Whether that was found out: shards that dead ranks had, and those that had begun to be rebuilt where they may move, are together placed so that as few
     units of a stripe as possible share a failure domain."""
     handed_on = {shard for shard, host in enumerate(before.shards) if host not in after.live}
     if rebuilding_may_move:
@@ -106,6 +118,7 @@ def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: 
             f"shards {sorted(handed_on)} were handed on so that {found} pairs of units of a stripe share a failure domain, though "
             f"{fewest} would do: {before} then {after}, {circle}"
         )
+    return fewest is not None
 
 
 def check_spares_first(before: View, after: View, circle: Circle) -> None:

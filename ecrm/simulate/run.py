@@ -139,7 +139,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
                 report=reported.append,
             )
         except Unrecoverable as error:
-            refusals.append(Refusal.of(rank, error, engines, cluster.killed_ranks))
+            refusals.append(Refusal.of(rank, error, engines))
             return error
         finally:
             engines.pop(rank, None)
@@ -166,7 +166,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         rows_checked=checkers.rows,
         parity_rows_checked=checkers.parity_rows,
         refused=refused,
-        mix=cluster.mix + Counter(_traits(workload)),
+        mix=cluster.mix + Counter(_traits(workload)) + Counter({"recoveries with too many placements to compare": checkers.unsearched}),
     )
 
 
