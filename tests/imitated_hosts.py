@@ -23,6 +23,7 @@ class ImitatedHosts:
         self.names = [f"h{number}" for number in range(1, count + 1)]
         self.bridge = f"eb{os.getpid()}"
         self.subnet = _free_subnet()
+        self.daemons: set[int] = set()  # processes that belong to a host, whatever runs on it
 
     def __enter__(self) -> ImitatedHosts:
         try:
@@ -44,14 +45,21 @@ class ImitatedHosts:
         """The network namespace of a host."""
         return f"ecrm-{os.getpid()}-{name}"
 
+    def address(self, name: str) -> str:
+        """The address of a host."""
+        return str(list(self.subnet.hosts())[1 + self.names.index(name)])
+
     def pids(self, name: str) -> set[int]:
-        """The processes that run on a host."""
+        """The processes that run on a host, its daemons left out."""
+        return self._all_pids(name) - self.daemons
+
+    def _all_pids(self, name: str) -> set[int]:
         return {int(word) for word in _ip("netns", "pids", self.namespace(name), check=False).split()}
 
     def kill(self, name: str) -> None:
         """SIGKILL all that runs on a host, until nothing does."""
         deadline = time.monotonic() + SECONDS
-        while (pids := self.pids(name)) and time.monotonic() < deadline:
+        while (pids := self._all_pids(name)) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

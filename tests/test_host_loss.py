@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
 from imitated_hosts import ImitatedHosts, imitated, why_not
+from ssh_servers import serve, why_no_ssh
 
 from ecrm.drill.events import EventTail
 
@@ -105,13 +106,16 @@ def train(tmp_path, criteo_rows):
     """Starts training on so many imitated hosts."""
     trainings, all_hosts = [], []
 
-    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2) -> Training:
+    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, ssh: bool = False) -> Training:
         hosts = ImitatedHosts(count)
         all_hosts.append(hosts)
         hosts.__enter__()
         private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
         private.mkdir()
-        file.write_text("# imitated\n" + "".join(f"{hosts.namespace(name)} slots={slots}\n" for name in hosts.names))
+        if ssh:
+            starter = serve(hosts, tmp_path / "ssh", private)
+        named = [f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if ssh else ''}\n" for name in hosts.names]
+        file.write_text("# imitated\n" + "".join(named))
         line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
         line += ["--hosts", str(file), "--interface", hosts.bridge, "--keep-alive", str(KEEP_ALIVE), *words]
         line += ["--starter", starter.replace("{private}", str(private))]
@@ -181,6 +185,35 @@ def test_a_host_is_lost(train, undisturbed):
     run = training.finish()
     check(run, undisturbed, [[1, 4]])
     gaps(run, [when])
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
+def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
+    """The default starter, real sshd on every host."""
+    training = train(3, ONE_LOST, ssh=True)
+    training.wait_for_step(30)
+    assert training.ranks_of("h2") == [1, 4]
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
+def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed):
+    training = train(3, ONE_LOST, ssh=True)
+    training.wait_for_step(30)
+    training.hosts.cut("h2")
+    deadline = time.monotonic() + KEEP_ALIVE
+    while ranks_running(training.hosts.pids("h2")):
+        assert time.monotonic() < deadline, "its ranks still run"
+        time.sleep(0.01)
+    fenced = time.time()
+    assert fenced < training.wait_for(lambda event: event["event"] == "failure")["time"]
+    training.hosts.mend("h2")
+    check(training.finish(), undisturbed, [[1, 4]])
 
 
 @pytest.mark.drill
