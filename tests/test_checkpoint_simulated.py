@@ -300,3 +300,4 @@ def test_a_disk_that_is_full_costs_the_checkpoint_not_the_run(tmp_path, monkeypa
     assert run.tables == [truth.tables] and not run.of("checkpoint")
     assert {event["step"] for event in run.of("checkpoint_failed")} == {2, 4, 5}
     assert all("No space left" in event["why"] for event in run.of("checkpoint_failed"))
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [], "what was written keeps its room on the disk"

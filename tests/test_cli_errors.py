@@ -154,6 +154,7 @@ def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)), "holds a finished run")
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")), "not a folder")
     assert sorted(entry.name for entry in folder.iterdir()) == ["notes.txt", "summary.json"]
+    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(tmp_path / ("x" * 300))), "File name too long; name a folder")
 
 
 def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():

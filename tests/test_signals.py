@@ -106,6 +106,20 @@ def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows
 
 
 @pytest.mark.drill
+def test_a_reporter_that_cannot_write_stopped_json_leaves_that_to_another(tmp_path, criteo_rows):
+    folder = tmp_path / "run"
+    process = _begin(folder, _launch(folder, criteo_rows, how="no stopped.json:3"))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 130, output
+    assert "rank 3 cannot write" in output and "it leaves the run" in output and "Traceback" not in output, output
+    stopped = _stopped(folder)
+    assert [failure["ranks"] for failure in stopped["failures"]] == [[3]]
+    _check_gone(folder)
+    _check_codes(folder, dead=(3,))
+
+
+@pytest.mark.drill
 @pytest.mark.parametrize("event", ["failure", "view", "resumed"])
 def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     """One row a step: the signal comes long before the last one is back."""
@@ -150,6 +164,7 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     process = _begin(folder, [*line, sys.executable, "-m", "ecrm", "train", *_words(folder, criteo_rows)])
     process.send_signal(number)
     process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 1
     deadline = time.monotonic() + 10
     while session_members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -60,6 +60,17 @@ def test_a_guard_stopped_for_a_while_goes_on(start):
     assert (guard.returncode, errors) == (7, "")
 
 
+def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
+    """The others may wait in MPI_Init for one that never comes."""
+    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0).replace("100.0", "2.0").replace("guarded.up()", "")
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as guard:
+        rank = int(guard.stdout.readline())
+        guard.send_signal(signal.SIGUSR1)
+        assert guard.stdout.readline() == "asked\n"
+        assert guard.wait(20) == 3 and not is_running(rank)
+        assert guard.stderr.read() == "", "it was asked to stop"
+
+
 def test_both_stopped_for_longer_than_allowed_and_the_guard_continued_first_go_on(start):
     """As all processes of a run are by Ctrl-Z, or with the machine."""
     guard, rank = start(hang=2.0)

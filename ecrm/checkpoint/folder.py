@@ -159,6 +159,13 @@ class CheckpointFolder:
             if whole and draft.name < f".{name_of(whole[0].step)}":
                 self.disk.remove_folder(draft)
 
+    def give_up(self, step: int) -> None:
+        """Remove what there is of a checkpoint that nobody writes on any more, unless it is complete."""
+        final = self.path / name_of(step)
+        for path in (self.path / f".{name_of(step)}", final):
+            if path.is_dir() and not (path / manifests.NAME).exists():
+                self.disk.remove_folder(path)
+
     def discard_after(self, step: int) -> None:
         """Remove checkpoints later than `step`: they were refused, and the same steps will be done again."""
         for later in sorted(_steps(self.path), reverse=True):

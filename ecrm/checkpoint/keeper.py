@@ -230,8 +230,11 @@ class Checkpoints:
         )
 
     def _failed(self, why: str) -> None:
-        """This one is not to be; what was noted of touched rows went with it, so the next one is full."""
+        """This one is not to be, and gives its room back; what was noted of touched rows went with it, so the next one is full."""
         step, self._part.cancelled = self._part.step, True
+        if self._part.done and self._engine.rank == self._engine.view.reporter:  # then all ranks' parts are
+            with contextlib.suppress(OSError):
+                self._folder.give_up(step)
         self._part = self._base = None
         self._last_at, self._look_at = self._clock(), 0
         self._tell({"event": "checkpoint_failed", "step": step, "why": why})

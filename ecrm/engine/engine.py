@@ -398,9 +398,10 @@ class Engine:
         plan = plan_reshape(self.view, self.protection.shape)
         if plan is None:
             return
+        began = self._clock()
         self._scrub_once_round()  # parity is encoded anew: what is wrong by then is never found
         self.enter("reshape")
-        self._reshape = Reshape(*plan, self._context, self.protection, self._new_store, self._clock())
+        self._reshape = Reshape(*plan, self._context, self.protection, self._new_store, began)
         self._reshape.run()
         self._agree_on_commit()
 

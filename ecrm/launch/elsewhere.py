@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -78,8 +79,16 @@ class Plan:
                     raise UsageError(f"host {host.name} cannot be used: {_reason(said)}")
         finally:
             for trial in trials.values():
-                trial.kill()
-                trial.communicate()
+                _end(trial)
+
+
+def _end(trial: subprocess.Popen) -> None:
+    """SIGKILL a trial and bury it; one of another user, as under sudo, is left alone: it ends with its connection."""
+    with contextlib.suppress(OSError):
+        trial.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        trial.wait(1.0)
+    trial.stderr.close()
 
 
 def _reason(said: str) -> str:

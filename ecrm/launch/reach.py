@@ -34,7 +34,7 @@ from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
-    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
+    "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
 )
 FIELDS = ("{host}", "{address}", "{command}")
 # What a rank elsewhere must have of this process's variables.
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _say(f"ecrm: error: {error}")
     except BaseException as error:  # noqa: BLE001 - see above
         _say(f"ecrm: error: {type(error).__name__} in the client of rank {os.environ.get('PMIX_RANK')}: {error}")
-    if not _begun(args):
+    if not Beginning(args.begun).is_over(now=True):
         _end_all(parent)
     _die()
 
@@ -224,10 +224,11 @@ def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
     Noticeboard(who=CLIENTS).put(rank, os.getpid())
     others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
     reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
+    begins = Beginning(args.begun)
     try:
-        end = reach.run(once_begun(args.begun, others.look))
+        end = reach.run(lambda: others.look() if begins.is_over() else None)
     except Lost as error:
-        begun = _begun(args)
+        begun = begins.is_over(now=True)
         _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
         reach.leave(0)
         if not begun:
@@ -240,31 +241,24 @@ def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
     os._exit(end["exit"])
 
 
-def _begun(args: argparse.Namespace) -> bool:
-    """Whether all ranks have met, as far as this process has been told where to look, and can."""
-    try:
-        return args.begun is None or args.begun.exists()
-    except OSError:
-        return True
-
-
-def once_begun(begun: Path | None, look: Callable[[], None]) -> Callable[[], None]:
-    """`look`, from when that file is there; without one, never.
+class Beginning:
+    """The time until all ranks have met, which a file shows: without one it is over from the beginning.
 
     The file lies in a folder that may be slow, or gone: it is asked for once a second until it is there, and never after.
     """
-    state = {"begun": False, "asked": 0.0}
 
-    def between() -> None:
-        now = time.monotonic()
-        if begun is not None and not state["begun"] and now - state["asked"] >= 1.0:
-            state["asked"] = now
-            with contextlib.suppress(OSError):
-                state["begun"] = begun.exists()
-        if state["begun"]:
-            look()
+    def __init__(self, file: Path | None) -> None:
+        self._file, self._asked, self._over = file, 0.0, file is None
 
-    return between
+    def is_over(self, now: bool = False) -> bool:
+        """Whether it is, as far as is known; `now` asks again, and takes a folder that cannot say for one that has the file."""
+        if not self._over and (now or time.monotonic() - self._asked >= 1.0):
+            self._asked = time.monotonic()
+            try:
+                self._over = self._file.exists()
+            except OSError:
+                return now
+        return self._over
 
 
 def _end_all(parent: int) -> None:

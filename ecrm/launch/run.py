@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -98,6 +99,13 @@ def launch(
 
 def check_run_dir(folder: Path) -> None:
     """Raise UsageError if a run must not write into `folder`: a run never mixes with anything already there."""
+    try:
+        _check_run_dir(folder)
+    except OSError as error:
+        raise UsageError(f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty") from None
+
+
+def _check_run_dir(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run-dir {folder}: not a folder; name one that is new or empty")
     if (folder / "summary.json").exists():
@@ -124,9 +132,11 @@ def judge(folder: Path, ending: Ending) -> None:
     if read_json(folder / "summary.json").get("completed") is True:
         return
     failure = read_json(folder / "failure.json")
-    left = any(folder.iterdir())
-    if not left:
-        folder.rmdir()
+    left = True
+    with contextlib.suppress(OSError):  # removed meanwhile, or a mount point
+        left = any(folder.iterdir())
+        if not left:
+            folder.rmdir()
     where = f"; see {folder}" if left else ""
     if failure:
         code = int(failure.get("exit_code") or 1)

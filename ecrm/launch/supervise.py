@@ -63,7 +63,8 @@ def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = N
             _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds)
         finally:
             _kill_all(process, run_dir)
-    return Ending(process.returncode, signals[0] if signals else None)
+    # None where it outlived its SIGKILL, in a call of the system that does not return.
+    return Ending(-signal.SIGKILL if process.returncode is None else process.returncode, signals[0] if signals else None)
 
 
 @contextlib.contextmanager
@@ -90,10 +91,18 @@ def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals
             forwarded, deadline = True, time.monotonic() + stop_seconds
         elif len(signals) > 1:
             return
-        if deadline == float("inf") and any((run_dir / name).exists() for name in LAST_FILES):
+        if deadline == float("inf") and any(_is_there(run_dir / name) for name in LAST_FILES):
             deadline = time.monotonic() + LINGER_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there; not, while its file system cannot say."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:

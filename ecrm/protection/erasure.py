@@ -76,7 +76,7 @@ class ErasureProtection(Protection):
 
     def adopt(self, view: View, missing: bool = True) -> None:
         if self._scrub is not None and view.rebuilding:
-            self._scrub.rebuilding()
+            self._scrub.rebuilding(view.rebuilding)
         mine = view.shards_of(self._context.transport.rank)
         for key in [key for key in self.parity if key[0] not in mine]:
             del self.parity[key]

@@ -10,6 +10,7 @@ window, which is checked again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,7 +94,7 @@ class Scrub:
         self._window: _Window | None = None
         self._used: dict[ShardSpace, Tensor] = {}  # data rows that steps have used since they were last checked
         self._exact_from = 0  # rows checked until which a finding may be from before a rebuild that has read it
-        self._known: set[tuple[int, int]] = set()  # (space, stripe) told before and not put right
+        self._known: set[tuple[int, int]] = set()  # (space, stripe) told before and not put right; the same on all ranks
         self.report = report or ScrubReport()
 
     @property
@@ -105,9 +106,11 @@ class Scrub:
         """A step has read and changed these local rows of a hosted shard."""
         self._mask(shard, space)[rows] = True
 
-    def rebuilding(self) -> None:
-        """Lost rows will be decoded: what is wrong now may get into them."""
+    def rebuilding(self, shards: Collection[int]) -> None:
+        """Rows of these shards will be decoded: what is wrong now may get into them, and their stripes agree afterwards."""
         self._exact_from = self.report.rows_checked + self.rows_per_pass
+        members = [set(self._shape.members(residue)) for residue in range(self._shape.shards)]
+        self._known = {known for known in self._known if members[known[1] % self._shape.shards].isdisjoint(shards)}
 
     def check(self, view: View, at_least: int = 0) -> None:
         """Collective, parity up to date, nothing rebuilding: compare the next window, of `at_least` so many rows per shard."""
@@ -194,14 +197,10 @@ class Scrub:
         k = self._shape.k
         syndromes = decode([records for records, _ in units], self._syndrome_matrix)
         wrong = syndromes.any(dim=2).any(dim=0)
-        if not self._known and not wrong.any():
-            return []
         found = []
-        for place, period in enumerate(window.periods.tolist()):
-            stripe = period * self._shape.shards + residue
-            if not wrong[place]:
-                self._known.discard((window.space, stripe))
-            elif (window.space, stripe) not in self._known:
+        for place in wrong.nonzero().squeeze(1).tolist():
+            stripe = int(window.periods[place]) * self._shape.shards + residue
+            if (window.space, stripe) not in self._known:
                 unit, error = find_wrong_unit(self._coefficients, syndromes[:, place].numpy()) or (None, np.empty(0, np.uint8))
                 used = unit is None or (unit < k and bool(units[unit][1][place]))
                 exact = not used and self.report.rows_checked >= self._exact_from

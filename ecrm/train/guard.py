@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from typing import NoReturn
 
@@ -140,13 +141,13 @@ def _watch(
     stopped_since: float | None = None
     killed_at: float | None = None
     neighbours = Neighbours(hang_seconds, clock=clock)
-    said = b""
+    said, asked = b"", False  # asked: to stop, and ranks end for that
     while True:
         select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
         for number in _read(signals):
             if number in _PASSED_ON:
                 os.kill(child, _PASSED_ON[signal.Signals(number)])
-                startup = None  # ranks end because they were asked to
+                asked = True
         said += _read(reading)
         if b"u" in said:
             startup = None
@@ -160,7 +161,7 @@ def _watch(
                 stopped_since = None
             else:
                 said += _read(reading)
-                if startup is not None and not said:
+                if startup is not None and not said and not asked:
                     _end_start(died(startup.rank), startup)
                 _leave(status, b"d" in said)
         if startup is None:
@@ -168,8 +169,8 @@ def _watch(
         trouble = None if startup is None else startup.trouble()
         if trouble is not None:
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            _end_start(trouble, startup)
+            _bury(child)
+            _end_start(trouble, startup, quietly=asked)
         hung = stopped_since is not None and clock() - stopped_since > hang_seconds
         lost = parent.is_lost()
         if lost or hung or (b"d" not in said and stuck.look()):
@@ -180,10 +181,18 @@ def _watch(
             _leave(0, done=False)  # it dies when its call of the system returns, and does nothing until then
 
 
-def _end_start(trouble: str, startup: Startup) -> NoReturn:
+def _bury(child: int) -> None:
+    """Wait for a killed child, but not for a call of the system that does not return."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
     """End a run that has not begun: the rank is dead; one guard of this host says why, all end alike."""
     startup.kill_strays()
-    say_once(f"ecrm: error: {trouble}", about=THE_START)
+    if not quietly:
+        say_once(f"ecrm: error: {trouble}", about=THE_START)
     os._exit(Unrecoverable.exit_code)
 
 

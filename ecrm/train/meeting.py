@@ -19,8 +19,9 @@ def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> sign
     A reporter that cannot write while others can dies here, so that another takes over; when none can, raises
     EcrmError on every rank. Raises StepAborted after a failure.
     """
-    folder.probe()
     with engine.recovering():
+        wanting = engine.transport.share([torch.tensor([folder.unwritten_bytes])])
+        folder.probe(max(int(tensors[0]) for tensors in wanting.values()))  # who cannot write that much must not take over
         said = [torch.tensor([mine or 0]), torch.tensor(list((folder.trouble or "").encode()), dtype=torch.uint8)]
         shared = engine.transport.share(said)
         engine.transport.agree(True)  # nobody acts on what not all have heard

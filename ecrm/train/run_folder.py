@@ -41,6 +41,7 @@ class RunFolder:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.trouble: str | None = None
+        self.unwritten_bytes = 0  # that were to be written when the trouble began
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
 
@@ -59,7 +60,7 @@ class RunFolder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._in_trouble(self._events, error)
+            self._in_trouble(self._events, error, len(line))
 
     def events(self) -> list[dict[str, Any]]:
         """What is in events.jsonl; lines that are not whole are left out."""
@@ -76,18 +77,18 @@ class RunFolder:
     def _events(self) -> Path:
         return self.path / "events.jsonl"
 
-    def probe(self) -> None:
-        """Get into `trouble` if this rank could not write into the folder."""
+    def probe(self, least: int = 0) -> None:
+        """Get into `trouble` if this rank could not write `least` bytes, and PROBE_BYTES, into the folder."""
         if self.path is None or self.trouble is not None:
             return
         file = self.path / f".probe.{os.getpid()}"
         try:
             try:
-                file.write_bytes(bytes(PROBE_BYTES))
+                file.write_bytes(bytes(max(least, PROBE_BYTES)))
             finally:
                 file.unlink(missing_ok=True)
         except OSError as error:
-            self._in_trouble(self.path, error)
+            self._in_trouble(self.path, error, least)
 
     def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
         """Replace ranks.json: every rank the run was started with, its process, whether it lives, its roles."""
@@ -148,13 +149,15 @@ class RunFolder:
         if self.path is None or self.trouble is not None:
             return
         temporary = self.path / f".{name}.{os.getpid()}"
+        text = to_json(content, indent=1) + "\n"
         try:
-            temporary.write_text(to_json(content, indent=1) + "\n")
+            temporary.write_text(text)
             os.replace(temporary, self.path / name)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            self._in_trouble(self.path / name, error)
+            self._in_trouble(self.path / name, error, len(text))
 
-    def _in_trouble(self, what: Path, error: OSError) -> None:
-        self.trouble = self.trouble or f"cannot write {what}: {error.strerror}"
+    def _in_trouble(self, what: Path, error: OSError, unwritten_bytes: int) -> None:
+        if self.trouble is None:
+            self.trouble, self.unwritten_bytes = f"cannot write {what}: {error.strerror}", unwritten_bytes

@@ -75,24 +75,24 @@ class Trainer:
         much is lost, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
         """
         self._progress.restart_clock()
-        recovered = False
+        recovered, number = False, None
         while True:
             try:
                 if recovered:
                     self._readings.compare()
                     recovered = False
                 try:
-                    return self._train()
-                except StopAgreed:
-                    if (number := meet(self._engine, self._asked(), self._folder)) is not None:
-                        return self._stop(number)
+                    return self._train() if number is None else self._stop(number)
+                except StopAgreed:  # while stopping, too: what it writes may not fit
+                    number = meet(self._engine, self._asked(), self._folder)
+                    continue
             except StepAborted:
                 pass
             except DataError as error:
                 if recovered:
                     raise
                 self._readings.failed(error)
-            recovered = True
+            recovered, number = True, None
             self._evaluated_at = 0  # ranks may differ in whether they had finished evaluating
             self._progress.went_back(self._engine)
             if self._checkpoints is not None:
