@@ -45,6 +45,11 @@ class ImitatedHosts:
         """The network namespace of a host."""
         return f"ecrm-{os.getpid()}-{name}"
 
+    @property
+    def head(self) -> str:
+        """The address of the head machine."""
+        return str(next(self.subnet.hosts()))
+
     def address(self, name: str) -> str:
         """The address of a host."""
         return str(list(self.subnet.hosts())[1 + self.names.index(name)])

@@ -91,7 +91,7 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
         (["tiny", *data, "--kill", "6@3"], "there is no rank 6"),
         (["tiny", *data, "--kill", "1@20"], "there is no step 20"),
         (["tiny", *data, "--kill-host", "0@999999", "--set", "cluster.failure_domain=host"], "there is no step 999999 to follow"),
-        (["tiny", *data, "--kill-host", "99@5", "--set", "cluster.failure_domain=host"], "there is no host 99; there are"),
+        (["tiny", *data, "--kill-host", "9@5", "--set", "cluster.failure_domain=host", "--set", "testing.imitated_hosts=3"], "there is no host 9; hosts are 0 to 2"),
         (["tiny", *data, "--kill", "1@3", "--run-dir", "full"], "--run-dir full: not empty"),
         (["tiny", "--set", "data.path=absent", "--mtbf", "5"], "absent: there is no such directory"),
         (["absent.toml", "--mtbf", "5"], "no config file"),

@@ -21,7 +21,7 @@ from drilling import BASE, RUN_SECONDS, Mpirun, Run, drill, is_running, launch, 
 
 from ecrm.engine.reshape import WINDOW_BYTES
 
-RESHAPE_SECONDS, RESHAPE_BYTES_PER_SECOND = 1.0, 100e6
+RESHAPE_SECONDS, RESHAPE_BYTES_PER_SECOND = 3.0, 100e6
 """Longest pause of a reshape on a machine with two cores: exchanges and first touches, and every row read, sent, encoded and written."""
 
 PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
@@ -195,7 +195,6 @@ def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, ev
     full = drill(tmp_path / "full", every_row, {**sets, "model.max_rows_per_table": 0}, kills)
     for run in (tiny, full):
         assert [(event["servers"], event["k"], event["m"]) for event in run.events_of("reshaped")] == [(3, 2, 1)]
-    for run in (tiny, full):
         (event,) = run.events_of("reshaped")
         print("reshaped in", event["seconds"], "moved bytes", event["moved_bytes"])
         assert event["seconds"] <= RESHAPE_SECONDS + event["moved_bytes"] / RESHAPE_BYTES_PER_SECOND

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
 from imitated_hosts import ImitatedHosts, imitated, why_not
+from slurm_cluster import SlurmCluster, why_no_slurm
 from ssh_servers import serve, why_no_ssh
 
 from ecrm.drill.events import EventTail
@@ -32,6 +33,7 @@ SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_par
 # Two ranks a host.
 ONE_LOST = {"cluster.failure_domain": "host", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
 TWO_LOST = {"cluster.failure_domain": "host", "cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
+SRUN = "srun --overlap --no-kill --nodes=1 --ntasks=1 --nodelist={host}"
 STARTER = f"{sys.executable} {Path(__file__).with_name('programs') / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
 
 
@@ -88,7 +90,7 @@ class Training:
             output, _ = self.process.communicate()
             raise AssertionError(f"not finished after {RUN_SECONDS} s\n{output}") from None
         for name in self.hosts.names:
-            self.wait_until_empty(name, KEEP_ALIVE)
+            self.wait_until_empty(name, 2 * KEEP_ALIVE)  # sshd and slurmstepd have their own pace
         return Run(self.process.returncode, output, self.folder)
 
     def end(self) -> None:
@@ -103,26 +105,30 @@ class Training:
 
 @pytest.fixture
 def train(tmp_path, criteo_rows):
-    """Starts training on so many imitated hosts."""
-    trainings, all_hosts = [], []
+    """Starts training on so many imitated hosts, reached `by` real ssh, or Slurm in an allocation, or by default an imitation of ssh."""
+    trainings, all_hosts, clusters = [], [], []
 
-    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, ssh: bool = False) -> Training:
+    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = "") -> Training:
         hosts = ImitatedHosts(count)
         all_hosts.append(hosts)
         hosts.__enter__()
         private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
         private.mkdir()
-        if ssh:
+        # The folder of mpirun's session files is one that the hosts do not have.
+        environment, allocation = {**os.environ, "TMPDIR": str(private)}, []
+        if by == "ssh":
             starter = serve(hosts, tmp_path / "ssh", private)
-        named = [f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if ssh else ''}\n" for name in hosts.names]
+        if by == "slurm":
+            clusters.append(SlurmCluster(hosts, tmp_path / "slurm", private))
+            environment.update(clusters[-1].variables)
+            starter, allocation = SRUN, ["salloc", f"--nodes={count}", "--no-kill", "--quiet"]
+        named = [f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n" for name in hosts.names]
         file.write_text("# imitated\n" + "".join(named))
-        line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
+        line = [*allocation, sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
         line += ["--hosts", str(file), "--interface", hosts.bridge, "--keep-alive", str(KEEP_ALIVE), *words]
         line += ["--starter", starter.replace("{private}", str(private))]
         for key, value in {"data.path": criteo_rows, **SETS, **sets}.items():
             line += ["--set", f"{key}={value}"]
-        # The folder of mpirun's session files is one that the hosts do not have.
-        environment = {**os.environ, "TMPDIR": str(private)}
         process = subprocess.Popen(
             line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
         )
@@ -132,6 +138,8 @@ def train(tmp_path, criteo_rows):
     yield start
     for training in trainings:
         training.end()
+    for cluster in clusters:
+        cluster.end()
     for hosts in all_hosts:
         hosts.__exit__()
 
@@ -191,7 +199,7 @@ def test_a_host_is_lost(train, undisturbed):
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
 def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
     """The default starter, real sshd on every host."""
-    training = train(3, ONE_LOST, ssh=True)
+    training = train(3, ONE_LOST, by="ssh")
     training.wait_for_step(30)
     assert training.ranks_of("h2") == [1, 4]
     when = lose(training, "h2")
@@ -203,8 +211,9 @@ def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
 @pytest.mark.drill
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
 def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed):
-    training = train(3, ONE_LOST, ssh=True)
+    training = train(3, ONE_LOST, by="ssh")
     training.wait_for_step(30)
+    assert ranks_running(training.hosts.pids("h2")) == {1, 4}
     training.hosts.cut("h2")
     deadline = time.monotonic() + KEEP_ALIVE
     while ranks_running(training.hosts.pids("h2")):
@@ -213,7 +222,24 @@ def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbe
     fenced = time.time()
     assert fenced < training.wait_for(lambda event: event["event"] == "failure")["time"]
     training.hosts.mend("h2")
+    training.wait_for(lambda event: event["event"] == "resumed")
+    while training.process.poll() is None:
+        assert not ranks_running(training.hosts.pids("h2"))
+        time.sleep(0.05)
     check(training.finish(), undisturbed, [[1, 4]])
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_slurm() is not None, reason=str(why_no_slurm()))
+def test_a_host_reached_by_srun_is_lost(train, undisturbed):
+    """A real allocation of real Slurm."""
+    training = train(3, ONE_LOST, by="slurm")
+    training.wait_for_step(30)
+    assert training.ranks_of("h2") == [1, 4]
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    gaps(run, [when])
 
 
 @pytest.mark.drill

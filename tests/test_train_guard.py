@@ -62,7 +62,7 @@ def test_a_guard_stopped_for_a_while_goes_on(start):
 
 def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
     """The others may wait in MPI_Init for one that never comes."""
-    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0).replace("100.0", "2.0").replace("guarded.up()", "")
+    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0).replace("100.0", "5.0").replace("guarded.up()", "")
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as guard:
         rank = int(guard.stdout.readline())
         guard.send_signal(signal.SIGUSR1)

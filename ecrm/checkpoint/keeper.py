@@ -188,7 +188,7 @@ class Checkpoints:
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble) in said.items() if trouble]
         if troubles:
-            return self._failed(troubles[0])
+            return self._failed(troubles[0], written=True)
         engine.enter("manifest")
         base, reports = self._adds_to, part.dense is not None
         manifest = Manifest(
@@ -214,7 +214,7 @@ class Checkpoints:
             raise PeerFailure("a rank died")
         dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))
         if trouble:
-            return self._failed(trouble)
+            return self._failed(trouble, written=True)
         self._part, self._last_at, self._look_at = None, self._clock(), 0
         self._base = Manifest(**{**vars(manifest), "dense": json.loads(dense)})
         self._tell(
@@ -229,10 +229,11 @@ class Checkpoints:
             }
         )
 
-    def _failed(self, why: str) -> None:
-        """This one is not to be, and gives its room back; what was noted of touched rows went with it, so the next one is full."""
+    def _failed(self, why: str, written: bool = False) -> None:
+        """This one is not to be; what was noted of touched rows went with it, so the next one is full. It gives its room back where all
+        ranks' parts are `written`, or have failed."""
         step, self._part.cancelled = self._part.step, True
-        if self._part.done and self._engine.rank == self._engine.view.reporter:  # then all ranks' parts are
+        if written and self._engine.rank == self._engine.view.reporter:
             with contextlib.suppress(OSError):
                 self._folder.give_up(step)
         self._part = self._base = None

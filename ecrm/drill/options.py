@@ -100,9 +100,9 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
     for kill in disturbance.hosts:
         if kill.step >= steps:
             raise UsageError(f"--kill-host {kill}: there is no step {kill.step} to follow, the last is {steps - 1}")
-        most = config.testing.imitated_hosts or config.world_size
-        if kill.host.isdecimal() and int(kill.host) >= most:
-            raise UsageError(f"--kill-host {kill}: there is no host {kill.host}; there are {most} at most, 0 to {most - 1}")
+        imitated = config.testing.imitated_hosts
+        if imitated and kill.host.isdecimal() and int(kill.host) >= imitated:
+            raise UsageError(f"--kill-host {kill}: there is no host {kill.host}; hosts are 0 to {imitated - 1}")
     if disturbance.hosts and config.cluster.failure_domain != "host":
         raise UsageError(
             "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host; "

@@ -48,7 +48,7 @@ def drill(
     """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
 
     Returns 0 if both completed, every kill happened and the models are equal, or need not be. Raises UsageError before anything
-    is started or written, or, for the name of a host that there is not, after the undisturbed run, which tells their names; RunFailed when stopped by a signal, DrillFailed otherwise.
+    is started or written, but for a host that does not exist: the undisturbed run tells their names. Raises RunFailed when stopped by a signal, DrillFailed otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)

@@ -83,9 +83,8 @@ class Plan:
 
 
 def _end(trial: subprocess.Popen) -> None:
-    """SIGKILL a trial and bury it; one of another user, as under sudo, is left alone: it ends with its connection."""
-    with contextlib.suppress(OSError):
-        trial.kill()
+    """SIGKILL a trial and bury it, without waiting for a starter of another user, as under sudo, that still holds its output."""
+    trial.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         trial.wait(1.0)
     trial.stderr.close()

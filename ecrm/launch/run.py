@@ -132,7 +132,7 @@ def judge(folder: Path, ending: Ending) -> None:
     if read_json(folder / "summary.json").get("completed") is True:
         return
     failure = read_json(folder / "failure.json")
-    left = True
+    left = os.path.isdir(folder)
     with contextlib.suppress(OSError):  # removed meanwhile, or a mount point
         left = any(folder.iterdir())
         if not left:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
+from ecrm.simulate.arithmetic import Circle
 from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
@@ -117,6 +118,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
         def started(engine: Engine) -> None:
             engines[rank] = engine
+            if (circle := Circle.of(engine.protection.shape)) != Circle(workload.servers, workload.k, workload.m):
+                raise Violation(f"rank {rank} begins with {circle}")
             if breaks is not None:
                 breaks(engine)
 

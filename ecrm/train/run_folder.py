@@ -13,7 +13,7 @@ from typing import Any
 
 from ecrm.placement.view import View
 
-PROBE_BYTES = 4096
+PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
 SUMMARY_DRAFT = ".summary.json"
 STOPPED_DRAFT = ".stopped.json"
 
@@ -78,13 +78,13 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     def probe(self, least: int = 0) -> None:
-        """Get into `trouble` if this rank could not write `least` bytes, and PROBE_BYTES, into the folder."""
+        """Get into `trouble` if this rank could not write `least` bytes, from PROBE_BYTES to MOST_PROBED, into the folder."""
         if self.path is None or self.trouble is not None:
             return
         file = self.path / f".probe.{os.getpid()}"
         try:
             try:
-                file.write_bytes(bytes(max(least, PROBE_BYTES)))
+                file.write_bytes(bytes(min(max(least, PROBE_BYTES), MOST_PROBED)))
             finally:
                 file.unlink(missing_ok=True)
         except OSError as error:
