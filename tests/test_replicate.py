@@ -126,3 +126,19 @@ def test_a_server_and_a_trainer_at_once_are_more_than_two_copies_cover(tmp_path,
     run = launch(tmp_path / "run", criteo_rows, REPLICATE, ("1@6:parity", "4@6:parity"))
     assert run.code == 3, run.output
     assert "more was lost than ultralight replication, 2 copies can bring back: 2 failure domains" in run.output
+
+
+def test_where_failure_domains_are_few_every_backup_is_current(monkeypatch):
+    """Two copies on ranks of one host had counted for two; the schedule of this seed comes to such a cluster."""
+    schedule = draw(240, "survivable")
+    assert schedule.workload.protection == "replicate" and schedule.workload.domains
+    run_schedule(schedule)
+    right = ReplicateProtection._spread
+
+    def by_rank(self, shard, space, rows, records, askers, view, outgoing):
+        right(self, shard, space, rows, records, askers, replace(view, domains=tuple(range(len(view.domains)))), outgoing)
+
+    monkeypatch.setattr(ReplicateProtection, "_spread", by_rank)
+    with pytest.raises(Failed, match="and not in all its backups") as caught:
+        run_schedule(schedule)
+    assert caught.value.caught

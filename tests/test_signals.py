@@ -174,6 +174,26 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
 
 
 @pytest.mark.drill
+def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_rows):
+    """And the checkpoint written, the line said where mpirun says its own, no shared memory left."""
+    folder, segments = tmp_path / "run", set(Path("/dev/shm").glob("sm_segment.*"))
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    line = [str(find_mpirun()), "--with-ft", "ulfm", "--oversubscribe", *root, "--bind-to", "none", "-n", "6"]
+    words = _words(folder, criteo_rows, "checkpoint.every_steps=1000000")
+    process = subprocess.Popen(
+        [*line, sys.executable, MISBEHAVING, "ask mpirun", "train", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=RUN_SECONDS)
+    assert process.returncode == 1, errors
+    stopped = _stopped(folder)
+    assert (stopped["steps"], stopped["checkpoint_step"], stopped["signal"]) == (31, 31, "SIGTERM")
+    assert f"stopped by SIGTERM after step 31 of 5000; {31 * 64:,} samples" in errors
+    _check_gone(folder)
+    assert set(Path("/dev/shm").glob("sm_segment.*")) <= segments
+
+
+@pytest.mark.drill
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo_rows, mode):
     folder = tmp_path / "run"

@@ -116,7 +116,7 @@ def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
     while True:
         left = [*session_members(process.pid), *_ranks_alive(run_dir)]
         for pid in left:
-            segments.update(_shared_segments(pid))
+            segments.update(shared_segments(pid))
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         process.poll()  # reaps mpirun
@@ -130,7 +130,7 @@ def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
         process.wait(KILL_SECONDS)
 
 
-def _shared_segments(pid: int) -> set[str]:
+def shared_segments(pid: int) -> set[str]:
     """The paths of Open MPI's shared-memory files that a process has mapped."""
     try:
         words = Path(f"/proc/{pid}/maps").read_text().split()

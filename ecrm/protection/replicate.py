@@ -130,7 +130,8 @@ class ReplicateProtection(ChainProtection):
         view: View,
         outgoing: dict[int, list[Tensor]],
     ) -> None:
-        """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest.
+        """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest. Where
+        there are not so many, all backups hold it: then any m that are lost leave the host or one of them.
 
         `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
         """
@@ -159,16 +160,14 @@ class ReplicateProtection(ChainProtection):
             )
         stripes, places = layout.stripes_of_data(shard, rows), {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
-        for other_domains in (True, False):  # a copy where none is yet, before a second one in the same failure domain
-            for holder in links:
-                domain = view.domains[view.shards[holder]]
-                here = (copies < m) & ~sent[holder]
-                if other_domains:
-                    here &= ~held_by[domain] if domain != own else False
-                sent[holder] |= here
-                held_by[domain] |= here
-                copies += here
         for holder in links:
+            domain = view.domains[view.shards[holder]]
+            if domain != own:
+                sent[holder] = (copies < m) & ~held_by[domain]
+                held_by[domain] |= sent[holder]
+                copies += sent[holder]
+        for holder in links:
+            sent[holder] |= copies < m
             local = layout.local_of_unit(stripes, 1 + places[holder])
             for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
                 here = here.nonzero().squeeze(1)

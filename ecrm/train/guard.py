@@ -29,9 +29,11 @@ from ecrm.launch.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
+MPIRUN_GOES = signal.SIGUSR1
+"""What a rank gets where mpirun itself was asked to end, of which it makes SIGTERM to what it has started: it kills that, and ends."""
 _PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
-    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGTERM: MPIRUN_GOES,
     signal.SIGUSR1: signal.SIGINT,
     signal.SIGUSR2: signal.SIGTERM,
 }

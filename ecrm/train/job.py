@@ -49,6 +49,7 @@ from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.prefault import Prefault
+from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
 from ecrm.train.counted import CountedTransport
@@ -114,6 +115,8 @@ def run(
     with contextlib.suppress(OSError):  # where the terminal is gone
         sys.stdout.flush()
         sys.stderr.flush()
+    if stop.alone:
+        leave_no_memory()
     guarded.done()
     os._exit(code)
 

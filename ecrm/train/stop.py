@@ -3,32 +3,37 @@
 Signals wait for a thread of their own. A handler of Python's would run only when the main thread is back
 from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It is also the
 one that dies with the guard: a rank that has been asked to stop outlives its guard, because Open MPI 5.0.11
-SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option, and about 1 s later the
-library of a rank that mpirun has left ends it (measured).
+SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option (measured); what else it takes
+to go on without mpirun is in `ecrm.train.alone`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import threading
 import time
 
-from ecrm.train.guard import PR_SET_PDEATHSIG
+from ecrm.train import alone
+from ecrm.train.guard import MPIRUN_GOES, PR_SET_PDEATHSIG
 
-REQUESTS = {signal.SIGINT, signal.SIGTERM}
+REQUESTS = {signal.SIGINT, signal.SIGTERM, MPIRUN_GOES}
 LEAVE_SECONDS = 20
-"""From the end of its guard to the end of a rank that was asked to stop, stopped or not; while the guard lives, no limit."""
+"""From the end of its guard, or from when mpirun is about to go, to the end of a rank that was asked to stop, stopped or not; else no
+limit."""
 
 _POLL_SECONDS = 0.1
 
 
 class StopSignals:
-    """`received` is the first of SIGINT and SIGTERM that came, None before. Make it before other threads exist."""
+    """`received` is the first of SIGINT and SIGTERM that came, None before; `alone`, whether mpirun has got it itself, and is gone soon.
+    Make it before other threads exist."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.alone = False
         self._guard = os.getppid()
         self._prctl = ctypes.CDLL(None).prctl
         self._watching = threading.Event()
@@ -40,8 +45,18 @@ class StopSignals:
     def _watch(self) -> None:
         self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._watching.set()
-        self.received = signal.Signals(signal.sigwait(REQUESTS))
+        number = signal.Signals(signal.sigwait(REQUESTS))
         self._prctl(PR_SET_PDEATHSIG, 0)
-        while os.getppid() == self._guard:
+        if number == MPIRUN_GOES:
+            self._go_alone()
+            number = signal.SIGTERM
+        self.received = number
+        while not self.alone and os.getppid() == self._guard:
             time.sleep(_POLL_SECONDS)
         signal.alarm(LEAVE_SECONDS)
+
+    def _go_alone(self) -> None:
+        self.alone = True
+        alone.keep_connection()
+        with contextlib.suppress(OSError):
+            alone.speak_for(alone.parent_of(self._guard))
