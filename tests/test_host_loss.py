@@ -24,6 +24,7 @@ from slurm_cluster import SlurmCluster, why_no_slurm
 from ssh_servers import serve, why_no_ssh
 
 from ecrm.drill.events import EventTail
+from ecrm.train.alone import parent_of
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -371,6 +372,47 @@ def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undi
     assert alive < failure["time"]
     os.kill(agent, signal.SIGCONT)
     check(training.finish(), undisturbed, [[1]])
+
+
+def lost_in_the_end(training: Training) -> None:
+    """The run ends by itself, without result and without a trace of Python's."""
+    run = training.finish()
+    assert run.code not in (0, None), run.output
+    assert "the run did not complete" in run.output and "Traceback" not in run.output, run.output
+    assert not (run.folder / "summary.json").exists()
+
+
+@pytest.mark.drill
+def test_all_clients_stopped_together_lose_the_run(train):
+    """Nobody is left to kill them: their agents do it to the ranks, and the run stands still until they are continued."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    clients = [client_of(rank, training.folder) for rank in range(6)]
+    for client in clients:
+        os.kill(client, signal.SIGSTOP)
+    deadline = time.monotonic() + 2 * KEEP_ALIVE
+    while any(ranks_running(training.hosts.pids(name)) for name in training.hosts.names):
+        assert time.monotonic() < deadline, "ranks still run"
+        time.sleep(0.05)
+    time.sleep(KEEP_ALIVE)
+    assert training.process.poll() is None
+    for client in clients:
+        os.kill(client, signal.SIGCONT)
+    lost_in_the_end(training)
+
+
+@pytest.mark.drill
+def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_run(train):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    clients = [client_of(rank, training.folder) for rank in range(6)]
+    everyone = [*clients, parent_of(clients[0]), *(pid for name in training.hosts.names for pid in training.hosts.pids(name))]
+    for number, seconds in ((signal.SIGSTOP, 2 * KEEP_ALIVE), (signal.SIGCONT, 0)):
+        for pid in everyone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(seconds)
+    lost_in_the_end(training)
 
 
 @pytest.mark.drill
