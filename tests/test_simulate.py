@@ -39,6 +39,7 @@ def test_survivable_schedules_finish_with_the_oracles_bits():
         "schedules on FBGEMM's storage": 40, "schedules with wide stripes": 15,
     }  # fmt: skip
     assert {kind for kind, count in least.items() if totals.mix[kind] < count} == set(), totals
+    assert totals.mix["recoveries with too many placements to compare"] < 20, totals
 
 
 def test_one_fault_too_many_is_refused_or_survived_but_never_wrong():
