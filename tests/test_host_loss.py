@@ -186,14 +186,19 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
     return found
 
 
+def survives_the_loss(training: Training, name: str, ranks: list[int], model: str) -> None:
+    """In step 30 or soon after, a host with these ranks is lost; the run goes on in time, to the same model."""
+    training.wait_for_step(30)
+    assert training.ranks_of(name) == ranks
+    when = lose(training, name)
+    run = training.finish()
+    check(run, model, [ranks])
+    gaps(run, [when])
+
+
 def test_a_host_is_lost(train, undisturbed):
     training = train(3, ONE_LOST)
-    training.wait_for_step(30)
-    assert training.ranks_of("h2") == [1, 4]
-    when = lose(training, "h2")
-    run = training.finish()
-    check(run, undisturbed, [[1, 4]])
-    gaps(run, [when])
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
 
 
 @pytest.mark.drill
@@ -201,12 +206,7 @@ def test_a_host_is_lost(train, undisturbed):
 def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
     """The default starter, real sshd on every host."""
     training = train(3, ONE_LOST, by="ssh")
-    training.wait_for_step(30)
-    assert training.ranks_of("h2") == [1, 4]
-    when = lose(training, "h2")
-    run = training.finish()
-    check(run, undisturbed, [[1, 4]])
-    gaps(run, [when])
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
 
 
 @pytest.mark.drill
@@ -235,12 +235,7 @@ def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbe
 def test_a_host_reached_by_srun_is_lost(train, undisturbed):
     """A real allocation of real Slurm."""
     training = train(3, ONE_LOST, by="slurm")
-    training.wait_for_step(30)
-    assert training.ranks_of("h2") == [1, 4]
-    when = lose(training, "h2")
-    run = training.finish()
-    check(run, undisturbed, [[1, 4]])
-    gaps(run, [when])
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
 
 
 @pytest.mark.drill
@@ -273,12 +268,7 @@ def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
 def test_the_host_of_rank_0_is_lost(train, undisturbed):
     """Rank 0 is the one that writes and prints; another goes on with that."""
     training = train(3, ONE_LOST)
-    training.wait_for_step(30)
-    assert training.ranks_of("h1") == [0, 3]
-    when = lose(training, "h1")
-    run = training.finish()
-    check(run, undisturbed, [[0, 3]])
-    gaps(run, [when])
+    survives_the_loss(training, "h1", [0, 3], undisturbed)
 
 
 @pytest.mark.drill
