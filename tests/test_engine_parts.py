@@ -82,7 +82,7 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
 
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
-    """And rows that were never updated come back by probing, without being decoded."""
+    """The first one after a failure brings nothing else; rows that were never updated come back by probing, without being decoded."""
     workload = Workload(tables=(Table("a", 2000, 4),), steps=16, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8)
     cluster = SimulatedCluster(workload.world_size, "rounds", [PhaseFault(1, 4, "parity")])
     rounds, answered, early = [], [], []
@@ -116,5 +116,7 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     assert set(answered) == {(True, True), (False, False)}
     assert early
     assert all(background <= max(budget - asked, 0) for asked, background, budget in rounds)
-    assert any(asked for asked, _, _ in rounds) and any(background for _, background, _ in rounds)
+    assert [budget for _, _, budget in rounds] == [0] + [8] * (len(rounds) - 1)
+    assert rounds[0][0] > 0
+    assert any(background for _, background, _ in rounds)
     assert len(rounds) > 3 and sum(asked + background for asked, background, _ in rounds) < 200  # of 504 + 168 rows lost

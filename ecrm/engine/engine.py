@@ -79,6 +79,7 @@ class Engine:
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._ahead: Lookup | None = None
         self._lookup: Lookup | None = None  # of the step that is under way
+        self._recovered = False  # and nothing was looked up since: all ranks stand still until that has come
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -176,13 +177,14 @@ class Engine:
             self.enter("lookup")
             came_ahead, late = self._ahead is not None, {}
             self._lookup, self._ahead = self._ahead or self._ask(rows), None
+            self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
                 late = self._answer_repair(self._lookup, at_once=not came_ahead)
             return self._lookup.rows(late)
 
     def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
-        stand_in, budget = self.protection.stand_in, self._policy.rebuild_rows_per_step
+        stand_in, budget = self.protection.stand_in, self._rebuild_rows
         if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
             self._repair({}, budget)
         lookup = Lookup(self._where, rows)
@@ -194,7 +196,12 @@ class Engine:
 
     @property
     def _where(self) -> Where:
-        return Where(self.view, self.layouts, self.hosted, self.protection, self._policy.rebuild_rows_per_step)
+        return Where(self.view, self.layouts, self.hosted, self.protection, self._rebuild_rows)
+
+    @property
+    def _rebuild_rows(self) -> int:
+        """Background rows of a round of repair: none in the first one after a recovery, which brings only what slots wait for."""
+        return 0 if self._recovered else self._policy.rebuild_rows_per_step
 
     @property
     def repairs_ahead(self) -> bool:
@@ -505,6 +512,7 @@ class Engine:
         """
         began, phase = self._clock(), self._phase
         self._ahead = self._lookup = None  # with what they hold
+        self._recovered = True
         begun, rollbacks = self.step + self._updating, self.rollbacks
         step = self.step - (phase == "commit")
         redone = self.step - self.committed + self._updating
