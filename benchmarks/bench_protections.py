@@ -3,6 +3,7 @@
     python benchmarks/bench_protections.py                     # all of it
     python benchmarks/bench_protections.py --rounds 1          # the same, less often
     python benchmarks/bench_protections.py --regime criteo     # one of the three; what the CSV files say of the others stays
+    python benchmarks/bench_protections.py --add               # more rounds, to those that the CSV files have
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
@@ -391,6 +392,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--regime", choices=("dense-heavy", "embedding-heavy", "criteo"), action="append")
+    parser.add_argument("--add", action="store_true", help="keep the rounds that the CSV files have and add to them, on the machine that they are of")
     parser.add_argument("--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none")
     parser.add_argument("--criteo", type=Path, help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data")
     parser.add_argument("--storage-gbit", type=float, default=PAPER.storage_gbit, help="assumed Gbit/s that a server of the papers writes")
@@ -411,18 +413,29 @@ KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 
 class Files:
     """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured; rows of other
-    regimes than `regimes` stay. Raises TableError for a file that is empty."""
+    regimes than `regimes` stay, and with `keep` those of these. Raises TableError for a file that is empty, and where rows to add to are of another machine."""
 
-    def __init__(self, folder: Path, regimes: Sequence[str]) -> None:
+    def __init__(self, folder: Path, regimes: Sequence[str], keep: bool = False) -> None:
         self._folder, self._about = folder, measure.device()
         self.rows: dict[str, list[dict[str, Any]]] = {
-            kind: [row for row in read_rows(folder / f"protections{kind}.csv") or () if row["regime"] not in regimes] for kind in KINDS
+            kind: [row for row in read_rows(folder / f"protections{kind}.csv") or () if keep or row["regime"] not in regimes] for kind in KINDS
         }
+        for row in self.rows[""]:
+            if row["regime"] in regimes and (row["device"], row["cores"]) != (self._about["device"], str(self._about["cores"])):
+                raise TableError(f"--add: the rounds of {row['regime']} are of {row['cores']} cores of {row['device']}, not of this machine: measure without --add")
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
         if self.rows[kind]:
             measure.write_csv(self._folder / f"protections{kind}.csv", self.rows[kind])
+
+    def has(self, kind: str, regime: str, contender: str | None = None) -> bool:
+        """Whether there are rows of a regime, or of a contender in it."""
+        return any(row["regime"] == regime and contender in (None, row["contender"]) for row in self.rows[kind])
+
+    def next_round(self, regimes: Sequence[str]) -> int:
+        """The number of the first round after those that there are of `regimes`."""
+        return max((int(row["round"]) + 1 for kind in ("", "_size") for row in self.rows[kind] if row["regime"] in regimes), default=0)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -452,7 +465,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
     names = options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"])
-    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names), scratch / "run"
+    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names, options.add), scratch / "run"
     references, regimes = References(folder), []
     for name in names:
         if name != "criteo":
@@ -470,9 +483,10 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
               f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
               f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up", flush=True)  # fmt: skip
         for name in here:
-            if not CONTENDERS[name].sweep:
+            if not CONTENDERS[name].sweep and not files.has("_bytes", regime.name, name):
                 files.add("_bytes", tried(lambda regime=regime, name=name: [quiet_row(folder, regime, name, size.quiet_steps)]))
-    for number in range(rounds):
+    first = files.next_round(names)
+    for number in range(first, first + rounds):
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
             random.Random(f"{regime.name} {number}").shuffle(order)
@@ -483,7 +497,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
                     continue
                 ((row, spans),) = found
                 files.add("", [row])
-                files.add("_timeline", spans if number == 0 else [])
+                files.add("_timeline", [] if files.has("_timeline", regime.name, name) else spans)
                 shown = {key: row[key] for key in ("step_ms", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
                 print(f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True)
             if regime.name == "embedding-heavy":
@@ -491,7 +505,8 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
         for name, middle in overheads(files.rows[""]).items():
             print(f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}", flush=True)
     for regime in regimes:
-        files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
+        if not files.has("_accuracy", regime.name):
+            files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
 
 
 def tried(measured: Callable[[], Iterable[Any]]) -> list[Any]:

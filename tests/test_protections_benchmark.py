@@ -358,3 +358,18 @@ def test_measuring_one_regime_leaves_what_is_known_of_the_others(tmp_path):
     files.add("", [{"regime": "criteo", "contender": "none", "step_ms": 3.5}])
     found = bench.read_rows(tmp_path / "protections.csv")
     assert [(row["regime"], float(row["step_ms"])) for row in found] == [("dense-heavy", 1.5), ("criteo", 3.5)]
+
+
+def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine(tmp_path, capsys):
+    bench, about = program("bench_protections"), program("measure").device()
+    rows = [{"regime": regime, "contender": "none", "round": number} for regime, number in (("criteo", 0), ("criteo", 1), ("dense-heavy", 7))]
+    bench.measure.write_csv(tmp_path / "protections.csv", [{**row, **about} for row in rows])
+    files = bench.Files(tmp_path, ["criteo"], keep=True)
+    assert files.next_round(["criteo"]) == 2 and files.next_round(["embedding-heavy"]) == 0
+    assert files.has("", "criteo", "none") and not files.has("", "criteo", "erasure-k4") and not files.has("_accuracy", "criteo")
+    files.add("", [{"regime": "criteo", "contender": "none", "round": 2}])
+    assert [row["round"] for row in bench.read_rows(tmp_path / "protections.csv")] == ["0", "1", "7", "2"]
+
+    bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "device": "another"}])
+    with pytest.raises(SystemExit, match="^--add: the rounds of criteo are of .* cores of another, not of this machine: measure without --add$"):
+        bench.main(["--add", "--regime", "criteo", "--output", str(tmp_path), "--data", str(tmp_path)])

@@ -213,8 +213,9 @@ class StorageConfig:
     )
     prefault: bool = key(
         False,
-        "have the system hand out all memory of rows and redundancy at the start instead of at the first update of a row: "
-        "a start that takes longer the larger the tables, and no slower first steps; after a takeover, in a thread beside the steps",
+        "have the system hand out all memory of rows and redundancy at the start, in huge pages where it has them, instead of at the first "
+        "update of a row: a start that takes longer the larger the tables, no slower first steps, and a death that is noticed sooner; after a "
+        "takeover, in a thread beside the steps",
     )
 
 

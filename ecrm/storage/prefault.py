@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 
-_MADV_POPULATE_WRITE = 23  # linux/mman.h
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # linux/mman.h
 _AT_A_TIME = 4 << 20
 _REST = 4.0
 """Of a thread beside the steps, after each piece: so many times as long as the piece took, since steps need the cores."""
@@ -28,10 +28,16 @@ class Prefault:
         self._known: list[weakref.ref[Tensor]] = []
 
     def all_of(self, tensors: Iterable[Tensor]) -> None:
-        """Have the system hand out every page of `tensors` now; what they hold stays. Raises UsageError where it cannot."""
+        """Have the system hand out every page of `tensors` now, huge ones where it has them; what they hold stays. Raises UsageError where it cannot.
+
+        A killed process is noticed when its memory has been taken back, page by page: the fewer, the sooner.
+        """
         for tensor in tensors:
             self._known.append(weakref.ref(tensor))
-            if tensor.nbytes and _populate(*_pages(tensor)):
+            if not tensor.nbytes:
+                continue
+            _advise(*_pages(tensor), _MADV_HUGEPAGE)  # refused by a system without them, whose pages do as well
+            if _advise(*_pages(tensor), _MADV_POPULATE_WRITE):
                 problem = os.strerror(ctypes.get_errno())
                 raise UsageError(
                     f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}): "
@@ -59,7 +65,7 @@ def _by_pieces(tensors: Sequence[weakref.ref[Tensor]]) -> None:
             if done >= size:
                 break
             began = time.monotonic()
-            failed = _populate(first + done, min(_AT_A_TIME, size - done))
+            failed = _advise(first + done, min(_AT_A_TIME, size - done), _MADV_POPULATE_WRITE)
             done += _AT_A_TIME
             del tensor  # held for a piece only
             time.sleep(_REST * (time.monotonic() - began))
@@ -71,9 +77,9 @@ def _pages(tensor: Tensor) -> tuple[int, int]:
     return first, tensor.data_ptr() + tensor.nbytes - first
 
 
-def _populate(first: int, size: int) -> int:
-    """0 where the system has handed out these pages."""
-    return _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)
+def _advise(first: int, size: int, advice: int) -> int:
+    """0 where the system has taken the advice on these pages, which for _MADV_POPULATE_WRITE means that it has handed them out."""
+    return _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)
 
 
 @functools.cache
