@@ -169,9 +169,26 @@ def kill_everything_once(
     assert not (folder / "summary.json").exists(), "killed too late"
 
 
+PF_EXITING = 0x4
+"""linux/sched.h"""
+
+
 def is_running(pid: int) -> bool:
-    """Whether a process is there and not just a zombie that nobody has collected."""
+    """Whether a process is there and is not dying, nor a zombie that nobody has collected."""
+    state, flags = _state(pid)
+    return state != "Z" and not flags & PF_EXITING
+
+
+def is_dying(pid: int) -> bool:
+    """Whether the system is taking back what a process that was killed, or has ended, had."""
+    state, flags = _state(pid)
+    return state != "Z" and bool(flags & PF_EXITING)
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """State and flags of a process as proc_pid_stat(5) has them; a zombie where there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z", 0
+    return fields[0], int(fields[6])

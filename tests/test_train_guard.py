@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from drilling import is_running
+from drilling import is_dying, is_running
 
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
 PROGRAM = """
@@ -111,6 +111,28 @@ def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck)
     time.sleep(2.8)
     guard.communicate("\n", timeout=20)
     assert guard.returncode == 7
+
+
+def test_a_guard_does_not_wait_until_the_memory_of_its_rank_is_taken_back(start):
+    """1 GiB in small pages, which takes some 85 ms, while the guard needs a few: one of three has to show it on a busy machine."""
+    fill = """
+import ctypes, mmap
+memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+for advice in (15, 23):  # MADV_NOHUGEPAGE, MADV_POPULATE_WRITE
+    assert ctypes.CDLL(None).madvise(address, ctypes.c_size_t(1 << 30), advice) == 0
+print("filled", flush=True)
+"""
+    still_dying = []
+    for _ in range(3):
+        guard, rank = start(after=fill)
+        assert guard.stdout.readline() == "filled\n"
+        time.sleep(1.0)  # the guard learns that MPI is up at its next look
+        os.kill(rank, signal.SIGKILL)
+        assert guard.wait(timeout=20) == -signal.SIGKILL
+        still_dying.append(is_dying(rank))
+        assert not is_running(rank)
+    assert any(still_dying)
 
 
 def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):

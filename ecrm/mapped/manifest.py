@@ -20,7 +20,7 @@ FOLDER = "mapped"
 MANIFEST = "manifest.json"
 LOCK = "lock"
 VERSION = 2
-HOLD_SECONDS = 2.0
+HOLD_SECONDS = 5.0
 
 
 def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:

@@ -3,7 +3,8 @@
 ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by itself,
 throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays behind as a
 guard of a few megabytes and the rank runs as its child: when the child goes without having said that it
-is done, or stands stopped for too long, the guard kills it and then itself, which mpirun tells everybody.
+is done, or stands stopped for too long, the guard kills it and then itself, which mpirun tells everybody; it does not wait until the system
+has taken the child's memory back (ecrm/train/lifeline.py).
 A guard that is stopped itself is killed by the other guards of its host, and its rank with it.
 It also keeps a fenced rank from ever coming back, and ends the rank when mpirun is gone, or where the agent that started it on
 this host (ecrm/launch/agent.py) stands stopped: the others are about to go on without it.
@@ -26,6 +27,7 @@ from ecrm.launch.agent import GUARD_PATIENCE
 from ecrm.launch.preflight import say_once
 from ecrm.train.calls import Calls, Stuck
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Standing
+from ecrm.train.lifeline import Lifeline
 from ecrm.train.startup import THE_START, Startup, died
 
 PR_SET_PDEATHSIG = 1
@@ -40,6 +42,8 @@ _PASSED_ON = {
 """What the rank gets for what the guard gets. mpirun hands SIGUSR1 and SIGUSR2 on and waits; after the others it kills."""
 
 _WATCHED = {signal.SIGCHLD, *_PASSED_ON}
+_DYING = 0
+"""Beside the numbers of signals: the rank has begun to die."""
 _POLL_SECONDS = 0.5
 _DYING_SECONDS = 2.0
 
@@ -47,9 +51,10 @@ _DYING_SECONDS = 2.0
 class Guarded:
     """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
 
-    def __init__(self, descriptor: int, calls: Calls) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline) -> None:
+        self._descriptor, self._lifeline = descriptor, lifeline
         self.calls = calls
+        lifeline.hold()
 
     def up(self) -> None:
         """From now on the other ranks learn of this one's death from MPI."""
@@ -89,7 +94,7 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
     and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
-    mpirun, calls = os.getppid(), Calls()
+    mpirun, calls, lifeline = os.getppid(), Calls(), Lifeline()
     hold_signals()
     child = os.fork()
     if child == 0:
@@ -99,14 +104,14 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
-        return Guarded(writing, calls)
+        return Guarded(writing, calls, lifeline)
     os.close(writing)
     os.set_blocking(reading, False)
     try:
         clock = AwakeClock(2 * _POLL_SECONDS)
         stuck = Stuck(calls, stuck_seconds, clock)
         startup = Startup(start_seconds, hang_seconds)
-        _watch(child, reading, _signals_as_bytes(), Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
+        _watch(child, reading, lifeline, Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
     except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -115,8 +120,8 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
         _leave(0, done=False)
 
 
-def _signals_as_bytes() -> int:
-    """A pipe that gets the number of every signal that a guard waits for.
+def _signals_as_bytes() -> tuple[int, int]:
+    """(reading, writing) ends of a pipe that gets the number of every signal that a guard waits for.
 
     CPython's sigtimedwait makes up a signal when the process was stopped for longer than its timeout.
     """
@@ -127,13 +132,13 @@ def _signals_as_bytes() -> int:
     for number in _WATCHED:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-    return reading
+    return reading, writing
 
 
 def _watch(
     child: int,
     reading: int,
-    signals: int,
+    lifeline: Lifeline,
     parent: Parent,
     hang_seconds: float,
     startup: Startup | None,
@@ -143,16 +148,20 @@ def _watch(
     stopped_since: float | None = None
     killed_at: float | None = None
     neighbours = Neighbours(hang_seconds, clock=clock)
+    signals, wake = _signals_as_bytes()
+    dying = False
     said, asked = b"", False  # asked: to stop, and ranks end for that
     while True:
         select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
         for number in _read(signals):
+            dying = dying or number == _DYING
             if number in _PASSED_ON:
                 os.kill(child, _PASSED_ON[signal.Signals(number)])
                 asked = True
         said += _read(reading)
-        if b"u" in said:
+        if b"u" in said and startup is not None:
             startup = None
+            lifeline.watch(lambda: os.write(wake, bytes([_DYING])))
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
@@ -166,6 +175,8 @@ def _watch(
                 if startup is not None and not said and not asked:
                     _end_start(died(startup.rank), startup)
                 _leave(status, b"d" in said)
+        if dying and b"d" not in said:
+            _leave(0, done=False)
         if startup is None:
             neighbours.look()
         trouble = None if startup is None else startup.trouble()
