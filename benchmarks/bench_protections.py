@@ -14,11 +14,12 @@ all of which was trained; nothing is measured before that.
 
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
-3. Rounds: each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
+3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine (turns.py), without the sweep and
+   without checkpoints. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
    step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
-   before it, with one checkpoint, gives the cost of normal operation, waiting and slower steps while one is written included; without
-   them the steps since the sweep do; what the kill costs is then told from these and the steps after all is whole. It is compared with `none` in the same round, which is not killed: it could not go on.
-4. Sizes: `none`, erasure and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
+   before it, with one checkpoint, gives the waiting that is part of the overhead; without them what the kill costs is told
+   from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
+4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
 5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
 
 The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of `none` of as many steps. Writes protections.csv and
@@ -42,9 +43,10 @@ from typing import Any
 
 import measure
 from contenders import CONTENDERS, FULL_EVERY, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
-from disturbance import calm, cost, timeline, usual
+from disturbance import Calm, calm, cost, timeline, usual
 from swept import sweep
 from tables import TableError, read_rows
+from turns import ENDLESS, Beside, RunFailed, take_turns
 from versus import bars, overheads, summary_lines
 
 from ecrm.data.manifest import read_manifest
@@ -63,7 +65,8 @@ CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 class Size:
     """How much is run: servers that train too; steps before the kill without checkpoints and after any kill; steps of a short undisturbed
     run and of one with evaluations, which come every `eval_every`; steps between checkpoints at least; samples of a slot and
-    cap of the rows of a table, by regime; generated rows; shares of the cap in the comparison of sizes; contenders there, and of those with evaluations."""
+    cap of the rows of a table, by regime; generated rows; shares of the cap in the comparison of sizes; contenders there, and of those with
+    evaluations; how many turns each gets beside `none`, and how long ones, by regime."""
 
     servers: int
     before: int
@@ -78,17 +81,21 @@ class Size:
     shares: tuple[float, ...]
     sized: tuple[str, ...]
     evaluated: tuple[str, ...]
+    turns: int
+    turn_seconds: Mapping[str, float]
 
 
 FULL = Size(
     5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
     {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
-    sized=("none", "erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
+    sized=("erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
+    turns=14, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 1.5, "criteo": 0.7},
 )  # fmt: skip
 TINY = Size(
     3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
     {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500}, rows=4_000, shares=(0.5,),
-    sized=("none", "erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
+    sized=("erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
+    turns=3, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
 )  # fmt: skip
 
 
@@ -256,8 +263,40 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
     }
 
 
+ABREAST = 3
+"""Contenders that take turns with `none` at a time: so many runs fit into memory."""
+
+
+def steps_cost(contender: Contender) -> bool:
+    """Whether steps in which no checkpoint is written are other than those of `none`."""
+    return contender.sets["protection.name"] not in ("none", "checkpoint") or contender.sets.get("checkpoint.kind") == "incremental"
+
+
+def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size) -> dict[str, Beside]:
+    """Steps without a checkpoint of each of `names` beside those of `none`; those that failed, which is said, are left out."""
+    found: dict[str, Beside] = {}
+    for begin in range(0, len(names), ABREAST):
+        abreast = names[begin : begin + ABREAST]
+        runs = {
+            name: {**regime.sets, **CONTENDERS[name].sets, "data.path": str(regime.plain), "checkpoint.every_steps": ENDLESS if CONTENDERS[name].minutes else 0}
+            for name in ("none", *abreast)
+        }
+        try:
+            steps = take_turns(runs, folder, WARM_STEPS, size.turns, size.turn_seconds[regime.name])
+        except (RunFailed, ValueError) as error:
+            print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
+            continue
+        found |= {name: Beside(steps[name], steps["none"]) for name in abreast}
+    return found
+
+
+def waiting(before: Calm) -> float:
+    """Share by which waiting for its checkpoint lengthens an interval."""
+    return before.waiting / (before.steps * before.step_seconds - before.waiting)
+
+
 def killed_row(
-    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References
+    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References, beside: Beside | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run of a round: its row of protections.csv and its time line."""
     contender = CONTENDERS[name]
@@ -278,6 +317,9 @@ def killed_row(
     if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
         raise NotMeasured(f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet")
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
+    overhead = waiting(before) if plan.every else 0.0
+    if steps_cost(contender):
+        overhead = "" if beside is None else overhead + beside.overhead
     row = {
         "regime": regime.name,
         "round": number,
@@ -287,6 +329,7 @@ def killed_row(
         "steps": plan.steps,
         "kill_step": plan.kill_step,
         "step_ms": _ms(before.step_seconds),
+        "overhead": "" if name == "none" or overhead == "" else round(overhead, 4),
         "checkpoint_every_steps": plan.every or "",
         "checkpoint_wait_ms": _ms(before.waiting) if plan.every else "",
         "checkpoint_bytes": inside[-1]["bytes"] if inside else "",
@@ -320,20 +363,24 @@ KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "
 
 
 def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int) -> Iterator[dict[str, Any]]:
-    """Undisturbed steps, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
+    """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
-        regime, every = regime_of("embedding-heavy", data, data.parent, size, share), 0
-        for name in size.sized:  # none first: its steps give the interval
-            contender = CONTENDERS[name]
-            plan = plan_of(regime, contender, every if contender.minutes else 0, size, number)
-            sets = {**regime.sets, **contender.sets, "train.steps": plan.kill_step + 1, "checkpoint.every_steps": plan.every}
+        regime = regime_of("embedding-heavy", data, data.parent, size, share)
+        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], size)
+        if not beside:
+            continue
+        found = {name: (mine.overhead, "", "") for name, mine in beside.items()}
+        every = max(size.least_interval, round(seconds / statistics.mean(next(iter(beside.values())).others)))
+        for name in (name for name in size.sized if CONTENDERS[name].minutes):
+            plan = plan_of(regime, CONTENDERS[name], every, size, number)
+            sets = {**regime.sets, **CONTENDERS[name].sets, "train.steps": plan.kill_step + 1, "checkpoint.every_steps": plan.every}
             record, events = run(folder, sets)
-            found = calm(record, plan.first, plan.kill_step, of_kind(events, "checkpoint"))
-            if name == "none":
-                every = max(size.least_interval, round(seconds / found.step_seconds))
+            before = calm(record, plan.first, plan.kill_step, of_kind(events, "checkpoint"))
+            found[name] = waiting(before), plan.every, _ms(before.waiting)
+        for name, (overhead, steps, wait) in found.items():
             yield {
-                "regime": regime.name, "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"], "step_ms": _ms(found.step_seconds),
-                "checkpoint_every_steps": plan.every or "", "checkpoint_wait_ms": _ms(found.waiting) if plan.every else "",
+                "regime": regime.name, "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"],
+                "overhead": round(overhead, 4), "checkpoint_every_steps": steps, "checkpoint_wait_ms": wait,
             }  # fmt: skip
 
 
@@ -413,16 +460,21 @@ KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 
 class Files:
     """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured; rows of other
-    regimes than `regimes` stay, and with `keep` those of these. Raises TableError for a file that is empty, and where rows to add to are of another machine."""
+    regimes than `regimes` stay, and with `keep` those of these. Raises TableError for a file that is empty, and where rows to add to are of another machine, torch or Open MPI."""
 
     def __init__(self, folder: Path, regimes: Sequence[str], keep: bool = False) -> None:
         self._folder, self._about = folder, measure.device()
         self.rows: dict[str, list[dict[str, Any]]] = {
             kind: [row for row in read_rows(folder / f"protections{kind}.csv") or () if keep or row["regime"] not in regimes] for kind in KINDS
         }
-        for row in self.rows[""]:
-            if row["regime"] in regimes and (row["device"], row["cores"]) != (self._about["device"], str(self._about["cores"])):
-                raise TableError(f"--add: the rounds of {row['regime']} are of {row['cores']} cores of {row['device']}, not of this machine: measure without --add")
+        commits = set()
+        for row in (row for kind in KINDS for row in self.rows[kind] if row["regime"] in regimes and "device" in row):
+            for field in ("device", "cores", "torch", "openmpi"):
+                if row[field] != str(self._about[field]):
+                    raise TableError(f"--add: what there is of {row['regime']} was measured with {field} {row[field]}, not {self._about[field]}: measure it without --add")
+            commits.add(row["ecrm_commit"])
+        if others := commits - {self._about["ecrm_commit"]}:
+            print(f"adding to rounds of {', '.join(sorted(others))}: medians are over those and these, of {self._about['ecrm_commit']}", flush=True)
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
@@ -489,16 +541,18 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     for number in range(first, first + rounds):
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
+            beside = in_turns(folder, regime, [name for name in order if steps_cost(CONTENDERS[name]) and not CONTENDERS[name].sweep], size)
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
                 plan = plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number)
-                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references)])
+                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references, beside.get(name))])
                 if not found:
                     continue
                 ((row, spans),) = found
                 files.add("", [row])
-                files.add("_timeline", [] if files.has("_timeline", regime.name, name) else spans)
-                shown = {key: row[key] for key in ("step_ms", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
+                shown = CONTENDERS[name].timeline and not files.has("_timeline", regime.name, name)
+                files.add("_timeline", spans if shown else [])
+                shown = {key: row[key] for key in ("overhead", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
                 print(f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True)
             if regime.name == "embedding-heavy":
                 files.add("_size", tried(lambda regime=regime: size_rows(folder, regime.plain, size, seconds[regime.name], number)))

@@ -1,6 +1,7 @@
 """How a protected step changes with the tables, the servers, k and m, and what a kill costs; embedding-heavy.
 
     python benchmarks/bench_scaling.py            # about half an hour on 2 cores
+    python benchmarks/bench_scaling.py --series rebuild    # one of them; what the CSV says of the others stays
     python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
 
 Series, each against its own first point in the same round:
@@ -71,6 +72,9 @@ SMOKE = Size(
 )
 
 
+SERIES = ("tables", "servers", "k", "m", "rebuild")
+
+
 def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
     """What all runs share."""
     return {
@@ -111,26 +115,31 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
     parser.add_argument("--steps", type=int, help=f"default {FULL.steps}")
+    parser.add_argument("--series", choices=SERIES, action="append", help="default: all")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
     parser.add_argument("--output", type=Path, help="the CSV; default: benchmarks/results/scaling.csv")
     arguments = parser.parse_args(words)
     size = SMOKE if arguments.smoke else FULL
     rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
-    about = measure.device()
-    rows: list[dict[str, Any]] = []
+    about, wanted = measure.device(), arguments.series or SERIES
+    target = measure.target("scaling.csv", arguments.output, arguments.smoke)
+    try:
+        rows: list[dict[str, Any]] = [row for row in tables.read_rows(target) or () if row["series"] not in wanted]
+    except tables.TableError as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory() as scratch:
         data = measure.prepare(arguments.data or Path(scratch), size.rows)
         shared = settings(data, steps, size)
         for number in range(rounds):
-            for series, value, sets in size.points:
+            for series, value, sets in (point for point in size.points if point[0] in wanted):
                 summary = measure.run(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets})
                 rows.append(_row(number, series, value, {"step_ms": 1e3 * summary["step_seconds"]["p50"]}, about))
-            found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 3 * steps}, steps // 2)
-            rows.append(_row(number, "rebuild", 1, found, about))
-    target = measure.target("scaling.csv", arguments.output, arguments.smoke)
+            if "rebuild" in wanted:
+                found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 3 * steps}, steps // 2)
+                rows.append(_row(number, "rebuild", 1, found, about))
     measure.write_csv(target, rows)
-    print("\n".join([*tables.scaling(rows), "", *tables.rebuilding(rows)]))
+    print("\n".join([*tables.scaling(rows), "", *(tables.rebuilding(rows) if any(row["series"] == "rebuild" for row in rows) else ())]))
     print(f"written to {target}")
 
 

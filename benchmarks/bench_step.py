@@ -12,8 +12,9 @@ Contenders of one round run one after the other in a random order, with the same
 The model is the same; ECRM computes the interaction by its own kernel (model.dense_arch = native, the default), TorchRec by its own module.
 Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
 the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
-is told storage.prefault), and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ variables).
-Ratios are of the same round, then their median.
+is told storage.prefault), in huge pages, and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ and GLIBC_
+variables). Ratios are of the same round, then their median. ECRM's contenders are compared with each other in turns of a few
+seconds (turns.py), at the end of a round, since the pace of a shared machine changes by more than they differ.
 All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
 without protection, and TorchRec's but for rounding. Writes benchmarks/results/step.csv.
 """
@@ -36,11 +37,15 @@ from typing import Any
 
 import measure
 from ratios import STEP_BARS, step_ratios
+from turns import Beside, RunFailed, take_turns
 
 from ecrm.drill.run import read_run
 
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
-"""What `ecrm.train.allocator` does in ECRM's ranks, for TorchRec's."""
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}  # fmt: skip
+"""What `ecrm.train.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
     "none": {"protection.name": "none"},
@@ -51,7 +56,8 @@ PROTECTION = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, and what else is set."""
+    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, turns of each of ECRM's and
+    the steps that a turn is to have, and what else is set."""
 
     rounds: int
     steps: int
@@ -60,6 +66,8 @@ class Size:
     slot_batch: Mapping[str, int]
     k: int
     contenders: tuple[str, ...]
+    turns: int
+    turn_steps: int
     sets: Mapping[str, Any]
 
 
@@ -71,6 +79,8 @@ FULL = Size(
     slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
     k=4,
     contenders=(*PROTECTION, "torchrec-planner", "torchrec-planner-pipelined", "torchrec-column_wise"),
+    turns=10,
+    turn_steps=16,
     sets={},
 )
 SMOKE = Size(
@@ -80,7 +90,9 @@ SMOKE = Size(
     ranks=2,
     slot_batch={"embedding-heavy": 64},
     k=1,
-    contenders=("erasure", "torchrec-planner-pipelined"),
+    contenders=("none", "erasure", "torchrec-planner-pipelined"),
+    turns=2,
+    turn_steps=16,
     sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native", "storage.backend": "native"},
 )
 
@@ -112,6 +124,13 @@ def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     finished = [time for step, time in read_run(folder).finished if step >= sets["train.steps"] // 2]
     seconds = statistics.median(after - before for before, after in pairwise(finished))
     return {"step_ms": 1e3 * seconds, "samples_per_second": sets["train.global_batch"] / seconds, "logloss": summary["train_logloss"]}
+
+
+def in_turns(folder: Path, sets: dict[str, Any], names: Sequence[str], size: Size, step_ms: float) -> dict[str, float]:
+    """{name: samples per second over those of `none`}, of ECRM's contenders, in turns."""
+    seconds = max(0.5, size.turn_steps * step_ms / 1e3)
+    found = take_turns({name: {**sets, **PROTECTION[name]} for name in names}, folder, size.turn_steps, size.turns, seconds)
+    return {name: 1 / (1 + Beside(steps, found["none"]).overhead) for name, steps in found.items()}
 
 
 def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> dict[str, Any]:
@@ -184,12 +203,22 @@ def main(words: Sequence[str] | None = None) -> None:
                             "steps": steps,
                             "step_ms": round(result["step_ms"], 2),
                             "samples_per_second": round(result["samples_per_second"]),
+                            "over_none_in_turns": "",
                             "train_logloss": round(result["logloss"], 6),
                             "plan": result.get("plan", ""),
                             **about,
                         }
                     )
                     print(f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step", flush=True)
+                mine = {row["contender"]: row for row in rows if (row["regime"], row["round"]) == (regime, number) and row["contender"] in PROTECTION}
+                if len(mine) > 1 and "none" in mine:
+                    try:
+                        beside = in_turns(Path(scratch), sets, list(mine), size, mine["none"]["step_ms"])
+                    except (RunFailed, ValueError) as error:
+                        sys.exit(str(error))
+                    for name, ratio in beside.items():
+                        mine[name]["over_none_in_turns"] = round(ratio, 4)
+                        print(f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, in turns", flush=True)
                 measure.write_csv(target, rows)
     for regime, one, other, bar in STEP_BARS:
         if found := step_ratios(rows, regime, one, other):

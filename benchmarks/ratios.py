@@ -25,16 +25,18 @@ KEPT_BAR = 0.90
 
 
 def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[float]:
-    """Samples per second of `one` over those of `other`, for each round of step.csv in which both ran."""
-    rates: dict[str, dict[str, float]] = {}
+    """Samples per second of `one` over those of `other`, for each round of step.csv in which both ran; over those of `none` in turns, where
+    they took turns."""
+    rounds: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["regime"] == regime:
-            rates.setdefault(str(row["round"]), {})[row["contender"]] = float(row["samples_per_second"])
+            rounds.setdefault(str(row["round"]), {})[row["contender"]] = row
     found = []
-    for mine in rates.values():
-        others = [rate for name, rate in mine.items() if name == other or (other == "torchrec" and name.startswith("torchrec-"))]
+    for mine in rounds.values():
+        others = [float(row["samples_per_second"]) for name, row in mine.items() if name == other or (other == "torchrec" and name.startswith("torchrec-"))]
         if one in mine and others:
-            found.append(mine[one] / max(others))
+            in_turns = mine[one].get("over_none_in_turns") if other == "none" else None
+            found.append(float(in_turns) if in_turns else float(mine[one]["samples_per_second"]) / max(others))
     return found
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import SHORT
+from contenders import CONTENDERS, SHORT
 from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
 from versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
 
@@ -177,6 +177,12 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
     )  # fmt: skip
 
 
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows of a round lie in the order in which they were run; here in that of contenders.py, regime by regime."""
+    regimes, places = [row["regime"] for row in rows], {name: place for place, name in enumerate(CONTENDERS)}
+    return sorted(rows, key=lambda row: (regimes.index(row["regime"]), places.get(row["contender"], len(places))))
+
+
 def protections(rows: Sequence[Row]) -> list[str]:
     """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
     header = ("regime", "protection", "overhead %", "redundancy over rows", "gap s", "nothing new for s", "lost until whole s", "steps redone",
@@ -190,7 +196,7 @@ def protections(rows: Sequence[Row]) -> list[str]:
         )
     ]  # fmt: skip
     lines = []
-    for key, mine in groups(rows, "regime", "contender").items():
+    for key, mine in groups(in_order(rows), "regime", "contender").items():
         cost = spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-"
         held = f"{statistics.median(redundancy(row) for row in mine):.2f}"
         cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
@@ -203,7 +209,7 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
     costs, equal = overheads(rows), equal_models(rows)
     lost, whole, kept = (by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering"))
     lines = []
-    for key, mine in groups(rows, "regime", "contender").items():
+    for key, mine in groups(in_order(rows), "regime", "contender").items():
         if key[1] not in SHORT:
             continue
         lines.append(
@@ -233,13 +239,9 @@ def protections_size(rows: Sequence[Row]) -> list[str]:
 
 def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
     """{bytes of rows: {contender: overhead in %, of each round}} of protections_size.csv, ascending."""
-    calm = {(row["round"], row["share"]): row for row in rows if row["contender"] == "none"}
     found: dict[int, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: float(row["share"])):
-        other = calm.get((row["round"], row["share"]))
-        if other is not None and row is not other:
-            cost = 100 * (float(row["step_ms"]) / float(other["step_ms"]) - 1)
-            found.setdefault(int(other["rows_bytes"]), {}).setdefault(row["contender"], []).append(cost)
+        found.setdefault(int(row["rows_bytes"]), {}).setdefault(row["contender"], []).append(100 * float(row["overhead"]))
     return found
 
 

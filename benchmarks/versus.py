@@ -47,15 +47,9 @@ def by_round(rows: Sequence[Row], field: str) -> dict[tuple[str, str], dict[str,
 
 
 def overheads(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
-    """{(regime, contender): overhead of normal operation in each round}: an average step, with one checkpoint in an interval, over that
-    of `none` in the same round, less 1."""
-    steps = by_round(rows, "step_ms")
-    found = {
-        (regime, name): [value / steps[regime, "none"][number] - 1 for number, value in rounds.items() if number in steps[regime, "none"]]
-        for (regime, name), rounds in steps.items()
-        if name != "none" and (regime, "none") in steps
-    }
-    return {key: values for key, values in found.items() if values}
+    """{(regime, contender): overhead of normal operation in each round}, where it was measured: a step beside one of `none` in turns, less 1,
+    and with checkpoints the share by which waiting for one lengthens an interval."""
+    return {key: list(rounds.values()) for key, rounds in by_round(rows, "overhead").items()}
 
 
 def equal_models(rows: Sequence[Row]) -> dict[tuple[str, str], list[bool]]:

@@ -40,6 +40,7 @@ def test_step(results, kept, tmp_path, capsys):
     assert set(lines) == set(benchmark.SMOKE.contenders)
     assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
     assert lines["torchrec-planner-pipelined"]["plan"]
+    assert 0.2 < float(lines["erasure"]["over_none_in_turns"]) < 5 and float(lines["none"]["over_none_in_turns"]) == 1
     # Same batches, initial values and optimizers; the two only round differently.
     ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined"))
     assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
@@ -47,7 +48,8 @@ def test_step(results, kept, tmp_path, capsys):
 
 
 def test_scaling(results, kept, tmp_path):
-    program("bench_scaling").main(["--smoke", "--data", str(kept), "--output", str(tmp_path / "scaling.csv")])
+    for series in ("servers", "rebuild"):  # the second leaves what the first has written
+        program("bench_scaling").main(["--smoke", "--series", series, "--data", str(kept), "--output", str(tmp_path / "scaling.csv")])
     point, killed = measured(tmp_path / "scaling.csv")
     assert (point["series"], killed["series"]) == ("servers", "rebuild")
     assert float(point["step_ms"]) > 0 and point["gap_ms"] == ""

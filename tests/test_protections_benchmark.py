@@ -129,7 +129,7 @@ def test_the_model_of_erasure():
 def line(contender, number=0, **more):
     """A line of protections.csv, as text."""
     fields = {
-        "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_ms": 100, "gap_ms": "", "lost_ms": "",
+        "regime": "embedding-heavy", "round": number, "contender": contender, "servers": 5, "step_ms": 100, "overhead": "", "gap_ms": "", "lost_ms": "",
         "lost_whole_ms": "", "redone_steps": "", "whole_after_s": "", "kept_recovering": "", "kept_rebuilding": "", "recovery_ms": "", "checkpoint_bytes": "",
         "checkpoint_wait_ms": "", "checkpoint_every_steps": "", "rows_bytes": 1000, "redundancy_bytes": 0, "model_sha256": "aa",
         "undisturbed_sha256": "aa",
@@ -140,15 +140,15 @@ def line(contender, number=0, **more):
 LINES = [
     line("none"),
     line("none", 1, step_ms=200),
-    line("erasure-k4", step_ms=102, lost_ms=50, lost_whole_ms=90, redundancy_bytes=250, kept_recovering=0.95, kept_rebuilding=0.9, whole_after_s=2, recovery_ms=20),
-    line("erasure-k4", 1, step_ms=208, lost_ms=150, lost_whole_ms=190, redundancy_bytes=250, kept_recovering=0.85, kept_rebuilding=0.8, whole_after_s=4, recovery_ms=40),
-    line("checkpoint-30-sync", step_ms=120, lost_ms=2000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
-    line("checkpoint-30-sync", 1, step_ms=240, lost_ms=3000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
-    line("checkpoint-30-async", step_ms=110, lost_ms=2500, checkpoint_wait_ms=100, model_sha256="bb"),
+    line("erasure-k4", overhead=0.02, lost_ms=50, lost_whole_ms=90, redundancy_bytes=250, kept_recovering=0.95, kept_rebuilding=0.9, whole_after_s=2, recovery_ms=20),
+    line("erasure-k4", 1, overhead=0.04, lost_ms=150, lost_whole_ms=190, redundancy_bytes=250, kept_recovering=0.85, kept_rebuilding=0.8, whole_after_s=4, recovery_ms=40),
+    line("checkpoint-30-sync", step_ms=120, overhead=0.2, lost_ms=2000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
+    line("checkpoint-30-sync", 1, step_ms=240, overhead=0.2, lost_ms=3000, checkpoint_bytes=40_000_000, checkpoint_wait_ms=500, checkpoint_every_steps=20),
+    line("checkpoint-30-async", overhead=0.1, lost_ms=2500, checkpoint_wait_ms=100, model_sha256="bb"),
 ]
 
 
-def test_overheads_are_those_of_the_same_round():
+def test_overheads_are_those_of_each_round_and_none_has_none():
     found = versus.overheads(LINES)
     assert found["embedding-heavy", "erasure-k4"] == [pytest.approx(0.02), pytest.approx(0.04)]
     assert found["embedding-heavy", "checkpoint-30-sync"] == [pytest.approx(0.2), pytest.approx(0.2)]
@@ -185,16 +185,33 @@ def test_models_and_scores_are_compared_with_those_of_none():
     assert versus.auc_differences(scores)["criteo", "stateless-30"] == pytest.approx(-0.01)
 
 
-def test_sizes_are_compared_with_none_of_the_same_share_whatever_padding_their_stripes_need():
+def test_sizes_ascend():
     tables = program("tables")
     rows = [
-        {"round": number, "share": share, "contender": name, "rows_bytes": held + (10 if name != "none" else 0), "step_ms": ms}
+        {"round": number, "share": share, "contender": name, "rows_bytes": held, "overhead": cost}
         for number in ("0", "1")
         for share, held in (("1.0", 1000), ("0.5", 500))
-        for name, ms in (("none", 100), ("erasure-k4", 104 if share == "1.0" else 102))
+        for name, cost in (("checkpoint-30-sync", 0.1), ("erasure-k4", 0.04 if share == "1.0" else 0.02))
     ]
-    assert tables.sizes(rows) == {500: {"erasure-k4": [pytest.approx(2.0)] * 2}, 1000: {"erasure-k4": [pytest.approx(4.0)] * 2}}
+    ours = {held: by_name["erasure-k4"] for held, by_name in tables.sizes(rows).items()}
+    assert list(ours.items()) == [(500, [pytest.approx(2.0)] * 2), (1000, [pytest.approx(4.0)] * 2)]
 
+
+def test_only_steps_within_a_turn_count():
+    turns = program("turns")
+    finished = [(1, 0.5), (2, 1.1), (3, 1.3), (5, 1.9), (6, 2.5), (7, 4.2), (8, 4.7)]  # step 4 was not told
+    assert turns.step_seconds(finished, [(1.0, 2.0), (4.0, 5.0)]) == [pytest.approx(0.8 / 3), pytest.approx(0.5)]
+    with pytest.raises(ValueError, match="^1 steps were finished in a turn of 1.00 s: give it longer turns$"):
+        turns.step_seconds(finished, [(2.0, 3.0)])
+    assert turns.Beside([1.1, 2.4, 9.0], [1.0, 2.0, 3.0]).overhead == pytest.approx(0.2)
+
+
+def test_an_overhead_has_waiting_for_checkpoints_and_what_steps_cost():
+    bench = program("bench_protections")
+    assert bench.waiting(disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4)) == pytest.approx(0.2)
+    assert [name for name, contender in contenders.CONTENDERS.items() if not bench.steps_cost(contender)] == [
+        "none", "checkpoint-30-sync", "checkpoint-60-sync", "checkpoint-30-async", "checkpoint-60-async",
+    ]  # fmt: skip
 
 def test_one_run_that_fails_costs_itself_alone(monkeypatch, capsys, tmp_path):
     bench = program("bench_protections")
@@ -309,6 +326,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     with (tmp_path / "protections.csv").open() as file:
         rows = {row["contender"]: row for row in csv.DictReader(file)}
     assert list(sorted(rows)) == sorted(contenders.SMOKE)
+    assert all(row["overhead"] != "" for name, row in rows.items() if name != "none")
     assert all(row["model_sha256"] == row["undisturbed_sha256"] for name, row in rows.items() if name != "stateless-30")
     for name, row in rows.items():
         assert float(row["step_ms"]) > 0
@@ -322,7 +340,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     assert int(sizes["erasure-k2"]["redundancy_bytes"]) == pytest.approx(0.5 * int(sizes["none"]["rows_bytes"]), rel=0.02)
     assert int(sizes["erasure-k2"]["sent_bytes_per_step"]) > int(sizes["none"]["sent_bytes_per_step"]) > 0
     assert sizes["checkpoint-30-sync"]["written_bytes_per_step"] == "" and sizes["none"]["written_bytes_per_step"] == "0"
-    for kind, names in (("accuracy", bench.TINY.evaluated), ("timeline", contenders.SMOKE), ("size", bench.TINY.sized)):
+    for kind, names in (("accuracy", bench.TINY.evaluated), ("timeline", [name for name in contenders.SMOKE if contenders.CONTENDERS[name].timeline]), ("size", bench.TINY.sized)):
         with (tmp_path / f"protections_{kind}.csv").open() as file:
             assert {row["contender"] for row in csv.DictReader(file)} == set(names)
     assert {row["redone_steps"] for name, row in rows.items() if name == "checkpoint-30-sync"} == {str(int(rows["checkpoint-30-sync"]["checkpoint_every_steps"]) // 2 + 1)}
@@ -331,7 +349,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     for name in ("protections", "protections_copies", "protections_rebuild", "protections_timeline", "protections_size", "protections_accuracy"):
         figures.picture(figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png")
     assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(contenders.SMOKE)
-    assert tables.content("protections size", tmp_path).count("\n| ") == 2 * (len(bench.TINY.sized) - 1)
+    assert tables.content("protections size", tmp_path).count("\n| ") == 2 * len(bench.TINY.sized)
     assert tables.content("protections accuracy", tmp_path).count("\n| ") == len(bench.TINY.evaluated) - 1
     assert "| embedding-heavy | chain-2 |" in tables.content("protections short", tmp_path)
     bench.main(["--table", "--output", str(tmp_path)])
@@ -360,7 +378,7 @@ def test_measuring_one_regime_leaves_what_is_known_of_the_others(tmp_path):
     assert [(row["regime"], float(row["step_ms"])) for row in found] == [("dense-heavy", 1.5), ("criteo", 3.5)]
 
 
-def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine(tmp_path, capsys):
+def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_or_library(tmp_path, capsys):
     bench, about = program("bench_protections"), program("measure").device()
     rows = [{"regime": regime, "contender": "none", "round": number} for regime, number in (("criteo", 0), ("criteo", 1), ("dense-heavy", 7))]
     bench.measure.write_csv(tmp_path / "protections.csv", [{**row, **about} for row in rows])
@@ -370,6 +388,9 @@ def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine(
     files.add("", [{"regime": "criteo", "contender": "none", "round": 2}])
     assert [row["round"] for row in bench.read_rows(tmp_path / "protections.csv")] == ["0", "1", "7", "2"]
 
-    bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "device": "another"}])
-    with pytest.raises(SystemExit, match="^--add: the rounds of criteo are of .* cores of another, not of this machine: measure without --add$"):
+    bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "ecrm_commit": "abc1234"}])
+    bench.Files(tmp_path, ["criteo"], keep=True)
+    assert capsys.readouterr().out.startswith("adding to rounds of abc1234: ")
+    bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "torch": "1.0"}])
+    with pytest.raises(SystemExit, match="^--add: what there is of criteo was measured with torch 1.0, not .*: measure it without --add$"):
         bench.main(["--add", "--regime", "criteo", "--output", str(tmp_path), "--data", str(tmp_path)])

@@ -25,6 +25,14 @@ def test_ratios_are_of_one_round_and_the_peer_is_the_fastest_plan_of_that_round(
     assert ratios.step_ratios(rows, "embedding-heavy", "erasure", "none") == []
 
 
+def test_of_contenders_that_took_turns_the_ratio_is_that_of_the_turns():
+    rows = rows_of_a_step([{"erasure": 90, "none": 100, "torchrec-planner": 60}, {"erasure": 45, "none": 60}])
+    rows[0]["over_none_in_turns"], rows[1]["over_none_in_turns"] = "0.97", ""
+    ratios = program("ratios")
+    assert ratios.step_ratios(rows, "dense-heavy", "erasure", "none") == pytest.approx([0.97, 0.75])
+    assert ratios.step_ratios(rows, "dense-heavy", "erasure", "torchrec") == pytest.approx([1.5])
+
+
 def test_a_round_without_one_of_the_two_gives_no_ratio():
     rows = rows_of_a_step([{"erasure": 90}, {"erasure": 45, "none": 60}])
     assert program("ratios").step_ratios(rows, "dense-heavy", "erasure", "none") == pytest.approx([0.75])

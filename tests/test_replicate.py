@@ -46,7 +46,7 @@ def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit()
 
 
 def test_heads_and_links_die_together_with_their_rows_at_trainers():
-    """Both shards of a pair are rebuilt at once, with a budget that reaches backups in the first round."""
+    """Both shards of a pair are rebuilt at once, with a budget that reaches backups as soon as any background row comes."""
     died = 0
     for seed in range(24):
         rng = random.Random(seed)

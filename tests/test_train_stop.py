@@ -7,6 +7,7 @@ import sys
 import time
 
 from drilling import is_running
+from ecrm.train.guard import MPIRUN_GOES
 
 # A guard, which ends when it is told to, and its rank, which takes for ever to stop.
 PROGRAM = """
@@ -20,6 +21,7 @@ if (rank := os.fork()) == 0:
         time.sleep(0.01)
     print(os.getpid(), signals.received.name, flush=True)
     time.sleep(100)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rank alone holds the pipe: if it dies, that ends
 sys.stdin.readline()
 """
 
@@ -40,4 +42,27 @@ def test_the_limit_begins_with_the_end_of_the_guard():
         assert time.monotonic() - began > 0.5, "had no time to stop"
     finally:
         guard.kill()
+        guard.stdout.close()
+
+
+def test_that_mpirun_goes_is_heard_also_after_a_request_to_stop():
+    """As where everything is asked to stop at once: the rank hears it first, then what its guard makes of mpirun's."""
+    program = PROGRAM.replace("    time.sleep(100)", f"""
+    ours = os.dup(1)  # its own output will be that of mpirun, in whose place is this process
+    os.kill(os.getpid(), {int(MPIRUN_GOES)})
+    while not signals.alone:
+        time.sleep(0.01)
+    os.write(ours, b"alone\\n")
+    time.sleep(100)""")
+    guard = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pid, _ = guard.stdout.readline().split()
+    try:
+        assert guard.stdout.readline() == "alone\n"
+        began = time.monotonic()
+        while is_running(int(pid)):  # its limit begins at once, the guard being there or not
+            assert time.monotonic() - began < 10
+            time.sleep(0.05)
+    finally:
+        guard.kill()
+        guard.stdin.close()
         guard.stdout.close()

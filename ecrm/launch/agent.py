@@ -29,7 +29,8 @@ BEAT = 0.05  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6  # the rank's guard's, by this variable, with an agent that stands stopped
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PF_EXITING = 0x4  # of the flags in proc_pid_stat(5)
 _LONGEST_LINE = 1 << 16  # what one side says in one object
 
 
@@ -131,9 +132,9 @@ class Link:
 
 
 def main() -> int:
-    """Take the order, run the rank, tell the head how it ended; nothing of it is left on return."""
+    """Take the order, run the rank, tell the head how it ended; nothing of it runs any more on return."""
     order = _take_order()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
     for number in PASSED_ON:
         signal.signal(number, signal.SIG_IGN)  # the head says when to end, or falls silent
@@ -200,10 +201,11 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
 
 
 def _kill_descendants() -> None:
-    """SIGKILL every process under this one and collect them, until there are none."""
+    """SIGKILL every process under this one and collect them, until there are none but dying ones, whose memory the system is taking back."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
-        for pid in _descendants(os.getpid()):
+        alive = _descendants(os.getpid())
+        for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -211,25 +213,30 @@ def _kill_descendants() -> None:
                 pass
         except ChildProcessError:
             return
+        if not alive:
+            return
         time.sleep(0.005)
 
 
 def _descendants(ancestor: int) -> set[int]:
-    """The pids of all processes under `ancestor`."""
+    """The pids of all processes under `ancestor` that are not dying."""
     children: dict[int, list[int]] = {}
+    dying: set[int] = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 with open(f"/proc/{entry}/stat") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry))
+                    fields = file.read().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry))
+                if int(fields[6]) & _PF_EXITING:
+                    dying.add(int(entry))
     found: set[int] = set()
     left = [ancestor]
     while left:
         new = children.get(left.pop(), [])
         found.update(new)
         left += new
-    return found
+    return found - dying
 
 
 def _say(line: str) -> None:

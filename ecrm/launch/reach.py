@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import hmac
 import json
 import os
@@ -31,6 +30,7 @@ from ecrm.launch import agent
 from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.launch.hosts import Host, place, read_hosts
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
+from ecrm.launch.prctl import when_parent_ends
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -44,7 +44,6 @@ OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
 _POLL_SECONDS = 0.5
 _MOST_WAITING = 16  # connections that have not shown a token
-_PR_SET_PDEATHSIG = 1
 _TOKEN_BYTES = 200  # more than the first line from an agent has
 
 
@@ -134,7 +133,6 @@ class Reach:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        prctl = ctypes.CDLL(None).prctl  # looked up before the fork
         # A file and not a pipe: nothing waits for a starter that does not read.
         with open(os.memfd_create("order"), "w+b") as order:
             order.write(json.dumps(self._order).encode() + b"\n")
@@ -145,7 +143,7 @@ class Reach:
                     self._words,
                     stdin=order,
                     process_group=0,
-                    preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                    preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
                 )
             except OSError as error:
                 raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None

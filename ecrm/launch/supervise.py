@@ -7,7 +7,6 @@ session, so the session is the set of processes to look after, also when mpirun 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -18,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ecrm.launch.prctl import when_parent_ends
 
 STOP_SECONDS = 10.0
 
@@ -30,7 +31,6 @@ LAST_FILES = ("summary.json", "stopped.json", "failure.json")
 LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
-PR_SET_PDEATHSIG = 1
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
 SHARED_SEGMENT = "/dev/shm/sm_segment."
 
@@ -49,7 +49,6 @@ def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = N
     SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default STOP_SECONDS. After the run
     has written its last file mpirun has a bounded time to leave; a second signal ends it at once.
     """
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
     signals: list[signal.Signals] = []
     with _collected(signals), session_base() as variables:
         process = subprocess.Popen(
@@ -57,7 +56,7 @@ def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = N
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **variables},
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be SIGKILLed
+            preexec_fn=lambda: when_parent_ends(signal.SIGTERM),  # should this process be SIGKILLed
         )
         try:
             _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds)

@@ -131,7 +131,7 @@ class ReplicateProtection(ChainProtection):
         outgoing: dict[int, list[Tensor]],
     ) -> None:
         """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest. Where
-        there are not so many, all backups hold it: then any m that are lost leave the host or one of them.
+        there are not so many, all backups hold it.
 
         `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
         """

@@ -59,11 +59,11 @@ class Restoring:
     def go_on(self, budget: int) -> None:
         """A round: restore up to `budget` rows that are in the durable tier; after the last of them all others are zeros."""
         for _ in range(PIECES_PER_ROUND):
+            if not budget:
+                break
             if self.reader.step is None:
                 next(self._check, None)
                 continue
-            if not budget:
-                break
             if not self._next_piece():
                 for hosted in self._hosted.values():
                     hosted.restore_rest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def keep_connection(environ: Mapping[str, str] = os.environ) -> None:
     servers = {_address(uri) for name, uri in environ.items() if name.startswith(_SERVER)}
     for descriptor in _connected_to(servers):
         silent = socket.socketpair()
+        silent[0].setblocking(False)  # as PMIx has its own: it reads until nothing is there
         os.dup2(silent[0].fileno(), descriptor)
         silent[1].detach()  # never closed
 
@@ -59,6 +61,8 @@ def _connected_to(servers: set[tuple[str, int]]) -> Iterator[int]:
     """This process's sockets whose other end is one of these."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as copy:
                 if copy.getpeername()[:2] in servers:
                     yield int(name)

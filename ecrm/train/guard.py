@@ -13,7 +13,6 @@ this host (ecrm/launch/agent.py) stands stopped: the others are about to go on w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -25,12 +24,12 @@ from typing import NoReturn
 from ecrm.errors import Unrecoverable
 from ecrm.launch.agent import GUARD_PATIENCE
 from ecrm.launch.preflight import say_once
+from ecrm.launch.prctl import when_parent_ends
 from ecrm.train.calls import Calls, Stuck
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.train.lifeline import Lifeline
 from ecrm.train.startup import THE_START, Startup, died
 
-PR_SET_PDEATHSIG = 1
 MPIRUN_GOES = signal.SIGUSR1
 """What a rank gets where mpirun itself was asked to end, of which it makes SIGTERM to what it has started: it kills that, and ends."""
 _PASSED_ON = {
@@ -94,12 +93,12 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
     and ends with 3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
-    mpirun, calls, lifeline = os.getppid(), Calls(), Lifeline()
+    mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
     hold_signals()
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == mpirun or os.getppid() == 1:
+        when_parent_ends(signal.SIGKILL)
+        if os.getppid() != me:
             os._exit(1)  # the guard died before the line above
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
@@ -161,7 +160,8 @@ def _watch(
         said += _read(reading)
         if b"u" in said and startup is not None:
             startup = None
-            lifeline.watch(lambda: os.write(wake, bytes([_DYING])))
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: waitpid tells, later
+                lifeline.watch(lambda: os.write(wake, bytes([_DYING])))
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:

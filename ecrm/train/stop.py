@@ -10,14 +10,14 @@ to go on without mpirun is in `ecrm.train.alone`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
 import time
 
+from ecrm.launch.prctl import when_parent_ends
 from ecrm.train import alone
-from ecrm.train.guard import MPIRUN_GOES, PR_SET_PDEATHSIG
+from ecrm.train.guard import MPIRUN_GOES
 
 REQUESTS = {signal.SIGINT, signal.SIGTERM, MPIRUN_GOES}
 LEAVE_SECONDS = 20
@@ -35,28 +35,31 @@ class StopSignals:
         self.received: signal.Signals | None = None
         self.alone = False
         self._guard = os.getppid()
-        self._prctl = ctypes.CDLL(None).prctl
         self._watching = threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
         threading.Thread(target=self._watch, name="stop signals", daemon=True).start()
         self._watching.wait()
-        self._prctl(PR_SET_PDEATHSIG, 0)  # of the main thread; the other thread has it now
+        when_parent_ends(0)  # of the main thread; the other thread has it now
 
     def _watch(self) -> None:
-        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        when_parent_ends(signal.SIGKILL)
         self._watching.set()
         number = signal.Signals(signal.sigwait(REQUESTS))
-        self._prctl(PR_SET_PDEATHSIG, 0)
+        when_parent_ends(0)
         if number == MPIRUN_GOES:
             self._go_alone()
             number = signal.SIGTERM
         self.received = number
         while not self.alone and os.getppid() == self._guard:
+            if MPIRUN_GOES in signal.sigpending():
+                self._go_alone()
             time.sleep(_POLL_SECONDS)
         signal.alarm(LEAVE_SECONDS)
 
     def _go_alone(self) -> None:
         self.alone = True
-        alone.keep_connection()
+        signal.alarm(LEAVE_SECONDS)
+        with contextlib.suppress(OSError):
+            alone.keep_connection()
         with contextlib.suppress(OSError):
             alone.speak_for(alone.parent_of(self._guard))
