@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from charts import BAR, COLOURS, INK, Figure, bars, legend
 from contenders import CONTENDERS, REBUILD_ROWS
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import NullFormatter
 from ratios import KEPT_BAR, Row
 from tables import groups, sizes
 from versus import OURS, by_round, overheads
@@ -38,9 +39,9 @@ def _values(rows: Sequence[Row], field: str, factor: float = 1.0) -> dict[tuple[
 def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
     """By regime: overhead without failures, time until training goes on after a kill, and throughput kept while recovering."""
     panels = (
-        ("overhead of normal operation, %", {key: [100 * value for value in values] for key, values in overheads(rows).items()}, "linear"),
-        ("nothing new trained after a kill for s", _values(rows, "lost_ms", 1e-3), "log"),
-        ("throughput kept while recovering", _values(rows, "kept_recovering"), "linear"),
+        ("overhead, %", {key: [100 * value for value in values] for key, values in overheads(rows).items()}, {"value": "symlog", "linthresh": 10}),
+        ("a kill: nothing new for s", _values(rows, "lost_ms", 1e-3), {"value": "log"}),
+        ("kept while recovering", _values(rows, "kept_recovering"), {"value": "linear"}),
     )
     regimes = _regimes(rows)
     grid = canvas.subplots(len(regimes), len(panels), squeeze=False)
@@ -49,7 +50,10 @@ def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
             shown = _by_contender(found, regime, lambda name: not _swept(name))
             if shown:
                 bars(axes, list(shown), {title: list(shown.values())}, sideways=True)
-                axes.set_xscale(scale)
+                axes.set_xscale(**scale)
+                if scale["value"] != "linear":
+                    axes.xaxis.set_major_formatter("{x:g}")
+                    axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_title(f"{regime}: {title}", fontsize=9)
         line[2].axvline(KEPT_BAR, color=BAR, linewidth=1.6)
 
@@ -141,7 +145,7 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
                 axes.axvline(float(lines[0]["killed_seconds"]), color=colour, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(regime)
         axes.set_xlabel("seconds since the first step; dashed: the SIGKILL")
-        axes.legend(loc="lower right", fontsize=7.5)
+        axes.legend(loc="best", fontsize=7.5)
     canvas.axes[0].set_ylabel("AUC on held-out rows")
 
 
