@@ -342,8 +342,8 @@ def test_a_death_before_the_wrong_unit_is_found_may_cost_the_row_but_never_hangs
 def test_what_is_laid_out_anew_was_checked_before():
     """Nothing keeps stripe members apart once rank 5 is dead, so all is re-laid; scrubbing goes on over the new stripes."""
     workload = _workload(4, 2, servers=6, trainers=1, layout="colocated", steps=9, rebuild_rows_per_step=WHOLE, scrub_rows_per_step=1)
-    stripe = _left_alone(workload, 1, step=4)[0]
-    early, late = Flip(2, "input", 0, stripe, 1), Flip(6, "input", 0, 5, 4)
+    stripe = _left_alone(workload, 1, step=5)[0]
+    early, late = Flip(3, "input", 0, stripe, 1), Flip(6, "input", 0, 5, 4)
     ran = Ran(workload, [early, late], [PhaseFault(5, 1, "parity")])
     assert [event["event"] for event in ran.told if event["event"] in ("corruption", "reshaped")][:2] == ["corruption", "reshaped"]
     assert [(event["unit"], event["repaired"]) for event in ran.events] == [(1, True), (4, True)]
