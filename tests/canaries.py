@@ -13,7 +13,9 @@ import ecrm.placement.recovery as recovery_module
 import ecrm.protection.base as base_module
 import ecrm.protection.replicate as replicate_module
 from ecrm.coding.field import PRODUCT
+from ecrm.engine.computed import Computed
 from ecrm.engine.reshape import Reshape
+from ecrm.engine.routing import ShardRequests
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.recovery import plan_recovery
@@ -70,6 +72,22 @@ def _wrong_source(engine):
             return (super().local_of_unit(stripes, unit) + self.shape.k) % max(self.data_rows_per_shard, 1)
 
     engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
+
+
+def _unawaited_left_out(patch):
+    """Rows of slots that have computed already are not brought back before they are updated."""
+    patch.setattr(ShardRequests, "unawaited", lambda self: {})
+
+
+def _computed_for_another_step(patch):
+    """What slots computed is kept also where the engine has gone further back than the beginning of that step."""
+    right = Computed.begin
+
+    def begin(self, engine):
+        if engine.step > self._step:
+            right(self, engine)
+
+    patch.setattr(Computed, "begin", begin)
 
 
 def _marked_whole(patch):
@@ -220,6 +238,8 @@ CANARIES = {
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
     "wrong decoding matrix": Canary(20, damage=_wrong_decode),
     "decoding reads other rows": Canary(10, damage=_wrong_source),
+    "rows of slots that have computed stay lost": Canary(20, patch=_unawaited_left_out),
+    "what was computed is used in another step": Canary(20, patch=_computed_for_another_step),
     "lost shards count as whole": Canary(10, patch=_marked_whole),
     "a healthy shard is moved": Canary(10, patch=_healthy_shard_moved),
     "the lowest rank inherits all": Canary(10, patch=_first_heir),

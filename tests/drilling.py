@@ -175,20 +175,25 @@ PF_EXITING = 0x4
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and is not dying, nor a zombie that nobody has collected."""
-    state, flags = _state(pid)
+    state, flags, _ = _state(pid)
     return state != "Z" and not flags & PF_EXITING
 
 
 def is_dying(pid: int) -> bool:
     """Whether the system is taking back what a process that was killed, or has ended, had."""
-    state, flags = _state(pid)
+    state, flags, _ = _state(pid)
     return state != "Z" and bool(flags & PF_EXITING)
 
 
-def _state(pid: int) -> tuple[str, int]:
-    """State and flags of a process as proc_pid_stat(5) has them; a zombie where there is none."""
+def niceness(pid: int) -> int:
+    """By how much a process stands back for others, 0 where there is none."""
+    return _state(pid)[2]
+
+
+def _state(pid: int) -> tuple[str, int, int]:
+    """State, flags and niceness of a process as proc_pid_stat(5) has them; a zombie where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return "Z", 0
-    return fields[0], int(fields[6])
+        return "Z", 0, 0
+    return fields[0], int(fields[6]), int(fields[16])

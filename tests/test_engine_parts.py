@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from ecrm.engine.dense import SlicedSum
+from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.riders import RidingTransport
 from ecrm.placement.tables import Table
 from ecrm.protection.rebuild import Group, Rebuild
+from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
@@ -79,6 +81,40 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
     assert {count for _, count in steps[1:began]} == {2}
     assert steps[began + 1] == (True, 4)  # what slots ask for in this step was not asked for a step before
     assert {count for _, count in steps[began + 2 : -1]} == {2}
+
+
+@pytest.mark.parametrize(("dead", "phase", "again"), [(1, "parity", []), (1, "dense", []), (4, "parity", [(4, 0)]), (5, "update", [(4, 1)])])
+def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(monkeypatch, dead, phase, again):
+    """Ranks 4 and 5 run a slot each; what a dead one computed is computed again by its heir."""
+    workload = Workload(steps=8, reshape=False)
+    truth = truth_of(workload)
+    cluster = SimulatedCluster(workload.world_size, "computed", [PhaseFault(dead, 4, phase)])
+    computed, reported, recovered, finished, lookup = [], [], [], [], Engine.lookup
+
+    def looking_up(self, rows, **words):
+        values = lookup(self, rows, **words)
+        computed.extend((self.step, slot) for slot in values)
+        return values
+
+    monkeypatch.setattr(Engine, "lookup", looking_up)
+
+    def program(inner):
+        transport = Counting(inner)
+
+        def after_step(engine):
+            if inner.rank == 0 and engine.step == 5:
+                finished.append(transport.exchanges)
+
+        hooks = Hooks(
+            phase=lambda step, name: cluster.enter_phase(inner.rank, step, name),
+            recovered=lambda: recovered.append(transport.exchanges) if inner.rank == 0 else None,
+        )
+        return run_workload(workload, transport, hooks, after_step=after_step, report=reported.append)
+
+    cluster.run(program)
+    assert reported == [truth.tables]
+    assert sorted(computed) == sorted([*((step, slot) for step in range(8) for slot in range(2)), *again])
+    assert finished[0] - recovered[0] == 4  # ids and what is asked to repair; then the two of every step
 
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):

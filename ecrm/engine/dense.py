@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import Unrecoverable
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import Transport
 
 
 class DenseReplica(Protocol):
@@ -68,18 +68,14 @@ class SlicedSum:
 
 
 def spread_dense(
-    transport: Transport, due: Sequence[int], mine: DenseReplica | None, make: Callable[[], DenseReplica]
+    transport: Transport, due: Sequence[int], holders: Sequence[int], mine: DenseReplica | None, make: Callable[[], DenseReplica]
 ) -> DenseReplica | None:
-    """Collective: send the committed dense state from its lowest holder to those ranks of `due` that have none.
+    """Collective: send the committed dense state from the lowest of its `holders`, known to all, to those ranks of `due` that have none.
 
     Returns the replica that this rank has been given, if it has. Raises Unrecoverable on every rank when nobody holds one.
     """
-    have = transport.share([torch.tensor([int(mine is not None)])])
-    holders = [rank for rank, tensors in have.items() if int(tensors[0][0])]
     needing = [rank for rank in due if rank not in holders]
     if not holders:
-        if not transport.agree(True):
-            raise PeerFailure("a rank died in recovery")
         raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(due)} had none yet)")
     if not needing:
         return None

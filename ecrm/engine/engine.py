@@ -4,7 +4,7 @@ This is the only place where transport, storage, protection and views meet. A tr
 
     while engine.step < steps:
         try:
-            rows = engine.lookup(requests_of(engine.step, engine.slots))
+            rows = engine.lookup(requests_of(engine.step, engine.slots), computed=())
             ...                                   # forward and backward, local to the slot
             engine.apply(row_gradients, dense_contributions)
         except StepAborted:
@@ -163,31 +163,35 @@ class Engine:
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def lookup(self, rows: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+    def lookup(
+        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int] | None = None
+    ) -> dict[int, list[Tensor]]:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
         a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
         stand-in gives values in their place. Values that
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
-        Raises StepAborted after a failure.
+        `computed`, given by every rank or by none, says that an `apply` follows in any case, and for which slots of this rank it will be given
+        what was computed for this step before a failure: values of these are not returned, and nobody waits for them. It must be empty
+        with a stand-in. Raises StepAborted after a failure.
         """
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
             came_ahead, late = self._ahead is not None, {}
-            self._lookup, self._ahead = self._ahead or self._ask(rows), None
+            self._lookup, self._ahead = self._ahead or self._ask(rows, computed or ()), None
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
-                late = self._answer_repair(self._lookup, at_once=not came_ahead)
+                late = self._answer_repair(self._lookup, at_once=not came_ahead and computed is None)
             return self._lookup.rows(late)
 
-    def _ask(self, rows: Mapping[int, Sequence[Tensor]]) -> Lookup:
+    def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int]) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
         stand_in, budget = self.protection.stand_in, self._rebuild_rows
         if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
             self._repair({}, budget)
-        lookup = Lookup(self._where, rows)
+        lookup = Lookup(self._where, rows, computed=computed)
         lookup.hear(self.transport.exchange(lookup.requests()))
         if self.view.rebuilding and stand_in is None and not self.protection.repairs_ahead:
             self._repair(lookup.shard_side.missing(), budget)
@@ -523,10 +527,10 @@ class Engine:
                 self._hooks.phase(self.step, "recover")
                 heir = None
                 try:
-                    self._return_to_commit()
+                    holders = self._return_to_commit()
                     if len(before.shards) != len(self.view.shards):
                         before = self.view  # a reshape was committed: shards have new numbers
-                    heir = self._take_over()
+                    heir = self._take_over(holders)
                 except Unrecoverable as error:
                     self._roll_back(error, began)
                     if len(before.shards) != len(self.view.shards):
@@ -548,11 +552,12 @@ class Engine:
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
         self._hooks.recovered()
 
-    def _return_to_commit(self) -> None:
-        """Agree with the survivors on the last commit and the newest view; undo what is past that commit."""
+    def _return_to_commit(self) -> tuple[int, ...]:
+        """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns who holds the dense replica."""
         mine = Ledger(
-            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self._state_lost
-        )
+            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self._state_lost,
+            () if self.dense is None else (self.rank,),
+        )  # fmt: skip
         agreed = mine.agreed(self.transport)
         self.stopping = agreed.asks
         if agreed.state_lost:
@@ -583,6 +588,7 @@ class Engine:
             self.view = agreed.view
         self.step = self.committed
         self._updating = self._changed = False
+        return agreed.dense
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
@@ -590,8 +596,8 @@ class Engine:
         self._accept_commit()
         self.committed, self._commits = committed, commits
 
-    def _take_over(self) -> DenseReplica | None:
-        """Adopt the next view: host its shards, empty at first, and see that its dense holders get the replica.
+    def _take_over(self, holders: Sequence[int]) -> DenseReplica | None:
+        """Adopt the next view: host its shards, empty at first, and see that its dense holders get the replica from the present ones.
 
         Returns the replica that this rank has been given, to be used once all have agreed.
         """
@@ -608,7 +614,7 @@ class Engine:
             )  # fmt: skip
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
-        return spread_dense(self.transport, self.view.dense, self.dense, self._make_dense)
+        return spread_dense(self.transport, self.view.dense, holders, self.dense, self._make_dense)
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""

@@ -14,22 +14,26 @@ from ecrm.transport.base import PeerFailure, Transport
 @dataclass(frozen=True)
 class Ledger:
     """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
-    stop; whether its state is lost, since it was rolling back."""
+    stop; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as is known."""
 
     commits: int
     view: View
     begun: int
     asks: bool
     state_lost: bool
+    dense: tuple[int, ...]
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks or has lost
-        its state. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
-        numbers = torch.tensor([self.commits, self.begun, self.asks, self.state_lost])
+        its state, all that hold a dense replica. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        numbers = torch.tensor([self.commits, self.begun, self.asks, self.state_lost, transport.rank in self.dense])
         shared = transport.share([numbers, _to_bytes(self.view.to_json())])
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
-        said = [Ledger(*numbers.tolist()[:1], View.from_json(_from_bytes(view)), *numbers.tolist()[1:]) for numbers, view in shared.values()]
+        said = []
+        for rank, (numbers, view) in shared.items():
+            own, begun, asks, state_lost, holds = numbers.tolist()
+            said.append(Ledger(own, View.from_json(_from_bytes(view)), begun, bool(asks), bool(state_lost), (rank,) if holds else ()))
         commits = max(ledger.commits for ledger in said)
         return Ledger(
             commits,
@@ -37,6 +41,7 @@ class Ledger:
             max(ledger.begun for ledger in said if ledger.commits == commits),
             any(ledger.asks for ledger in said),
             any(ledger.state_lost for ledger in said),
+            tuple(sorted(rank for ledger in said for rank in ledger.dense)),
         )
 
 

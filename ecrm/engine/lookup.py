@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,14 @@ class Lookup:
     """
 
     def __init__(
-        self, where: Where, rows: Mapping[int, Sequence[Tensor]], soon: Mapping[int, Sequence[Tensor]] | None = None
+        self,
+        where: Where,
+        rows: Mapping[int, Sequence[Tensor]],
+        soon: Mapping[int, Sequence[Tensor]] | None = None,
+        computed: Collection[int] = (),
     ) -> None:
         self._where, self._soon = where, soon if where.repairs_ahead else None
-        self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in)
+        self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in, computed)
         self.repair: RepairRound | None = None
         self.repair_rides = False
 
@@ -61,13 +65,16 @@ class Lookup:
         self.shard_side = ShardRequests(requests, self._where.hosted)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
-        """Rows for slots, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can: that brings
-        the missing ones, and of those that slots will ask for `soon`."""
+        """Rows for slots that wait, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can:
+        that brings the missing ones, and of those that slots will ask for `soon`."""
         outgoing = self.shard_side.replies()
         if self._where.repairs_ahead:
             hosted, protection, view = self._where.hosted, self._where.protection, self._where.view
-            missing = {key: hosted[key].missing_among(torch.cat(list(rows)).unique()) for key, rows in soon.items()}
-            self.repair = protection.begin_repair(self.shard_side.missing(), missing, self._where.rebuild_rows, view)
+            unawaited = {key: [rows] for key, rows in self.shard_side.unawaited().items()}
+            for key, rows in soon.items():
+                unawaited.setdefault(key, []).extend(rows)
+            missing = {key: hosted[key].missing_among(torch.cat(rows).unique()) for key, rows in unawaited.items()}
+            self.repair = protection.begin_repair(self.shard_side.awaited(), missing, self._where.rebuild_rows, view)
             for rank, tensors in self.repair.requests().items():
                 outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
@@ -79,6 +86,6 @@ class Lookup:
             self.repair.hear(came.repairs)
 
     def rows(self, late: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
-        """Rows of each slot and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
+        """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
         return self.slot_side.collect(came, late)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,25 @@ if TYPE_CHECKING:
 
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON = range(6)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED = range(7)
 
 
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
-    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not asked of them but of `stand_in`.
+    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not asked of them but of `stand_in`. Slots
+    that are `computed` have their gradients already and want no values.
     """
 
     def __init__(
-        self, rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View, stand_in: StandIn | None = None
+        self,
+        rows: Mapping[int, Sequence[Tensor]],
+        layouts: Sequence[RowLayout],
+        view: View,
+        stand_in: StandIn | None = None,
+        computed: Collection[int] = (),
     ) -> None:
-        self._layouts, self._view, self._stand_in = layouts, view, stand_in
+        self._layouts, self._view, self._stand_in, self._computed = layouts, view, stand_in, computed
         away = frozenset() if stand_in is None else stand_in.away
         self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
@@ -53,11 +59,12 @@ class SlotRequests:
         return [(shard, place, local[place]) for shard, place in enumerate(places) if counts[shard]]
 
     def requests(self) -> dict[int, list[Tensor]]:
-        """Message per shard host: (ROWS, slot, shard, space), local rows."""
+        """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""
         outgoing: dict[int, list[Tensor]] = {}
         for (slot, space), parts in self._parts.items():
+            kind = COMPUTED if slot in self._computed else ROWS
             for shard, _, local in parts:
-                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([ROWS, slot, shard, space]), local))
+                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([kind, slot, shard, space]), local))
         return outgoing
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
@@ -71,10 +78,12 @@ class SlotRequests:
         return {tuple(head.tolist()[1:]): rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
     def collect(self, *replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
-        """Rows of each slot and space in the order asked, float32 [U, dim], from all replies together."""
+        """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together."""
         found = self.found(*replies)
-        result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows}
+        result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows if slot not in self._computed}
         for (slot, space), parts in self._parts.items():
+            if slot in self._computed:
+                continue
             wanted = self._rows[slot][space]
             pieces = [(place, found[slot, shard, space].view(place.numel(), -1)) for shard, place, _ in parts]
             if self._stand_in is not None:
@@ -121,12 +130,15 @@ class ShardRequests:
     def __init__(self, messages: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
         self._hosted = hosted
         self._ranks: dict[int, int] = {}
+        self._waiting: set[int] = set()
         self._late: list[ShardSpace] = []
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
-                _, slot, shard, space = head.tolist()
+                kind, slot, shard, space = head.tolist()
                 self._ranks[slot] = rank
+                if kind == ROWS:
+                    self._waiting.add(slot)
                 asked.setdefault((shard, space), []).append((slot, local))
         self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
 
@@ -137,8 +149,24 @@ class ShardRequests:
         return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
 
     def missing(self) -> dict[ShardSpace, Tensor]:
-        """Rows asked for that must be recovered first, unique, by hosted shard and space."""
-        missing = {key: self._hosted[key].missing_among(asked.rows) for key, asked in self._asked.items()}
+        """Rows asked for that must be recovered before they are updated, unique, by hosted shard and space."""
+        return self._missing_of(self._ranks)
+
+    def awaited(self) -> dict[ShardSpace, Tensor]:
+        """Those of `missing` whose values slots wait for."""
+        return self._missing_of(self._waiting)
+
+    def unawaited(self) -> dict[ShardSpace, Tensor]:
+        """Those of `missing` that slots ask for whose gradients are computed."""
+        return self._missing_of(self._ranks.keys() - self._waiting)
+
+    def _missing_of(self, slots: Collection[int]) -> dict[ShardSpace, Tensor]:
+        missing = {}
+        for key, asked in self._asked.items():
+            places = [place for slot, place in asked.places if slot in slots]
+            if places:
+                rows = asked.rows if len(places) == len(asked.places) else asked.rows[torch.cat(places).unique()]
+                missing[key] = self._hosted[key].missing_among(rows)
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
     def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
@@ -156,20 +184,21 @@ class ShardRequests:
         return result
 
     def replies(self) -> dict[int, list[Part]]:
-        """Message per slot's rank: (ROWS, slot, shard, space), rows in the order asked; where some are missing, none of that shard."""
-        self._late = list(self.missing())
+        """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked; where some are missing, none of that shard."""
+        self._late = list(self.awaited())
         return self._replies(key for key in self._asked if key not in self._late)
 
     def late_replies(self) -> dict[int, list[Part]]:
-        """The rest of `replies`, now that nothing is missing any more."""
+        """The rest of `replies`, now that nothing that slots wait for is missing any more."""
         return self._replies(self._late)
 
     def _replies(self, keys: Iterable[ShardSpace]) -> dict[int, list[Part]]:
         outgoing: dict[int, list[Part]] = {}
         for shard, space in keys:
             asked = self._asked[shard, space]
-            rows = self._hosted[shard, space].store.lookup(asked.rows)
-            for slot, place in asked.places:
+            waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
+            rows = self._hosted[shard, space].store.lookup(asked.rows) if waiting else None
+            for slot, place in waiting:
                 outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), Picked(rows, place)))
         return outgoing
 

@@ -41,6 +41,16 @@ class SlotForward:
     probabilities: Tensor
 
 
+@dataclass(frozen=True)
+class SlotResult:
+    """What a slot's share of a step came to: `gradients` of its rows, [U, D], its `contribution` to the dense replicas, [P + 1], and
+    `probabilities`, [B] float32."""
+
+    gradients: Tensor
+    contribution: Tensor
+    probabilities: Tensor
+
+
 def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_batch: int) -> SlotForward:
     """Forward of one slot with its rows' `values`, [U, D].
 
@@ -52,8 +62,8 @@ def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_
     return SlotForward(batch, values, loss, logits.detach().sigmoid())
 
 
-def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
-    """Backward of one slot: (gradients of its rows [U, D], contribution to the dense replicas [P + 1])."""
+def backward(replica: FlatDenseReplica, slot: SlotForward) -> SlotResult:
+    """Backward of one slot."""
     replica.begin_slot()
     slot.loss.backward()
-    return slot.values.grad, replica.contribution(slot.loss.detach())
+    return SlotResult(slot.values.grad, replica.contribution(slot.loss.detach()), slot.probabilities)

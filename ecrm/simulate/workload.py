@@ -16,6 +16,7 @@ from torch import Tensor
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.engine.computed import Computed
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
@@ -172,20 +173,23 @@ def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:
     return rows
 
 
-def train_step(workload: Workload, engine: Engine) -> None:
-    """One step of the job: gradients are a function of the rows' values and of the dense state."""
+def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]) -> None:
+    """One step of the job: row gradients and the contribution to the dense replica are a function of the rows' values and of the dense state;
+    `computed` keeps them."""
     step = engine.step
     engine.enter("input")
+    computed.begin(engine)
     rows = {slot: rows_of(workload, step, slot) for slot in engine.slots}
-    values = engine.lookup(rows)
+    values = engine.lookup(rows, computed=computed.keys() & rows.keys())
     engine.enter("forward")
     engine.enter("backward")
-    gradients, contributions = {}, {}
     for slot, spaces in values.items():
         pull = 0.1 * float(engine.dense.value.sum()) + slot
-        gradients[slot] = [torch.sin(value * 3 + pull) for value in spaces]
         total = torch.stack([value.sum() for value in spaces]).sum()
-        contributions[slot] = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
+        contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
+        computed[slot] = [torch.sin(value * 3 + pull) for value in spaces], contribution
+    gradients = {slot: computed[slot][0] for slot in rows}
+    contributions = {slot: computed[slot][1] for slot in rows}
     last = step + 1 == workload.steps
     ahead = None if last or not workload.look_ahead else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
     kind = 0 if workload.right_hints else hash((workload.seed, step, engine.rank)) % 4
@@ -215,13 +219,14 @@ def run_workload(
     if resume:
         engine.resume()
     checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
+    computed = Computed()
     while True:
         try:
             while engine.step < workload.steps:
                 if checkpoints is not None:
                     checkpoints.between_steps()
                     after_step(engine)
-                train_step(workload, engine)
+                train_step(workload, engine, computed)
                 after_step(engine)
             engine.enter("finish")
             engine.rebuild_all()

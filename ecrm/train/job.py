@@ -180,7 +180,7 @@ def _run(
         pages = Prefault()
         _together(transport, lambda: pages.all_of(engine.tensors))
         if start.mapped is None:  # pages of files would count as changed
-            hooks.recovered = lambda: pages.beside(engine.tensors)
+            hooks.committed = lambda: pages.beside(engine.tensors)  # and not while all wait for the step after a failure
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -285,7 +285,7 @@ def build_engine(
             reshape=config.protection.reshape,
             skip_undo=config.testing.skip_undo,
         ),
-        hooks=replace(hooks, event=event, recovered=lambda: hooks.recovered()),
+        hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,
     )
 

@@ -14,12 +14,13 @@ import torch
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.computed import Computed
 from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.memory import Memory
 from ecrm.errors import DataError, ParityMismatch
-from ecrm.model.batch import SlotBatch, backward, forward
+from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.meeting import meet
@@ -63,6 +64,7 @@ class Trainer:
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
         self._progress.begins_at(engine)
         self._kept: dict[tuple[int, int], SlotBatch] = {}
+        self._computed: Computed[SlotResult] = Computed()
         self._readings = Readings(engine, dataset)
         self._evaluated_at = 0
         self._started = time.monotonic()
@@ -121,16 +123,16 @@ class Trainer:
         step = engine.step
         engine.enter("input")
         batches = self._batches(step)
-        values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
+        self._computed.begin(engine)
+        values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()}, computed=self._computed.keys() & batches.keys())
         engine.enter("forward")
-        ahead = {
-            slot: forward(engine.dense, batch, values[slot][0], self._global_batch) for slot, batch in batches.items()
-        }
+        ahead = {slot: forward(engine.dense, batches[slot], looked_up, self._global_batch) for slot, (looked_up,) in values.items()}
         engine.enter("backward")
-        row_gradients, contributions = {}, {}
         for slot, between in ahead.items():
-            gradients, contributions[slot] = backward(engine.dense, between)
-            row_gradients[slot] = [gradients]
+            self._computed[slot] = backward(engine.dense, between)
+        results = {slot: self._computed[slot] for slot in batches}
+        row_gradients = {slot: [result.gradients] for slot, result in results.items()}
+        contributions = {slot: result.contribution for slot, result in results.items()}
         last = step + 1 == self._steps
         rows_ahead = rows_soon = None
         if not last and not self._evaluation_is_due(step + 1):
@@ -138,8 +140,9 @@ class Trainer:
             if engine.repairs_ahead and step + 2 < self._steps:
                 rows_soon = {slot: [batch.rows] for slot, batch in self._batches(step + 2).items()}
         engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon)
-        for slot in sorted(ahead):
-            self._progress.scored(ahead[slot].batch.labels, ahead[slot].probabilities)
+        self._computed.clear()
+        for slot, result in sorted(results.items()):
+            self._progress.scored(batches[slot].labels, result.probabilities)
         if self._profile is not None:
             self._profile.step_finished()
         self._progress.step_finished(engine)

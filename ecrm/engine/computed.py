@@ -1,0 +1,26 @@
+"""What slots have computed in a step, so that a failure before its end costs no second forward and backward."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ecrm.engine.engine import Engine
+
+Result = TypeVar("Result")
+
+
+class Computed(dict[int, Result]):
+    """Results of slots of the step that is under way, by slot.
+
+    Whoever runs a slot again gets the same bits from the same step, rows and dense replica; so what a rank that lives on had computed holds,
+    wherever lost rows come back exactly.
+    """
+
+    def __init__(self) -> None:
+        self._step = -1
+
+    def begin(self, engine: Engine) -> None:
+        """Keep what is here if the engine does the same step again, else drop it."""
+        if engine.step != self._step or not engine.protection.exact:
+            self.clear()
+        self._step = engine.step
