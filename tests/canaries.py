@@ -123,8 +123,8 @@ def _first_heir(patch):
 def _back_past_the_commit(engine):
     right = engine._take_over
 
-    def take_over():
-        heir = right()
+    def take_over(holders):
+        heir = right(holders)
         if engine.committed:
             engine.committed, engine.step = engine.committed - 1, engine.step - 1
         return heir
@@ -136,8 +136,8 @@ def _own_view(engine):
     """A recovery after which the lowest rank sees the holders of the dense replica in another order."""
     right = engine._take_over
 
-    def take_over():
-        heir = right()
+    def take_over(holders):
+        heir = right(holders)
         if engine.rank == engine.view.live[0]:
             engine.view = replace(engine.view, dense=engine.view.dense[::-1])
         return heir

@@ -92,7 +92,7 @@ def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
         reference.step()
         for target in (ours, redo):
             ahead = forward(target, batch, values, 32)
-            _, contribution = backward(target, ahead)
+            contribution = backward(target, ahead).contribution
             target.apply(contribution)
         if step == 1:
             ours.commit()
@@ -116,7 +116,7 @@ def test_gradients_of_rows_sum_over_their_uses():
     assert torch.equal(batch.rows, (ids + torch.tensor([0, 10, 20, 30])).unique())
     values = torch.randn(batch.rows.numel(), 8, generator=torch.Generator().manual_seed(2))
     replica = FlatDenseReplica(build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), "sgd", 0.1)
-    gradients, _ = backward(replica, forward(replica, batch, values, 32))
+    gradients = backward(replica, forward(replica, batch, values, 32)).gradients
     module = replica.module
     leaf = values.clone().requires_grad_()
     rows = torch.cat((module.dense_arch(dense).unsqueeze(1), leaf[batch.places].view(32, 4, 8)), dim=1)

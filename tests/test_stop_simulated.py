@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.simulate.workload import Workload, make_engine, train_step
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
@@ -22,13 +23,13 @@ def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], 
     def program(transport):
         engine = None
         hooks = Hooks(asks=lambda: engine is not None and transport.rank == asker and engine.step >= at)
-        engine = make_engine(workload, transport, hooks, lambda: 0.0)
+        engine, computed = make_engine(workload, transport, hooks, lambda: 0.0), Computed()
         while True:
             try:
                 try:
                     engine.heed_stop()
                     while engine.step < workload.steps:
-                        train_step(workload, engine)
+                        train_step(workload, engine, computed)
                         if engine.stopping:
                             raise StopAgreed
                     return None
