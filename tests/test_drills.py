@@ -98,6 +98,19 @@ def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_
     assert _scores(run) == _scores(undisturbed_run) and run.summary["eval_samples"] == 1200
 
 
+def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undisturbed):
+    """A server dies in parity, when slots have computed: each rank notes every backward it runs."""
+    line = mpirun_line(tmp_path / "run", criteo_rows, {**BASE, "cluster.servers": 3, "cluster.spares": 1}, ("1@9:parity",))
+    at = line.index("-m")
+    backwards = tmp_path / "backwards"
+    line[at : at + 2] = [str(Path(__file__).with_name("programs") / "counting_backwards.py"), str(backwards)]
+    code, output = Mpirun(line).end(RUN_SECONDS)
+    run = Run(code, output, tmp_path / "run")
+    assert run.model == undisturbed
+    assert [failure["redone_steps"] for failure in run.summary["failures"]] == [1]
+    assert len(backwards.read_bytes()) == BASE["train.steps"] * BASE["train.slots"]
+
+
 @pytest.mark.drill
 def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):
     """The drills can fail: the same kill with the undo step switched off gives another model."""

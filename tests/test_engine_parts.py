@@ -91,8 +91,8 @@ def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_d
     cluster = SimulatedCluster(workload.world_size, "computed", [PhaseFault(dead, 4, phase)])
     computed, reported, recovered, finished, lookup = [], [], [], [], Engine.lookup
 
-    def looking_up(self, rows, **words):
-        values = lookup(self, rows, **words)
+    def looking_up(self, rows, *more, **words):
+        values = lookup(self, rows, *more, **words)
         computed.extend((self.step, slot) for slot in values)
         return values
 

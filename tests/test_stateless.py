@@ -146,8 +146,8 @@ class Run:
                 engines[rank] = engine
                 lookup, apply, seen = engine.lookup, engine.apply, {}
 
-                def looking(rows, **words) -> dict[int, list[torch.Tensor]]:
-                    values = lookup(rows, **words)
+                def looking(rows, *more, **words) -> dict[int, list[torch.Tensor]]:
+                    values = lookup(rows, *more, **words)
                     self._compare(engine, rows, values, seen)
                     return values
 

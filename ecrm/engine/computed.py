@@ -13,14 +13,14 @@ class Computed(dict[int, Result]):
     """Results of slots of the step that is under way, by slot.
 
     Whoever runs a slot again gets the same bits from the same step, rows and dense replica; so what a rank that lives on had computed holds,
-    wherever lost rows come back exactly.
+    wherever lost rows come back exactly, and where the rows it was computed from are known to be those that were sent.
     """
 
     def __init__(self) -> None:
         self._step = -1
 
     def begin(self, engine: Engine) -> None:
-        """Keep what is here if the engine does the same step again, else drop it."""
-        if engine.step != self._step or not engine.protection.exact:
+        """Before a step's lookup: keep what is here if the engine does the same step again, else drop it."""
+        if engine.step != self._step or not engine.confirmed or not engine.protection.exact:
             self.clear()
         self._step = engine.step

@@ -4,7 +4,7 @@ This is the only place where transport, storage, protection and views meet. A tr
 
     while engine.step < steps:
         try:
-            rows = engine.lookup(requests_of(engine.step, engine.slots), computed=())
+            rows = engine.lookup(requests_of(engine.step, engine.slots), apply_follows=True)
             ...                                   # forward and backward, local to the slot
             engine.apply(row_gradients, dense_contributions)
         except StepAborted:
@@ -54,7 +54,9 @@ class Engine:
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
     the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
-    `live_at_commit` the ranks of the view at the last commit of a step, `stopping` whether all are to stop at this commit since one of them asks for it.
+    `live_at_commit` the ranks of the view at the last commit of a step, `stopping` whether all are to stop at this commit since one of them asks for it,
+    `confirmed` whether all rows that the last `lookup` returned here had come with the `apply` before it: if the step then begins again, it
+    is since an agreement has confirmed that nobody died while they came.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class Engine:
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._ahead: Lookup | None = None
         self._lookup: Lookup | None = None  # of the step that is under way
-        self._recovered = False  # and nothing was looked up since: all ranks stand still until that has come
+        self._recovered = False  # and nothing was looked up since
+        self.confirmed = False
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
@@ -164,7 +167,7 @@ class Engine:
     # -- the step ---------------------------------------------------------------------------------
 
     def lookup(
-        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int] | None = None
+        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int] = (), apply_follows: bool = False
     ) -> dict[int, list[Tensor]]:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
@@ -172,18 +175,20 @@ class Engine:
         a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
         stand-in gives values in their place. Values that
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
-        `computed`, given by every rank or by none, says that an `apply` follows in any case, and for which slots of this rank it will be given
-        what was computed for this step before a failure: values of these are not returned, and nobody waits for them. It must be empty
-        with a stand-in. Raises StepAborted after a failure.
+        `apply_follows`, the same on every rank, lets what nobody waits for come with that `apply`. For slots that are `computed`, that `apply`
+        will be given what was computed for this step before a failure: their values are not returned, and need not be there yet. None may
+        be with a stand-in. Raises StepAborted after a failure.
         """
+        assert self.protection.stand_in is None or not computed
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
             came_ahead, late = self._ahead is not None, {}
-            self._lookup, self._ahead = self._ahead or self._ask(rows, computed or ()), None
+            self._lookup, self._ahead = self._ahead or self._ask(rows, computed), None
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
-                late = self._answer_repair(self._lookup, at_once=not came_ahead and computed is None)
+                late = self._answer_repair(self._lookup, at_once=not (came_ahead or apply_follows))
+            self.confirmed = came_ahead and not late
             return self._lookup.rows(late)
 
     def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int]) -> Lookup:
@@ -204,7 +209,7 @@ class Engine:
 
     @property
     def _rebuild_rows(self) -> int:
-        """Background rows of a round of repair: none in the first one after a recovery, which brings only what slots wait for."""
+        """Background rows of a round of repair: none in the first one after a recovery, for which all ranks stand still."""
         return 0 if self._recovered else self._policy.rebuild_rows_per_step
 
     @property

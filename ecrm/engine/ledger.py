@@ -32,8 +32,8 @@ class Ledger:
             raise PeerFailure("a rank died in recovery")
         said = []
         for rank, (numbers, view) in shared.items():
-            own, begun, asks, state_lost, holds = numbers.tolist()
-            said.append(Ledger(own, View.from_json(_from_bytes(view)), begun, bool(asks), bool(state_lost), (rank,) if holds else ()))
+            commits, begun, asks, state_lost, holds = numbers.tolist()
+            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, bool(asks), bool(state_lost), (rank,) if holds else ()))
         commits = max(ledger.commits for ledger in said)
         return Ledger(
             commits,

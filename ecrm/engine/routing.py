@@ -82,7 +82,7 @@ class SlotRequests:
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows if slot not in self._computed}
         for (slot, space), parts in self._parts.items():
-            if slot in self._computed:
+            if slot not in result:
                 continue
             wanted = self._rows[slot][space]
             pieces = [(place, found[slot, shard, space].view(place.numel(), -1)) for shard, place, _ in parts]

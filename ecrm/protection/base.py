@@ -203,8 +203,8 @@ class Protection(ABC):
         self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
     ) -> RepairRound:
         """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered at the commit and finished
-        before the next step's updates. `soon` are missing local rows that the step after the next asks for: recovered as well, but
-        nobody waits for them.
+        before the next step's updates. `soon` are missing local rows that the next step updates or the one after it asks for: recovered as
+        well, but nobody waits for them.
         """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
 

@@ -1,4 +1,4 @@
-"""One round of repair: rows wanted now, rows wanted a step later and, up to a budget in all, others, decoded from any k units of
+"""One round of repair: rows that slots wait for, rows wanted later and, up to a budget in all, others, decoded from any k units of
 their stripes.
 
 Further rows are probed: where the k units are zeros, because no row of the stripe was ever updated, the missing one is

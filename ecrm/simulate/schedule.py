@@ -100,7 +100,8 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch, FBGEMM and wide stripes.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch, FBGEMM, wide stripes
+    # and lookups between steps.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
@@ -112,6 +113,7 @@ def draw(seed: int, suite: str) -> Schedule:
         k, m = rng.choice(((6, 2), (8, 2), (5, 3), (3, 4), (4, 4)))
         workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)
         workload = replace(workload, domains=_hosts(rng, workload))
+    workload = replace(workload, looks_between=rng.random() < 0.3)
     return replace(schedule, workload=workload)
 
 

@@ -72,7 +72,7 @@ class TinyDense:
 class Workload:
     """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files
     (`durable`: on the device), or for the checkpoints of stateless servers; `right_hints`, whether all ranks always say what rows they will
-    ask for soon."""
+    ask for soon; `looks_between`, whether rows are looked up before some steps that do nothing with them, as an evaluation does."""
 
     seed: int = 0
     tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
@@ -97,6 +97,7 @@ class Workload:
     reshape: bool = True
     look_ahead: bool = True
     right_hints: bool = False
+    looks_between: bool = False
     skip_undo: bool = False
     backend: str = "native"
 
@@ -173,6 +174,10 @@ def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:
     return rows
 
 
+def _looks_between(workload: Workload, step: int) -> bool:
+    return workload.looks_between and hash((workload.seed, step)) % 3 == 0
+
+
 def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]) -> None:
     """One step of the job: row gradients and the contribution to the dense replica are a function of the rows' values and of the dense state;
     `computed` keeps them."""
@@ -180,7 +185,9 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
     engine.enter("input")
     computed.begin(engine)
     rows = {slot: rows_of(workload, step, slot) for slot in engine.slots}
-    values = engine.lookup(rows, computed=computed.keys() & rows.keys())
+    if _looks_between(workload, step):
+        engine.lookup(rows)
+    values = engine.lookup(rows, computed.keys() & rows.keys(), apply_follows=True)
     engine.enter("forward")
     engine.enter("backward")
     for slot, spaces in values.items():
@@ -191,7 +198,7 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
     gradients = {slot: computed[slot][0] for slot in rows}
     contributions = {slot: computed[slot][1] for slot in rows}
     last = step + 1 == workload.steps
-    ahead = None if last or not workload.look_ahead else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
+    ahead = None if last or not workload.look_ahead or _looks_between(workload, step + 1) else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
     kind = 0 if workload.right_hints else hash((workload.seed, step, engine.rank)) % 4
     later = (step + 2, step + 2, None, step + 3)[kind] if engine.repairs_ahead else None  # a hint: right, left out, or wrong
     soon = None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}

@@ -46,7 +46,7 @@ _DYING = 0
 _POLL_SECONDS = 0.5
 _DYING_SECONDS = 2.0
 _NICE = 10
-"""Of a dying rank: the system takes its memory back (25 ms of one core for what Python and torch hold alone) beside the others' recovery, not before."""
+"""Of a dying rank: where cores are scarce the others recover before the system has taken its memory back, not after."""
 
 
 class Guarded:
@@ -179,7 +179,7 @@ def _watch(
                 _leave(status, b"d" in said)
         if dying and b"d" not in said:
             with contextlib.suppress(OSError):  # gone by now
-                os.setpriority(os.PRIO_PGRP, child, _NICE)
+                os.setpriority(os.PRIO_PGRP, child, _NICE)  # all its threads, any of which may be the last
             _leave(0, done=False)
         if startup is None:
             neighbours.look()

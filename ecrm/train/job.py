@@ -180,7 +180,7 @@ def _run(
         pages = Prefault()
         _together(transport, lambda: pages.all_of(engine.tensors))
         if start.mapped is None:  # pages of files would count as changed
-            hooks.committed = lambda: pages.beside(engine.tensors)  # and not while all wait for the step after a failure
+            hooks.committed = lambda: pages.beside(engine.tensors)  # a recovery's, once the step after it is done
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),

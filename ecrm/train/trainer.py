@@ -124,7 +124,8 @@ class Trainer:
         engine.enter("input")
         batches = self._batches(step)
         self._computed.begin(engine)
-        values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()}, computed=self._computed.keys() & batches.keys())
+        rows = {slot: [batch.rows] for slot, batch in batches.items()}
+        values = engine.lookup(rows, self._computed.keys() & batches.keys(), apply_follows=True)
         engine.enter("forward")
         ahead = {slot: forward(engine.dense, batches[slot], looked_up, self._global_batch) for slot, (looked_up,) in values.items()}
         engine.enter("backward")
@@ -140,7 +141,6 @@ class Trainer:
             if engine.repairs_ahead and step + 2 < self._steps:
                 rows_soon = {slot: [batch.rows] for slot, batch in self._batches(step + 2).items()}
         engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon)
-        self._computed.clear()
         for slot, result in sorted(results.items()):
             self._progress.scored(batches[slot].labels, result.probabilities)
         if self._profile is not None:
