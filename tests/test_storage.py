@@ -121,6 +121,10 @@ def test_missing_rows_are_found_restored_and_forgotten():
     hosted.undo()
     assert hosted.missing_rows == 50
     assert torch.equal(hosted.missing_among(asked), asked)
+    assert hosted.missing.first(5).numel() == 0
+    hosted.missing.probed(4)
+    assert hosted.missing.first(5).tolist() == [0, 1, 2, 3]
+    hosted.missing.probed(50)
     assert hosted.missing.first(5).tolist() == [0, 1, 2, 3, 4]
     hosted.restore(asked, records)
     hosted.committed()
@@ -139,12 +143,12 @@ def test_missing_rows_are_found_restored_and_forgotten():
 def test_rows_found_and_lost_again_are_zeros_and_probed_again():
     hosted = HostedShard(_filled("native", "sgd"), 50, missing=True)
     assert hosted.missing.unprobed(20) == hosted.missing.unprobed(20) == (0, 20)
-    hosted.restore_zeros(torch.arange(10))
+    hosted.missing.remove_zeros(slice(0, 20, 2), torch.ones(10, dtype=torch.bool))
     hosted.missing.probed(20)
     hosted.committed()
     records = torch.full((3, hosted.store.record_bytes), 7, dtype=torch.uint8)
     hosted.restore(torch.tensor([20, 21, 40]), records)
-    hosted.restore_zeros(torch.tensor([22]))
+    hosted.missing.remove_zeros(slice(20, 24, 1), torch.tensor([True, False, True, False]))
     assert hosted.missing.unprobed(4) == (20, 24)
     hosted.missing.probed(24)
     assert hosted.missing.unprobed(4) == (24, 28)
@@ -159,6 +163,7 @@ def test_rows_found_and_lost_again_are_zeros_and_probed_again():
 @pytest.mark.parametrize("rows", [1, 100, 65_536, 200_001])
 def test_first_missing_rows_come_in_order_whatever_was_removed(rows):
     missing = MissingRows(rows)
+    missing.probed(rows)
     generator = torch.Generator().manual_seed(rows)
     model = set(range(rows))
     for _ in range(8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ecrm.protection.rebuild import Group, Rebuild
+from ecrm.protection.rebuild import Group, Probe, Rebuild
 
 
 class CopyRebuild(Rebuild):
@@ -26,9 +26,12 @@ class CopyRebuild(Rebuild):
         return torch.cat([self._held(shard, space, unit, local), current], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
-        """As for parity; a stale record says nothing, so it is not zeros."""
-        other = super()._probe(shard, space, unit, local)
-        return other | self._parity[shard, space].stale(local) if unit else other
+        """As for parity; other than zero where the record is stale, which says nothing."""
+        last = super()._probe(shard, space, unit, local)
+        return last | self._parity[shard, space].stale(local) if unit else last
+
+    def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
+        return (torch.stack(sent) == 0).any(dim=0)
 
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
         units = torch.stack(sent)

@@ -27,18 +27,13 @@ class ParityRows:
     def log_bytes(self) -> int:
         return sum(tensor.nbytes for entry in self._log for tensor in entry)
 
-    def updated(self, rows: slice) -> Tensor:
-        """Bool [R]: whether the records are other than zeros."""
-        return (self.records[rows].view(torch.int32) != 0).any(dim=1)
+    def last_bytes(self, rows: slice) -> Tensor:
+        """The last byte of each record, uint8 [R]."""
+        return self.records[rows, -1].contiguous()
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing parity rows, uint8 [R, B]."""
         self.records[rows] = records
-        if rows.numel():
-            self.missing.remove(rows)
-
-    def restore_zeros(self, rows: Tensor) -> None:
-        """The records of these missing parity rows are zeros, as what is kept of a missing one always is."""
         if rows.numel():
             self.missing.remove(rows)
 

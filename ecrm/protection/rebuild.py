@@ -1,8 +1,8 @@
 """One round of repair: rows that slots wait for, rows wanted later and, up to a budget in all, others, decoded from any k units of
 their stripes.
 
-Further rows are probed: where the k units are zeros, because no row of the stripe was ever updated, the missing one is
-zeros as well, and nothing need be sent. So rows that were updated come back without waiting for the others.
+Further rows are probed: parity is linear byte by byte, so the last bytes of k units, of which that of a row is zero just where the
+row was never updated, tell which missing records are zeros. So rows that were updated come back without waiting for the others.
 
 A missing row's sources depend only on its stripe's residue and its unit number, so rows are handled
 in at most k + m groups per shard, each with one decoding matrix.
@@ -28,8 +28,8 @@ from ecrm.storage.missing import MissingRows
 from ecrm.transport.message import in_groups
 
 
-PROBES_PER_ROW = 16
-"""Rows probed per row of the budget: a probe costs each source a flag, a row its record."""
+PROBES_PER_ROW = 64
+"""Rows probed per row of the budget: a probe costs each source a byte, a row its record."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Group(Unit):
-    """Missing local rows of a unit, to be decoded; whether slots wait for them; whether a step asks for them, waiting or not."""
+    """Missing local rows of a unit, to be decoded; whether slots wait for them; how many of them, from the first on, a step asks for,
+    waiting or not."""
 
     local: Tensor
     wanted: bool
-    asked: bool
+    asked: int
 
 
 @dataclass(frozen=True)
 class Probe(Unit):
-    """The rows of a unit in periods `first` to `last` - 1, whose sources are asked whether they are zeros."""
+    """The rows of a unit in periods `first` to `last` - 1, of whose sources the last bytes are asked."""
 
     first: int
     last: int
@@ -114,7 +115,7 @@ class Rebuild(RepairRound):
         return self._answers(wanted=True)
 
     def rest(self) -> dict[int, list[Tensor]]:
-        """Records, or whether there are any, headed likewise."""
+        """Records, or the last bytes of those probed, headed likewise."""
         return self._answers(wanted=False)
 
     def _answers(self, wanted: bool) -> dict[int, list[Tensor]]:
@@ -158,23 +159,24 @@ class Rebuild(RepairRound):
                 both = asked.get(key, none)
                 background = _without(hosted.missing.first(left[shard] + both.numel()), both)[: left[shard]]
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k), now, wanted=True, asked=True)
-                groups += self._groups_of(key, range(k), both[now.numel() :], wanted=False, asked=True)
-                groups += self._groups_of(key, range(k), background, wanted=False, asked=False)
+                groups += self._groups_of(key, range(k), now, none, wanted=True)
+                groups += self._groups_of(key, range(k), both[now.numel() :], background, wanted=False)
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing_rows:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
-                groups += self._groups_of(key, range(k, k + m), background, wanted=False, asked=False)
+                groups += self._groups_of(key, range(k, k + m), none, background, wanted=False)
                 groups += self._probes_of(key, range(k, k + m), parity.missing, budget)
         return groups
 
-    def _groups_of(self, key: ShardSpace, units: range, chosen: Tensor, wanted: bool, asked: bool) -> Iterator[Group]:
-        """The `chosen` local rows, by unit; local rows take the units in turn."""
+    def _groups_of(self, key: ShardSpace, units: range, asked: Tensor, background: Tensor, wanted: bool) -> Iterator[Group]:
+        """Local rows, by unit; local rows take the units in turn."""
+        chosen = torch.cat([asked, background])
+        places = chosen % len(units)
         for place, unit in enumerate(units):
-            local = chosen[chosen % len(units) == place]
-            if local.numel():
-                yield Group(*key, unit, self._sources(key[0], unit), local, wanted, asked)
+            here = (places == place).nonzero().squeeze(1)
+            if here.numel():
+                yield Group(*key, unit, self._sources(key[0], unit), chosen[here], wanted, int((here < asked.numel()).sum()))
 
     def _probes_of(self, key: ShardSpace, units: range, missing: MissingRows, budget: int) -> Iterator[Probe]:
         """The next rows to probe, by unit."""
@@ -213,8 +215,8 @@ class Rebuild(RepairRound):
         return self._parity[shard, space].records.index_select(0, local)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
-        """Whether the records of one unit hosted here are other than zeros, bool [R]."""
-        return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).updated(local)
+        """Last bytes of records of one unit hosted here, uint8 [R]."""
+        return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).last_bytes(local)
 
     def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
         """Decode every group whose sources have answered from their records and fill its rows in."""
@@ -239,13 +241,19 @@ class Rebuild(RepairRound):
         target = self._target(group)
         target.restore(*self._recovered(group, [part.view(group.local.numel(), -1) for part in sent]))
         if group.asked:
-            target.on_demand_rows += group.local.numel()
+            target.on_demand_rows += group.asked
 
     def _fill_zeros(self, probe: Probe, sent: list[Tensor]) -> None:
         target, rows = self._target(probe), self._of_periods(probe.unit, probe.first, probe.last)
-        zeros = torch.arange(rows.start, rows.stop, rows.step)[~torch.stack(sent).any(dim=0)]
-        target.restore_zeros(zeros[target.missing.among(zeros)])
+        target.missing.remove_zeros(rows, self._zeros(probe, sent))
         target.missing.probed(rows.stop)
+
+    def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
+        """Which records of a unit are zeros, bool [R], from the last bytes of its sources, uint8 [R]: those of data that was never updated,
+        those of parity whose whole stripe was not."""
+        units = (probe.unit,) if probe.unit < self._shape.k else range(self._shape.k)
+        matrix = torch.tensor(self._code.decode_matrix(probe.sources, units))
+        return (decode([part.view(1, -1) for part in sent], matrix) == 0).all(dim=0).squeeze(0)
 
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
         """(local rows, their records) from what each of the group's sources sent, uint8 [R, bytes]."""

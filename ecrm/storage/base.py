@@ -100,6 +100,10 @@ class Store(ABC):
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
         return (self._touched[rows] if isinstance(rows, slice) else self._touched.index_select(0, rows)) != 0
 
+    def last_bytes(self, rows: slice) -> Tensor:
+        """The last byte of each record, uint8 [R], which is zero just where the row was never updated."""
+        return self._touched.view(torch.uint8)[3::4][rows].contiguous()
+
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
         scatter_records(self.weights, self._tail, rows, records)

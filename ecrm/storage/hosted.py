@@ -44,11 +44,6 @@ class HostedShard:
         if rows.numel():
             self.missing.remove(rows)
 
-    def restore_zeros(self, rows: Tensor) -> None:
-        """The records of these missing rows are zeros, as what is kept of a missing row always is."""
-        if rows.numel():
-            self.missing.remove(rows)
-
     def restore_rest(self) -> None:
         """The records of all rows still missing are zeros, as what is kept of a missing row always is."""
         if self.missing is not None:

@@ -31,7 +31,7 @@ class MissingRows:
         return ~self._present[rows] if self.count else torch.zeros(rows.numel(), dtype=torch.bool)
 
     def first(self, count: int) -> Tensor:
-        """The lowest `count` missing rows (fewer when fewer are missing), int64."""
+        """The lowest `count` missing rows of those `probed` (fewer when there are not so many), int64."""
         found = self._scan(self._first, count)
         if found.numel():
             self._first = int(found[0])
@@ -46,10 +46,10 @@ class MissingRows:
         self._probed = max(self._probed, last)
 
     def _scan(self, start: int, count: int) -> Tensor:
-        """The first `count` missing rows from row `start` on."""
+        """The first `count` missing and probed rows from row `start` on."""
         found = []
-        while self.count and count > 0 and start < self._present.numel():
-            window = (~self._present[start : start + _WINDOW]).nonzero().squeeze(1)[:count] + start
+        while self.count and count > 0 and start < self._probed:
+            window = (~self._present[start : min(start + _WINDOW, self._probed)]).nonzero().squeeze(1)[:count] + start
             start += _WINDOW
             found.append(window)
             count -= window.numel()
@@ -60,6 +60,14 @@ class MissingRows:
         self._present[rows] = True
         self._found.append(rows)
         self.count -= rows.numel()
+
+    def remove_zeros(self, rows: slice, zeros: Tensor) -> None:
+        """Of these rows, those of `zeros`, bool [R], that are missing are missing no more: what is kept of a missing row always is zeros."""
+        present = self._present[rows]
+        found = (zeros & ~present).nonzero().squeeze(1)
+        present |= zeros
+        self._found.append(rows.start + rows.step * found)
+        self.count -= found.numel()
 
     def remove_rest(self) -> None:
         """No row is missing any more, however many there are."""
