@@ -6,12 +6,20 @@ import ctypes
 import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from ecrm.engine.hooks import Hooks
 from ecrm.errors import UsageError
+from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.placement.tables import Table
+from ecrm.simulate.oracle import truth_of
+from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.base import lazy_zeros
 from ecrm.storage.prefault import Prefault
+from ecrm.train.ready import ReadyMemory
+from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -83,6 +91,52 @@ def test_what_takes_the_place_of_something_dropped_is_new():
         pages.beside([rows]).join(60)
         assert resident(rows) >= rows.nbytes
         del rows
+
+
+def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
+    """Two spares are ready at the start, the third when it has moved up."""
+    tables = (Table("a", 3000, 16), Table("b", 2000, 8))
+    workload = Workload(tables=tables, steps=24, servers=4, k=2, m=1, trainers=1, slots=1, spares=3, rebuild_rows_per_step=1024)
+    cluster = SimulatedCluster(workload.world_size, "ready", [PhaseFault(1, 4, "parity")])
+    taken, ready = {rank: [] for rank in range(workload.world_size)}, {}
+
+    def program(transport):
+        rank, memory, threads = transport.rank, ReadyMemory(2), []
+
+        def allocate(*shape, dtype=np.float32):
+            waiting = len(memory.waiting)
+            tensor = memory.allocate(*shape, dtype=dtype)
+            if len(memory.waiting) < waiting:
+                taken[rank].append((tensor.nbytes, resident(tensor) >= tensor.nbytes, bool(tensor.any())))
+            return tensor
+
+        def started(engine):
+            memory.start(engine)
+            hooks.committed = lambda: threads.append(memory.committed(engine))
+            ready[rank] = [bool(memory.waiting)]
+
+        def finished(engine):
+            if engine.step == workload.steps:
+                for thread in filter(None, threads):
+                    thread.join(60)
+                assert all(resident(tensor) >= tensor.nbytes for tensor in memory.waiting)
+                ready[rank].append(bool(memory.waiting))
+
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name))
+        return run_workload(workload, transport, hooks, after_start=started, after_step=finished, allocate=allocate)
+
+    outcome = cluster.run(program)
+    spares = [5, 6, 7]
+    assert outcome.results[0].tables == truth_of(workload).tables
+    assert [rank for rank in sorted(ready) if ready[rank][0]] == spares[:2]
+    assert [rank for rank in sorted(ready) if ready[rank][-1]] == spares[1:]
+    assert {rank for rank, blocks in taken.items() if blocks} == {spares[0]}
+    assert all(there and not held for _, there, held in taken[spares[0]])
+    layouts = [RowLayout(StripeShape(4, 2, 1), table.rows) for table in tables]
+    assert sum(size for size, _, _ in taken[spares[0]]) == sum(
+        (layout.data_rows_per_shard + layout.parity_rows_per_shard) * 4 * (table.dim + 2)  # a float of Adagrad's, and whether updated
+        for layout, table in zip(layouts, tables, strict=True)
+    )
 
 
 def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
-from ecrm.storage.base import Store
+from ecrm.storage.base import Allocate, Store, lazy_zeros
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import initial_rows
 from ecrm.transport.base import PeerFailure, Transport
@@ -72,8 +73,9 @@ class Engine:
         hooks: Hooks | None = None,
         clock: Callable[[], float] = time.monotonic,
         durable: Durable | None = None,
+        allocate: Allocate = lazy_zeros,
     ) -> None:
-        self._durable = durable
+        self._durable, self._allocate = durable, allocate
         self.rollbacks = 0
         self._state_lost = False  # from the moment a rollback begins until all agree that it is through
         self.transport = self._riding = RidingTransport(transport)
@@ -438,7 +440,7 @@ class Engine:
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
 
     def _context_of(self, layouts: Sequence[RowLayout], hosted: dict[ShardSpace, HostedShard]) -> ProtectionContext:
-        return ProtectionContext(self.transport, tuple(layouts), self._record_bytes, hosted, self._initial)
+        return ProtectionContext(self.transport, tuple(layouts), self._record_bytes, hosted, self._initial, allocate=self._allocate)
 
     def _initial(self, space: int, rows: Tensor) -> Tensor:
         return initial_rows(self.spaces[space], rows, self._seed)
@@ -478,6 +480,14 @@ class Engine:
     def tensors(self) -> list[Tensor]:
         """The live tensors of all rows and redundancy held on this rank."""
         return [part for hosted in self.hosted.values() for part in hosted.store.memory] + list(self.protection.memory)
+
+    def memory_of_a_shard(self) -> list[Tensor]:
+        """New memory such as `allocate` gives for one more shard's rows and redundancy, of which the system has handed out nothing yet."""
+        memory: list[Tensor] = []
+        for space, layout, size in zip(self.spaces, self.layouts, self._record_bytes, strict=True):
+            memory += self._make_store(layout.data_rows_per_shard, space.dim, torch.empty_like).memory
+            memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))
+        return memory
 
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
@@ -638,7 +648,7 @@ class Engine:
         def initial(local: Tensor) -> Tensor:
             return self._initial(space, layout.rows_of(shard, local))
 
-        allocate = protection.allocator(shard, space)
+        allocate = protection.allocator(shard, space) or self._allocate
         return self._make_store(layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate)
 
     def resume(self) -> None:

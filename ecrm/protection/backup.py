@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from ecrm.protection.parity import ParityRows
-from ecrm.storage.base import lazy_zeros
+from ecrm.storage.base import Allocate, lazy_zeros
 
 
 class BackupRows(ParityRows):
     """Parity rows that are whole records; one that was passed over is stale: not what the row is now."""
 
-    def __init__(self, rows: int, record_bytes: int, missing: bool) -> None:
-        super().__init__(rows, record_bytes, missing)
+    def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
+        super().__init__(rows, record_bytes, missing, allocate)
         self._stale = lazy_zeros(rows, dtype=np.bool_)
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._marked: list[tuple[Tensor, Tensor]] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View, failures_left
-from ecrm.storage.base import Allocate
+from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Part
@@ -66,6 +66,7 @@ class ProtectionContext:
     hosted: dict[ShardSpace, HostedShard] = field(default_factory=dict)
     initial: Callable[[int, Tensor], Tensor] | None = None
     committed: int = 0
+    allocate: Allocate = lazy_zeros
 
 
 class RepairRound(ABC):

@@ -84,7 +84,7 @@ class ErasureProtection(Protection):
             for space, layout in enumerate(self._context.layouts):
                 if (shard, space) not in self.parity:
                     self.parity[shard, space] = self.rows_kind(
-                        layout.parity_rows_per_shard, self._context.record_bytes[space], missing
+                        layout.parity_rows_per_shard, self._context.record_bytes[space], missing, self._context.allocate
                     )
 
     def protect(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ecrm.kernels.parity_apply import parity_apply
-from ecrm.storage.base import lazy_zeros
+from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.missing import MissingRows
 
 
 class ParityRows:
     """Parity `records`, uint8 [rows, record bytes], zero at first; `missing`, the rows still to be recovered or None."""
 
-    def __init__(self, rows: int, record_bytes: int, missing: bool) -> None:
-        self.records = lazy_zeros(rows, record_bytes, dtype=np.uint8)
+    def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
+        self.records = allocate(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
         self._log: list[tuple[Tensor, Tensor, Tensor]] = []
 

@@ -33,7 +33,7 @@ from ecrm.protection.none import NoProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.protection.stateless import StatelessProtection
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
+from ecrm.storage.base import Allocate, SparseOptimizer, lazy_zeros
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5
@@ -138,7 +138,12 @@ class Outcome:
 
 
 def make_engine(
-    workload: Workload, transport: Transport, hooks: Hooks, clock: Callable[[], float], durable: Durable | None = None
+    workload: Workload,
+    transport: Transport,
+    hooks: Hooks,
+    clock: Callable[[], float],
+    durable: Durable | None = None,
+    allocate: Allocate = lazy_zeros,
 ) -> Engine:
     """This rank's engine at the undisturbed start."""
     protection = workload.make_protection()
@@ -161,6 +166,7 @@ def make_engine(
         hooks=hooks,
         clock=clock,
         durable=durable,
+        allocate=allocate,
     )
 
 
@@ -216,12 +222,13 @@ def run_workload(
     durable: Durable | None = None,
     make_checkpoints: Callable[[Engine], Checkpoints] | None = None,
     resume: bool = False,
+    allocate: Allocate = lazy_zeros,
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
 
     With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
     """
-    engine = make_engine(workload, transport, hooks or Hooks(), clock, durable)
+    engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
     after_start(engine)
     if resume:
         engine.resume()

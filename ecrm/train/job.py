@@ -47,8 +47,7 @@ from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend
-from ecrm.storage.base import SparseOptimizer
-from ecrm.storage.prefault import Prefault
+from ecrm.storage.base import Allocate, SparseOptimizer, lazy_zeros
 from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
@@ -58,7 +57,7 @@ from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
-from ecrm.train.ready import READY_SPARES_PER_M, Loading
+from ecrm.train.ready import Loading, ReadyMemory, ready_spares
 from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.start import Start, plan_start
@@ -168,7 +167,8 @@ def _run(
         durable = Reopened()
     elif config.checkpoints or goes_on:
         durable = Restorer(own, start.checkpoints, say)
-    engine = build_engine(config, transport, protection, view, dataset, hooks, durable)
+    memory = ReadyMemory(ready_spares(protection))
+    engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate)
     reporter.watch(engine)
     flipping.watch(engine)
     if goes_on:
@@ -177,10 +177,9 @@ def _run(
                 say(line)
         engine.resume()
     if config.storage.prefault:
-        pages = Prefault()
-        _together(transport, lambda: pages.all_of(engine.tensors))
+        _together(transport, lambda: memory.start(engine))
         if start.mapped is None:  # pages of files would count as changed
-            hooks.committed = lambda: pages.beside(engine.tensors)  # a recovery's, once the step after it is done
+            hooks.committed = lambda: memory.committed(engine)  # a recovery's, once the step after it is done
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -251,6 +250,7 @@ def build_engine(
     dataset: CriteoDataset,
     hooks: Hooks,
     durable: Durable | None = None,
+    allocate: Allocate = lazy_zeros,
 ) -> Engine:
     """This rank's engine for a config, at the undisturbed start, `view`."""
     model, train = config.model, config.train
@@ -258,7 +258,7 @@ def build_engine(
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
     replicas = protection.dense_replicas
     optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
-    loading = Loading(transport.rank, view, READY_SPARES_PER_M * (replicas - 1), arch, backend, optimizer)
+    loading = Loading(transport.rank, view, ready_spares(protection), arch, backend, optimizer)
 
     def event(fields: dict[str, Any]) -> None:
         if fields["event"] == "view":
@@ -287,6 +287,7 @@ def build_engine(
         ),
         hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,
+        allocate=allocate,
     )
 
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.model.dlrm import import_dense_arch
 from ecrm.placement.view import View
+from ecrm.protection.base import Protection
 from ecrm.storage import store_factory
-from ecrm.storage.base import Allocate, SparseOptimizer, Store
+from ecrm.storage.base import Allocate, SparseOptimizer, Store, lazy_zeros
+from ecrm.storage.prefault import Prefault
 
-READY_SPARES_PER_M = 2
-"""m may die at once, and m more while the spares that move up are loading."""
+if TYPE_CHECKING:
+    from ecrm.engine.engine import Engine
+
+
+def ready_spares(protection: Protection) -> int:
+    """How many spares are ready: m may die at once, and m more while the spares that move up are loading."""
+    return 2 * (protection.dense_replicas - 1)
 
 
 def takes_over_soon(rank: int, view: View, ready: int) -> bool:
@@ -53,3 +63,43 @@ class Loading:
         store_factory(self._backend, self._optimizer)
         import_dense_arch(self._arch)
         gc.freeze()  # garbage collections in a step pass over all of it
+
+
+class ReadyMemory:
+    """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
+    `waiting` until it is taken.
+
+    `allocate` is for the engine: memory as `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
+    """
+
+    def __init__(self, ready: int) -> None:
+        self._ready, self._pages = ready, Prefault()
+        self.waiting: list[Tensor] = []
+        self._view: View | None = None
+        self._layouts: object = None
+
+    def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        for place, memory in enumerate(self.waiting):
+            if tuple(memory.shape) == shape and memory.dtype == wanted:
+                return self.waiting.pop(place)
+        return lazy_zeros(*shape, dtype=dtype)
+
+    def start(self, engine: Engine) -> None:
+        """Have it all now. Raises UsageError where the system cannot hand it out."""
+        self._heed(engine)
+        self._pages.all_of([*engine.tensors, *self.waiting])
+
+    def committed(self, engine: Engine) -> None:
+        """After a commit: what is new since the roles changed comes beside the steps."""
+        if engine.view is not self._view:
+            self._heed(engine)
+            self._pages.beside([*engine.tensors, *self.waiting])
+
+    def _heed(self, engine: Engine) -> None:
+        """Have memory for a shard waiting, as shards are now, if this rank is a spare that is to have it, and else none."""
+        view, self._view = engine.view, engine.view
+        if engine.rank not in view.spares[: self._ready]:
+            self.waiting.clear()
+        elif not self.waiting or engine.layouts is not self._layouts:
+            self.waiting, self._layouts = engine.memory_of_a_shard(), engine.layouts
