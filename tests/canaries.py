@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 import ecrm.coding.code as code_module
 import ecrm.engine.engine as engine_module
@@ -22,6 +23,7 @@ from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.start import spread_shards
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.backup import BackupRows
+from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.replicate import Held
 from ecrm.storage.hosted import HostedShard
 
@@ -74,6 +76,11 @@ def _wrong_source(engine):
     engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
 
 
+def _some_zeros_are_enough(patch):
+    """A probed row counts as zeros where some unit of its stripe was never updated."""
+    patch.setattr(Rebuild, "_zeros", lambda self, probe, sent: (torch.stack(sent) == 0).any(dim=0))
+
+
 def _unawaited_left_out(patch):
     """Rows of slots that have computed already are not brought back before they are updated."""
     patch.setattr(ShardRequests, "unawaited", lambda self: {})
@@ -123,11 +130,10 @@ def _first_heir(patch):
 def _back_past_the_commit(engine):
     right = engine._take_over
 
-    def take_over(holders):
-        heir = right(holders)
+    def take_over():
+        right()
         if engine.committed:
             engine.committed, engine.step = engine.committed - 1, engine.step - 1
-        return heir
 
     engine._take_over = take_over
 
@@ -136,11 +142,10 @@ def _own_view(engine):
     """A recovery after which the lowest rank sees the holders of the dense replica in another order."""
     right = engine._take_over
 
-    def take_over(holders):
-        heir = right(holders)
+    def take_over():
+        right()
         if engine.rank == engine.view.live[0]:
             engine.view = replace(engine.view, dense=engine.view.dense[::-1])
-        return heir
 
     engine._take_over = take_over
 
@@ -238,6 +243,7 @@ CANARIES = {
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
     "wrong decoding matrix": Canary(20, damage=_wrong_decode),
     "decoding reads other rows": Canary(10, damage=_wrong_source),
+    "probed rows count as zeros where they are not": Canary(10, patch=_some_zeros_are_enough),
     "rows of slots that have computed stay lost": Canary(80, patch=_unawaited_left_out),
     "what was computed is used in another step": Canary(20, patch=_computed_for_another_step),
     "lost shards count as whole": Canary(10, patch=_marked_whole),

@@ -7,6 +7,7 @@ Those marked `drill` run in `make drill`; the others, which put several kills in
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -108,7 +109,11 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     run = Run(code, output, tmp_path / "run")
     assert run.model == undisturbed
     assert [failure["redone_steps"] for failure in run.summary["failures"]] == [1]
-    assert len(backwards.read_bytes()) == BASE["train.steps"] * BASE["train.slots"]
+    ran_on = backwards.read_text().splitlines()
+    assert len(ran_on) == BASE["train.steps"] * BASE["train.slots"]
+    cores = sorted(os.sched_getaffinity(0))
+    assert run.summary["bound_to_cores"] is (len(cores) < run.summary["world_size"])
+    assert set(ran_on) == ({str([core]) for core in cores[:2]} if run.summary["bound_to_cores"] else {str(cores)})
 
 
 @pytest.mark.drill

@@ -194,8 +194,8 @@ def test_a_stripe_that_rebuilding_has_put_right_is_looked_at_anew():
     workload = _workload(3, 1, spares=2, steps=14, rebuild_rows_per_step=WHOLE)
     shape, stripe = workload.make_protection().shape, 3
     wrong, judge = (shape.shard_of_unit(stripe % shape.shards, unit) for unit in (1, 3))
-    flips = [Flip(2, "dense", 0, stripe, 1), Flip(10, "dense", 0, stripe, 2)]
-    ran = Ran(workload, flips, [PhaseFault(wrong, 5, "update"), PhaseFault(judge, 8, "update")])
+    flips = [Flip(2, "dense", 0, stripe, 1), Flip(11, "dense", 0, stripe, 2)]
+    ran = Ran(workload, flips, [PhaseFault(wrong, 5, "update"), PhaseFault(judge, 9, "update")])
     assert [(event["stripe"], event["repaired"]) for event in ran.events] == [(stripe, False), (stripe, False)]
     assert ran.report.corruptions == 2
 

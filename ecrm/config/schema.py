@@ -122,6 +122,11 @@ class ClusterConfig:
         "what may be lost at once: a rank, or all ranks of a host; no two units of a stripe are ever put in one",
         choices=("rank", "host"),
     )
+    bind_cores: bool = key(
+        True,
+        "where ranks outnumber the cores of a host, each keeps to one core, dealt out by role, unless train.threads is more than 1; "
+        "false = the system moves them about",
+    )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
     stop_seconds: float = key(
         10.0,

@@ -56,6 +56,7 @@ class Engine:
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
     the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
     `live_at_commit` the ranks of the view at the last commit of a step, `stopping` whether all are to stop at this commit since one of them asks for it,
+    `doubted` whether a rank took part in the last recovery because it doubted its input,
     `confirmed` whether all rows that the last `lookup` returned here had come with the `apply` before it: if the step then begins again, it
     is since an agreement has confirmed that nobody died while they came.
     """
@@ -97,7 +98,7 @@ class Engine:
         self._record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._phase = "start"
         self._updating = self._changed = False
-        self.stopping = False
+        self.stopping = self.doubted = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
         self._reshape: Reshape | None = None
@@ -524,10 +525,10 @@ class Engine:
                 raise
             raise StepAborted from None
 
-    def recover(self) -> None:
+    def recover(self, doubts: bool = False) -> None:
         """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
 
-        Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
+        A rank that `doubts` its input may begin one, with nobody dead: then all have `doubted` set. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
         began, phase = self._clock(), self._phase
         self._ahead = self._lookup = None  # with what they hold
@@ -540,17 +541,20 @@ class Engine:
             try:
                 self.transport.shrink()
                 self._hooks.phase(self.step, "recover")
-                heir = None
+                heir, agreed = None, False
                 try:
-                    holders = self._return_to_commit()
+                    holders = self._return_to_commit(doubts)
                     if len(before.shards) != len(self.view.shards):
                         before = self.view  # a reshape was committed: shards have new numbers
-                    heir = self._take_over(holders)
+                    self._take_over()
+                    agreed = bool(holders) and not set(self.view.dense).difference(holders)  # since the ledger, and nothing was sent after it
+                    heir = spread_dense(self.transport, self.view.dense, holders, self.dense, self._make_dense)
                 except Unrecoverable as error:
                     self._roll_back(error, began)
+                    agreed = False
                     if len(before.shards) != len(self.view.shards):
                         before = self.view
-                if self.transport.agree(True):
+                if agreed or self.transport.agree(True):
                     break
             except PeerFailure:
                 continue
@@ -567,14 +571,14 @@ class Engine:
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
         self._hooks.recovered()
 
-    def _return_to_commit(self) -> tuple[int, ...]:
+    def _return_to_commit(self, doubts: bool) -> tuple[int, ...]:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns who holds the dense replica."""
         mine = Ledger(
-            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self._state_lost,
-            () if self.dense is None else (self.rank,),
+            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), doubts,
+            self._state_lost, () if self.dense is None else (self.rank,),
         )  # fmt: skip
         agreed = mine.agreed(self.transport)
-        self.stopping = agreed.asks
+        self.stopping, self.doubted = agreed.asks, agreed.doubts
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
         commits, begun = agreed.commits, agreed.begun
@@ -611,11 +615,8 @@ class Engine:
         self._accept_commit()
         self.committed, self._commits = committed, commits
 
-    def _take_over(self, holders: Sequence[int]) -> DenseReplica | None:
-        """Adopt the next view: host its shards, empty at first, and see that its dense holders get the replica from the present ones.
-
-        Returns the replica that this rank has been given, to be used once all have agreed.
-        """
+    def _take_over(self) -> None:
+        """Adopt the next view: host its shards, empty at first."""
         dead = [rank for rank in self.view.live if rank not in self.transport.live]
         if dead and not self.protection.keeps_deltas:
             names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
@@ -629,7 +630,6 @@ class Engine:
             )  # fmt: skip
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
-        return spread_dense(self.transport, self.view.dense, holders, self.dense, self._make_dense)
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""

@@ -14,32 +14,36 @@ from ecrm.transport.base import PeerFailure, Transport
 @dataclass(frozen=True)
 class Ledger:
     """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
-    stop; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as is known."""
+    stop; whether it `doubts` its input; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as
+    is known."""
 
     commits: int
     view: View
     begun: int
     asks: bool
+    doubts: bool
     state_lost: bool
     dense: tuple[int, ...]
 
     def agreed(self, transport: Transport) -> Ledger:
-        """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks or has lost
-        its state, all that hold a dense replica. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
-        numbers = torch.tensor([self.commits, self.begun, self.asks, self.state_lost, transport.rank in self.dense])
+        """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
+        lost its state, all that hold a dense replica. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        numbers = torch.tensor([self.commits, self.begun, self.asks, self.doubts, self.state_lost, transport.rank in self.dense])
         shared = transport.share([numbers, _to_bytes(self.view.to_json())])
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
         for rank, (numbers, view) in shared.items():
-            commits, begun, asks, state_lost, holds = numbers.tolist()
-            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, bool(asks), bool(state_lost), (rank,) if holds else ()))
+            commits, begun, asks, doubts, state_lost, holds = numbers.tolist()
+            flags = bool(asks), bool(doubts), bool(state_lost)
+            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else ()))
         commits = max(ledger.commits for ledger in said)
         return Ledger(
             commits,
             max((ledger.view for ledger in said), key=lambda view: view.epoch),
             max(ledger.begun for ledger in said if ledger.commits == commits),
             any(ledger.asks for ledger in said),
+            any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
         )

@@ -26,7 +26,7 @@ class Checkers:
         self._all, self._doomed, self._truth = engines, doomed, truth
         self._roles = Roles(reshapes)
         self._committed: dict[int, tuple[int, int]] = {}
-        self._recovering = False
+        self._through: set[int] | None = None  # those that have come through the recovery that is under way
         self._parity: dict[tuple[int, int, int, Circle], Tensor] = {}
         self.commits = self.recoveries = self.rows = self.parity_rows = 0
 
@@ -42,7 +42,8 @@ class Checkers:
     def at_phase(self, rank: int, phase: str) -> None:
         """A phase begins on a rank."""
         if rank in self._engines:
-            self._recovering = self._recovering or phase == "recover"
+            if phase == "recover":
+                self._through = set()
             self._roles.at_phase(rank, self._all[rank], phase)
 
     def after_commit(self, rank: int) -> None:
@@ -67,11 +68,14 @@ class Checkers:
                 raise Violation(f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none")
 
     def after_recovery(self, rank: int) -> None:
-        """A recovery is through on a rank; the first to know checks the whole cluster, which has agreed and not gone on."""
+        """A recovery is through on a rank; the last of the living checks the whole cluster, which cannot have gone on without it."""
         engines = self._engines
-        if rank not in engines or not self._recovering:
+        if self._through is None or rank not in engines:
             return
-        self._recovering = False
+        self._through.add(rank)
+        if engines.keys() - self._through:
+            return
+        self._through = None
         self.recoveries += 1
         self._never_backwards()
         stood = {(engine.commits, engine.committed, engine.step) for engine in engines.values()}

@@ -51,6 +51,7 @@ from ecrm.storage.base import Allocate, SparseOptimizer, lazy_zeros
 from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
+from ecrm.train.cores import Cores
 from ecrm.train.counted import CountedTransport
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
@@ -160,8 +161,18 @@ def _run(
         flipping(step, name)
         switch(step, name)
 
+    cores = None
+    if config.cluster.bind_cores and config.train.threads == 1:
+        cores = Cores(transport.rank, [rank for rank, process in processes.items() if process["host"] == processes[transport.rank]["host"]])
+        cores.heed(view)
+
+    def event(fields: dict[str, Any]) -> None:
+        if cores is not None and fields["event"] == "view":
+            cores.heed(fields["view"])
+        reporter.event(fields)
+
     began = time.monotonic()
-    hooks = Hooks(phase, reporter.event, asks=lambda: stop.received is not None or reporter.cannot_write)
+    hooks = Hooks(phase, event, asks=lambda: stop.received is not None or reporter.cannot_write)
     durable = None
     if start.mapped is not None:
         durable = Reopened()
@@ -186,6 +197,7 @@ def _run(
         "kernels": instruction_set(),
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
+        "bound_to_cores": cores is not None and cores.bound,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }

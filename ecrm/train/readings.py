@@ -13,7 +13,7 @@ class Readings:
     """One rank's part in finding out whether the data is bad or only this rank's view of it.
 
     The rank that meets a DataError interrupts the step, which brings every rank into a recovery with nobody
-    dead; after each recovery all `compare`. So nothing is added to a step in which all is well.
+    dead; after such a recovery all `compare`. So nothing is added to a step in which all is well, or to a recovery from a death.
     """
 
     def __init__(self, engine: Engine, dataset: CriteoDataset) -> None:
@@ -23,19 +23,16 @@ class Readings:
     def failed(self, error: DataError) -> None:
         """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
         self._mine = error
-        self._engine.recover()
+        self._engine.recover(doubts=True)
 
     def compare(self) -> None:
-        """Collective, after a recovery: do nothing if no rank has met an error, else read its rows on all ranks.
+        """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.
 
         If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all ranks; if
         not, raises DataError on those ranks alone that cannot read what others can. Raises StepAborted
         after a failure.
         """
-        rows = self._rows_in_doubt()
-        if rows is None:
-            return
-        error = self._read(rows)
+        error = self._read(self._rows_in_doubt())
         bad = self._share(torch.tensor([int(error is not None)]))
         if error is None:
             return
@@ -43,11 +40,11 @@ class Readings:
             error.speaker = min(bad)
         raise error
 
-    def _rows_in_doubt(self) -> tuple[int, int] | None:
+    def _rows_in_doubt(self) -> tuple[int, int]:
         """The rows, from and to, that the lowest rank in trouble could not read."""
         mine = () if self._mine is None else self._mine.rows
         asked = [answer for _, answer in sorted(self._share(torch.tensor(mine, dtype=torch.int64)).items()) if answer.numel()]
-        return tuple(asked[0].tolist()) if asked else None
+        return tuple(asked[0].tolist())
 
     def _read(self, rows: tuple[int, int]) -> DataError | None:
         try:

@@ -80,11 +80,11 @@ class Trainer:
         recovered, number = False, None
         while True:
             try:
-                if recovered:
+                if recovered and self._engine.doubted:
                     self._readings.compare()
-                    recovered = False
+                heard, recovered = recovered, False
                 try:
-                    return self._train() if number is None else self._stop(number)
+                    return self._train(heard) if number is None else self._stop(number)
                 except StopAgreed:  # while stopping, too: what it writes may not fit
                     number = meet(self._engine, self._asked(), self._folder)
                     continue
@@ -102,8 +102,12 @@ class Trainer:
             if self._engine.step < self._steps:
                 self._training_seconds = None  # rolled back from the end
 
-    def _train(self) -> dict[str, Any] | None:
-        self._engine.heed_stop()
+    def _train(self, heard: bool) -> dict[str, Any] | None:
+        """To the end; unless all have `heard` in a recovery whether one asks to stop, they ask each other first."""
+        if not heard:
+            self._engine.heed_stop()
+        elif self._engine.stopping:
+            raise StopAgreed
         while self._engine.step < self._steps:
             if self._checkpoints is not None:
                 self._checkpoints.between_steps()

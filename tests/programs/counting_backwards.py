@@ -1,7 +1,8 @@
-"""`python -m ecrm ...` that adds a byte to the file named first whenever a slot's backward is run."""
+"""`python -m ecrm ...` that adds a line to the file named first whenever a slot's backward is run: the cores it may run on."""
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 
@@ -12,8 +13,8 @@ _backward = trainer.backward
 
 
 def backward(*words):
-    with open(_counted, "ab") as file:
-        file.write(b".")
+    with open(_counted, "a") as file:
+        file.write(f"{sorted(os.sched_getaffinity(0))}\n")
     return _backward(*words)
 
 
