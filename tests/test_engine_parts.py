@@ -8,6 +8,7 @@ import torch
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.resume import Resume
 from ecrm.engine.riders import RidingTransport
 from ecrm.placement.tables import Table
 from ecrm.protection.rebuild import Group, Rebuild
@@ -83,9 +84,13 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
     assert {count for _, count in steps[began + 2 : -1]} == {2}
 
 
-@pytest.mark.parametrize(("dead", "phase", "again"), [(1, "parity", []), (1, "dense", []), (4, "parity", [(4, 0)]), (5, "update", [(4, 1)])])
-def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(monkeypatch, dead, phase, again):
-    """Ranks 4 and 5 run a slot each; what a dead one computed is computed again by its heir."""
+@pytest.mark.parametrize(
+    ("dead", "phase", "again", "exchanges"),
+    [(1, "parity", [], 2), (1, "dense", [], 2), (1, "commit", [], 2), (6, "parity", [], 2), (4, "parity", [(4, 0)], 4), (5, "update", [(4, 1)], 4)],
+)
+def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(monkeypatch, dead, phase, again, exchanges):
+    """Ranks 4 and 5 run a slot each, 6 is a spare; what a dead one computed is computed again by its heir. With all slots there the ledger has said
+    which rows are asked for, and the step takes the two exchanges of every step."""
     workload = Workload(steps=8, reshape=False)
     truth = truth_of(workload)
     cluster = SimulatedCluster(workload.world_size, "computed", [PhaseFault(dead, 4, phase)])
@@ -114,7 +119,45 @@ def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_d
     cluster.run(program)
     assert reported == [truth.tables]
     assert sorted(computed) == sorted([*((step, slot) for step in range(8) for slot in range(2)), *again])
-    assert finished[0] - recovered[0] == 4  # ids and what is asked to repair; then the two of every step
+    assert finished[0] - recovered[0] == exchanges
+
+
+def _shapes():
+    yield from (dict(k=3, m=1), dict(k=3, m=1, spares=0, servers=5, reshape=False))
+    yield from (dict(k=2, m=2, spares=0, servers=6), dict(k=2, m=2, spares=2, scrub_rows_per_step=8))
+    yield dict(k=2, m=1, layout="colocated", servers=4, spares=1, trainers=4)
+    yield from (dict(k=1, m=1, protection="chain", servers=3), dict(k=1, m=1, protection="replicate", servers=3))
+
+
+@pytest.mark.parametrize("shape", _shapes(), ids=str)
+@pytest.mark.parametrize("phase", ["update", "parity", "commit"])
+def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, phase):
+    """Each rank in turn, another one as soon as the first loss is being made good, and two at once where that is promised."""
+    workload = Workload(steps=9, slots=2, rebuild_rows_per_step=1, **shape)
+    truth, resumed, right = truth_of(workload), [], Resume.again
+
+    def again(self, *words):
+        lookup = right(self, *words)
+        resumed.append((lookup is not None, bool(lookup and lookup.repair)))
+        return lookup
+
+    monkeypatch.setattr(Resume, "again", again)
+    for rank in range(workload.world_size - workload.spares):
+        deaths, mate = [[PhaseFault(rank, 3, phase)]], (rank + 1) % workload.servers
+        if workload.m > 1 and rank < workload.servers:
+            deaths += [[PhaseFault(rank, 3, phase), fault] for fault in (PhaseFault(mate, 5, phase), PhaseFault(mate, 3, phase), PhaseFault(mate, 3, "recover"))]
+        for faults in deaths:
+            cluster, reported = SimulatedCluster(workload.world_size, "again", faults), []
+
+            def program(transport):
+                hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+                return run_workload(workload, transport, hooks, report=reported.append)
+
+            outcome = cluster.run(program)
+            assert all(tables == truth.tables for tables in reported) and reported
+            assert {result.verified.mismatches for result in outcome.results.values()} == {0}
+    if workload.protection == "erasure" and phase in ("parity", "commit") and workload.layout == "dedicated":
+        assert (True, True) in resumed
 
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):

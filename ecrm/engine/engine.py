@@ -32,6 +32,7 @@ from ecrm.engine.ledger import Ledger
 from ecrm.engine.lookup import Lookup, Where
 from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
+from ecrm.engine.resume import Resume
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.routing import DENSE, STOP, Results, Riders, ShardRequests
@@ -85,6 +86,8 @@ class Engine:
         self._ahead: Lookup | None = None
         self._lookup: Lookup | None = None  # of the step that is under way
         self._recovered = False  # and nothing was looked up since
+        self._resume: Resume | None = None  # once all slots have computed the step that is under way
+        self._resumed: Lookup | None = None  # what the next lookup needs no message for
         self.confirmed = False
         self.tables, self.spaces = tuple(tables), row_spaces(tables)
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in self.spaces)
@@ -187,7 +190,8 @@ class Engine:
             self._reshape_if_needed()
             self.enter("lookup")
             came_ahead, late = self._ahead is not None, {}
-            self._lookup, self._ahead = self._ahead or self._ask(rows, computed), None
+            ready, self._ahead, self._resumed, self._resume = self._ahead or (self._resumed if apply_follows else None), None, None, None
+            self._lookup = ready or self._ask(rows, computed)
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
                 late = self._answer_repair(self._lookup, at_once=not (came_ahead or apply_follows))
@@ -260,6 +264,7 @@ class Engine:
         with self.recovering():
             self.enter("update")
             self._updating = True
+            self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.stand_in is None else None
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
             came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead)))
@@ -301,6 +306,7 @@ class Engine:
                 self.stopping = self.stopping or came.stop
             if not self.stopping and not (committing and self._put_right):
                 self._ahead = ahead
+            self._resume = None
         self._step_finished()
 
     def commit(self) -> None:
@@ -531,7 +537,8 @@ class Engine:
         A rank that `doubts` its input may begin one, with nobody dead: then all have `doubted` set. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
         began, phase = self._clock(), self._phase
-        self._ahead = self._lookup = None  # with what they hold
+        resume, self._resume = self._resume, None
+        self._ahead = self._lookup = self._resumed = None  # with what they hold
         self._recovered = True
         begun, rollbacks = self.step + self._updating, self.rollbacks
         step = self.step - (phase == "commit")
@@ -541,17 +548,20 @@ class Engine:
             try:
                 self.transport.shrink()
                 self._hooks.phase(self.step, "recover")
-                heir, agreed = None, False
+                heir, agreed, self._resumed = None, False, None
                 try:
-                    holders = self._return_to_commit(doubts)
+                    ledger = self._return_to_commit(doubts, resume)
                     if len(before.shards) != len(self.view.shards):
                         before = self.view  # a reshape was committed: shards have new numbers
+                    last = self.view
                     self._take_over()
-                    agreed = bool(holders) and not set(self.view.dense).difference(holders)  # since the ledger, and nothing was sent after it
-                    heir = spread_dense(self.transport, self.view.dense, holders, self.dense, self._make_dense)
+                    if ledger.resumes == self.committed:
+                        self._resumed = resume.again(self._where, last, self.transport.live, ledger.told)
+                    agreed = bool(ledger.dense) and not set(self.view.dense).difference(ledger.dense)  # and nothing was sent after it
+                    heir = spread_dense(self.transport, self.view.dense, ledger.dense, self.dense, self._make_dense)
                 except Unrecoverable as error:
                     self._roll_back(error, began)
-                    agreed = False
+                    agreed, self._resumed = False, None
                     if len(before.shards) != len(self.view.shards):
                         before = self.view
                 if agreed or self.transport.agree(True):
@@ -571,11 +581,12 @@ class Engine:
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
         self._hooks.recovered()
 
-    def _return_to_commit(self, doubts: bool) -> tuple[int, ...]:
-        """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns who holds the dense replica."""
+    def _return_to_commit(self, doubts: bool, resume: Resume | None) -> Ledger:
+        """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns what they have said."""
         mine = Ledger(
             self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), doubts,
-            self._state_lost, () if self.dense is None else (self.rank,),
+            self._state_lost, () if self.dense is None else (self.rank,), -1 if resume is None else resume.step,
+            {} if resume is None else {self.rank: resume.told(self.transport.live)},
         )  # fmt: skip
         agreed = mine.agreed(self.transport)
         self.stopping, self.doubted = agreed.asks, agreed.doubts
@@ -607,7 +618,7 @@ class Engine:
             self.view = agreed.view
         self.step = self.committed
         self._updating = self._changed = False
-        return agreed.dense
+        return agreed
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""

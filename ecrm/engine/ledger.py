@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ecrm.transport.base import PeerFailure, Transport
 class Ledger:
     """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
     stop; whether it `doubts` its input; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as
-    is known."""
+    is known; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask of lost shards then, `told` by rank."""
 
     commits: int
     view: View
@@ -24,19 +25,22 @@ class Ledger:
     doubts: bool
     state_lost: bool
     dense: tuple[int, ...]
+    resumes: int = -1
+    told: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
-        lost its state, all that hold a dense replica. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
-        numbers = torch.tensor([self.commits, self.begun, self.asks, self.doubts, self.state_lost, transport.rank in self.dense])
-        shared = transport.share([numbers, _to_bytes(self.view.to_json())])
+        lost its state, all that hold a dense replica, and the step that all resume, from one view. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        numbers = torch.tensor([self.commits, self.begun, self.asks, self.doubts, self.state_lost, transport.rank in self.dense, self.resumes])
+        shared = transport.share([numbers, _to_bytes(self.view.to_json()), *self.told.get(transport.rank, ())])
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
-        for rank, (numbers, view) in shared.items():
-            commits, begun, asks, doubts, state_lost, holds = numbers.tolist()
+        for rank, (numbers, view, *told) in shared.items():
+            commits, begun, asks, doubts, state_lost, holds, resumes = numbers.tolist()
             flags = bool(asks), bool(doubts), bool(state_lost)
-            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else ()))
+            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), resumes, {rank: told}))
+        resumed = {(ledger.resumes, ledger.view.epoch) for ledger in said}
         commits = max(ledger.commits for ledger in said)
         return Ledger(
             commits,
@@ -46,6 +50,8 @@ class Ledger:
             any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
+            resumed.pop()[0] if len(resumed) == 1 else -1,
+            {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
         )
 
 

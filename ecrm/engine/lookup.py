@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.engine.routing import Riders, ShardRequests, SlotRequests, soon_requests
+from ecrm.engine.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound, ShardSpace
@@ -52,6 +52,18 @@ class Lookup:
         self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in, computed)
         self.repair: RepairRound | None = None
         self.repair_rides = False
+
+    def again(self, where: Where, told: Mapping[int, Sequence[Tensor]]) -> Lookup:
+        """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
+        for it: `rows` may be collected at once."""
+        lookup = Lookup.__new__(Lookup)
+        lookup._where, lookup._soon, lookup._came, lookup.repair, lookup.repair_rides = where, None, {}, None, False
+        lookup.slot_side = self.slot_side.again(where.view)
+        lookup.shard_side = self.shard_side.again(told, where.view, where.hosted)
+        if where.view.rebuilding:
+            soon = {key: rows for key, rows in asked_of(told).items() if rows.numel()}
+            lookup.repair = where.protection.foresee_repair(soon, where.view)
+        return lookup
 
     def requests(self) -> dict[int, list[Tensor]]:
         """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""

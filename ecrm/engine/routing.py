@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,21 @@ class SlotRequests:
             for shard, _, local in parts:
                 outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([kind, slot, shard, space]), local))
         return outgoing
+
+    def of_shards(self, shards: Collection[int]) -> list[Tensor]:
+        """What is asked of some shards by slots that have computed: (COMPUTED, slot, shard, space), local rows."""
+        asked: list[Tensor] = []
+        for (slot, space), parts in self._parts.items():
+            for shard, _, local in parts:
+                if shard in shards:
+                    asked += (torch.tensor([COMPUTED, slot, shard, space]), local)
+        return asked
+
+    def again(self, view: View) -> SlotRequests:
+        """The same requests in another view, by slots that have computed."""
+        requests = copy(self)
+        requests._view, requests._computed = view, frozenset(self._rows)
+        return requests
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
         """Local rows that a slot asks of a shard, in the order asked, int64."""
@@ -142,6 +158,16 @@ class ShardRequests:
                 asked.setdefault((shard, space), []).append((slot, local))
         self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
 
+    def again(self, told: Mapping[int, Sequence[Tensor]], view: View, hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
+        """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
+        mine = {
+            rank: [part for pair in in_groups(tensors, 2) if tuple(pair[0].tolist()[2:]) in hosted for part in pair] for rank, tensors in told.items()
+        }
+        requests = ShardRequests(mine, hosted)
+        requests._asked = {**{key: asked for key, asked in self._asked.items() if key in hosted}, **requests._asked}
+        requests._ranks = {**self._ranks, **requests._ranks}
+        return requests
+
     @staticmethod
     def _merge(parts: list[tuple[int, Tensor]]) -> _Asked:
         rows, places = torch.cat([local for _, local in parts]).unique(return_inverse=True)
@@ -214,6 +240,15 @@ class ShardRequests:
             for slot, place in asked.places:
                 scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))
             hosted.update(asked.rows, sums, keep_deltas)
+
+
+def asked_of(told: Mapping[int, Sequence[Tensor]]) -> dict[ShardSpace, Tensor]:
+    """Unique local rows that slots ask of each shard and space, int64, from messages of heads and local rows."""
+    asked: dict[ShardSpace, list[Tensor]] = {}
+    for tensors in told.values():
+        for head, local in in_groups(tensors, 2):
+            asked.setdefault(tuple(head.tolist()[2:]), []).append(local)
+    return {key: torch.cat(rows).unique() for key, rows in sorted(asked.items())}
 
 
 def soon_requests(

@@ -109,7 +109,8 @@ class Protection(ABC):
     back without each other, so that a dense replica is all that must be left; `rebuilding_may_move`, whether what has been rebuilt of a
     shard can be given up like what was lost; `exact`, whether the finished model is that of an
     undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
-    for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`.
+    for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`;
+    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Protection(ABC):
     exact = True
     stand_in: StandIn | None = None
     repairs_ahead = False
+    foresees_repair = False
 
     @property
     def dense_replicas(self) -> int:
@@ -208,6 +210,12 @@ class Protection(ABC):
         well, but nobody waits for them.
         """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
+
+    def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> RepairRound:
+        """At a commit, with nothing back yet of any shard that is rebuilding: `begin_repair` where every rank knows all rows that are wanted
+        `soon`, int64, unique, of whichever shard. The round is ready to be answered: there is nothing to ask or hear.
+        """
+        raise AssertionError(f"protection {self.name} foresees no repair")
 
     def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
         """How many more failure domains may be lost at once in `view` over stripes of `shape`, whichever they are, without anything

@@ -40,6 +40,7 @@ class ErasureProtection(Protection):
     name = "erasure"
     keeps_deltas = True
     repairs_ahead = True
+    foresees_repair = True
     rows_kind = ParityRows
     rebuild_kind = Rebuild
 
@@ -141,6 +142,12 @@ class ErasureProtection(Protection):
         self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
     ) -> Rebuild:
         return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, wanted, soon, budget)
+
+    def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> Rebuild:
+        mine = {key: rows for key, rows in soon.items() if key in self.parity}
+        begun = self.begin_repair({}, mine, 0, view)
+        begun.foresee(soon)
+        return begun
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
         if rows_per_step:

@@ -85,18 +85,38 @@ class Rebuild(RepairRound):
         probe, headed (REPAIR, number of what is asked, shard, space, unit, whether wanted, first period, last + 1)."""
         status = self._statuses
         outgoing = {rank: [torch.tensor([REPAIR]), status] for rank in self._view.live} if status.numel() else {}
-        for number, group in enumerate(self._asks):
-            residue = self._shape.residue_of_unit(group.shard, group.unit)
-            if isinstance(group, Group):
-                stripes, how = self._stripes(group), (group.wanted, 0, 0)
-            else:
-                stripes, how = torch.empty(0, dtype=torch.int64), (False, group.first, group.last)
-            for source in group.sources:
-                holder = self._shape.shard_of_unit(residue, source)
-                head = torch.tensor([REPAIR, number, holder, group.space, source, *how])
-                local = self._context.layouts[group.space].local_of_unit(stripes, source)
-                outgoing.setdefault(self._view.shards[holder], []).extend((head, local))
+        for number, ask in enumerate(self._asks):
+            for rank, head, local in self._of_sources(number, ask):
+                outgoing.setdefault(rank, []).extend((torch.tensor([REPAIR, *head]), local))
         return outgoing
+
+    def _of_sources(self, number: int, ask: Group | Probe) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
+        """(rank, head without REPAIR, local rows) of what is asked of each source."""
+        residue = self._shape.residue_of_unit(ask.shard, ask.unit)
+        if isinstance(ask, Group):
+            stripes, how = self._stripes(ask), (int(ask.wanted), 0, 0)
+        else:
+            stripes, how = torch.empty(0, dtype=torch.int64), (0, ask.first, ask.last)
+        for source in ask.sources:
+            holder = self._shape.shard_of_unit(residue, source)
+            local = self._context.layouts[ask.space].local_of_unit(stripes, source)
+            yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
+
+    def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
+        """Instead of `hear`: what hosts of rebuilding shards, of which nothing is back yet, ask when `rows` of them are wanted soon."""
+        whole = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self._context.layouts)
+        rebuilding = self._view.rebuilding
+        self.report, self.urgent = RepairReport(dict.fromkeys(rebuilding, whole), dict.fromkeys(rebuilding, 0)), False
+        none, k = torch.empty(0, dtype=torch.int64), self._shape.k
+        for host in {self._view.shards[shard] for shard in rebuilding}:
+            groups = (
+                group for key in sorted(rows) if self._view.shards[key[0]] == host
+                for group in self._groups_of(key, range(k), rows[key], none, wanted=False)
+            )  # fmt: skip
+            for number, group in enumerate(groups):
+                for rank, head, local in self._of_sources(number, group):
+                    if rank == self._context.transport.rank:
+                        self._asked.append((host, list(head), local))
 
     def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
         left, on_demand, self.urgent = {}, {}, False

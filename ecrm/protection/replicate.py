@@ -53,6 +53,7 @@ class ReplicateProtection(ChainProtection):
     name = "replicate"
     rows_kind = BackupRows
     rebuild_kind = CopyRebuild
+    foresees_repair = False  # trainers' copies come first
     rebuilding_may_move = False  # its host may be the last to have what trainers held
 
     def __init__(self, shards: int, copies: int) -> None:

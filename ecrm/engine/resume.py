@@ -1,0 +1,45 @@
+"""A step done again with what was asked for it before a failure.
+
+Where slots have computed their step and none of them is lost, only the new hosts of lost shards do not know what they are asked, and the rows are
+told them with the ledger. All ranks hear that, so the hosts of the units that lost rows are decoded from need not be asked for them either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ecrm.engine.lookup import Lookup, Where
+from ecrm.placement.view import View
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What this rank can do `step` again with: the `lookup` of it, whose slots have computed, in `view`."""
+
+    step: int
+    lookup: Lookup
+    view: View
+
+    def told(self, live: Collection[int]) -> list[Tensor]:
+        """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows."""
+        return self.lookup.slot_side.of_shards(lost_shards(self.view, live))
+
+    def again(self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Tensor]]) -> Lookup | None:
+        """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
+        where that is not the view of the step, as after a recovery that was broken off, and where others than new hosts would have to be told more.
+
+        The same on all ranks whether it is None.
+        """
+        view, lost = where.view, lost_shards(self.view, live)
+        if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost or (lost and not where.protection.foresees_repair):
+            return None
+        moved = {shard for shard, (old, new) in enumerate(zip(before.shards, view.shards, strict=True)) if old != new}
+        return self.lookup.again(where, told) if moved <= lost else None
+
+
+def lost_shards(view: View, live: Collection[int]) -> set[int]:
+    """Shards of `view` whose hosts are not among `live`."""
+    return {shard for shard, host in enumerate(view.shards) if host not in live}
