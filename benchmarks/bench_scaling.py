@@ -136,7 +136,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 summary = measure.run(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets})
                 rows.append(_row(number, series, value, {"step_ms": 1e3 * summary["step_seconds"]["p50"]}, about))
             if "rebuild" in wanted:
-                found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 3 * steps}, steps // 2)
+                found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 4 * steps}, steps)
                 rows.append(_row(number, "rebuild", 1, found, about))
     measure.write_csv(target, rows)
     print("\n".join([*tables.scaling(rows), "", *(tables.rebuilding(rows) if any(row["series"] == "rebuild" for row in rows) else ())]))

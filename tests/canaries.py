@@ -14,10 +14,8 @@ import ecrm.placement.recovery as recovery_module
 import ecrm.protection.base as base_module
 import ecrm.protection.replicate as replicate_module
 from ecrm.coding.field import PRODUCT
-import ecrm.engine.resume as resume_module
 from ecrm.engine.computed import Computed
 from ecrm.engine.reshape import Reshape
-from ecrm.engine.resume import Resume
 from ecrm.engine.routing import ShardRequests
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
@@ -86,12 +84,6 @@ def _some_zeros_are_enough(patch):
 def _unawaited_left_out(patch):
     """Rows of slots that have computed already are not brought back before they are updated."""
     patch.setattr(ShardRequests, "unawaited", lambda self: {})
-
-
-def _told_too_little(patch):
-    """New hosts are not told what slots that have computed ask of the last lost shard."""
-    right = resume_module.lost_shards
-    patch.setattr(Resume, "told", lambda self, live: self.lookup.slot_side.of_shards(sorted(right(self.view, live))[:-1]))
 
 
 def _computed_for_another_step(patch):
@@ -253,7 +245,6 @@ CANARIES = {
     "decoding reads other rows": Canary(10, damage=_wrong_source),
     "probed rows count as zeros where they are not": Canary(10, patch=_some_zeros_are_enough),
     "rows of slots that have computed stay lost": Canary(80, patch=_unawaited_left_out),
-    "new hosts are told too little": Canary(80, patch=_told_too_little),
     "what was computed is used in another step": Canary(20, patch=_computed_for_another_step),
     "lost shards count as whole": Canary(10, patch=_marked_whole),
     "a healthy shard is moved": Canary(10, patch=_healthy_shard_moved),

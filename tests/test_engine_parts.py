@@ -129,8 +129,8 @@ def _shapes():
     yield from (dict(k=1, m=1, protection="chain", servers=3), dict(k=1, m=1, protection="replicate", servers=3))
 
 
-@pytest.mark.parametrize("shape", _shapes(), ids=str)
-@pytest.mark.parametrize("phase", ["update", "parity", "commit"])
+@pytest.mark.parametrize("shape", list(_shapes()), ids=str)
+@pytest.mark.parametrize("phase", ["parity", *(pytest.param(phase, marks=pytest.mark.drill) for phase in ("update", "dense", "commit"))])
 def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, phase):
     """Each rank in turn, another one as soon as the first loss is being made good, and two at once where that is promised."""
     workload = Workload(steps=9, slots=2, rebuild_rows_per_step=1, **shape)
