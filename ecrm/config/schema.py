@@ -124,8 +124,8 @@ class ClusterConfig:
     )
     bind_cores: bool = key(
         True,
-        "where ranks outnumber the cores of a host, each keeps to one core, dealt out by role, unless train.threads is more than 1; "
-        "false = the system moves them about",
+        "where ranks outnumber the cores of a host, each keeps to one core, with its helper threads, dealt out by role, unless train.threads "
+        "is more than 1; false = the system moves them about, which is better beside other runs on the same cores",
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
     stop_seconds: float = key(

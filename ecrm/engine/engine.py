@@ -57,7 +57,7 @@ class Engine:
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
     the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
     `live_at_commit` the ranks of the view at the last commit of a step, `stopping` whether all are to stop at this commit since one of them asks for it,
-    `doubted` whether a rank took part in the last recovery because it doubted its input,
+    `doubts`, for others to set, whether this rank doubts its input, `doubted` whether one did in the last recovery,
     `confirmed` whether all rows that the last `lookup` returned here had come with the `apply` before it: if the step then begins again, it
     is since an agreement has confirmed that nobody died while they came.
     """
@@ -101,7 +101,7 @@ class Engine:
         self._record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
         self._phase = "start"
         self._updating = self._changed = False
-        self.stopping = self.doubted = False
+        self.stopping = self.doubts = self.doubted = False
         self._peak_undo_bytes = 0
         self._repaired: RepairReport | None = None
         self._reshape: Reshape | None = None
@@ -183,14 +183,18 @@ class Engine:
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
         `apply_follows`, the same on every rank, lets what nobody waits for come with that `apply`. For slots that are `computed`, that `apply`
         will be given what was computed for this step before a failure: their values are not returned, and need not be there yet. None may
-        be with a stand-in. Raises StepAborted after a failure.
+        be with a stand-in; whoever uses it must do so wherever the same step begins again and `confirmed` is true, since a step may be resumed on
+        that (`ecrm/engine/resume.py`). Raises StepAborted after a failure.
         """
         assert self.protection.stand_in is None or not computed
         with self.recovering():
             self._reshape_if_needed()
             self.enter("lookup")
             came_ahead, late = self._ahead is not None, {}
-            ready, self._ahead, self._resumed, self._resume = self._ahead or (self._resumed if apply_follows else None), None, None, None
+            resumes = apply_follows and self._resumed is not None
+            ready = self._resumed if resumes else self._ahead
+            self._ahead = self._resumed = self._resume = None
+            assert not resumes or set(rows) == set(computed)
             self._lookup = ready or self._ask(rows, computed)
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
@@ -264,7 +268,7 @@ class Engine:
         with self.recovering():
             self.enter("update")
             self._updating = True
-            self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.stand_in is None else None
+            self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.foresees_repair else None
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
             came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead)))
@@ -432,7 +436,7 @@ class Engine:
 
     def _adopt_reshaped(self) -> None:
         """From this commit on the new layout is the one."""
-        reshape, self._reshape, self._ahead = self._reshape, None, None
+        reshape, self._reshape, self._ahead, self._resumed = self._reshape, None, None, None
         self.view, self.layouts, self.hosted = reshape.view, reshape.layouts, reshape.hosted
         self.protection = reshape.protection
         self.live_at_commit = self.view.live
@@ -454,7 +458,7 @@ class Engine:
 
     def rebuild_all(self) -> None:
         """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
-        self._ahead = None  # what it waits for comes now
+        self._ahead = self._resumed = None  # what they wait for comes now
         with self.recovering():
             while self.view.rebuilding:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
@@ -492,7 +496,8 @@ class Engine:
         """New memory such as `allocate` gives for one more shard's rows and redundancy, of which the system has handed out nothing yet."""
         memory: list[Tensor] = []
         for space, layout, size in zip(self.spaces, self.layouts, self._record_bytes, strict=True):
-            memory += self._make_store(layout.data_rows_per_shard, space.dim, torch.empty_like).memory
+            record = self._make_store(1, space.dim, torch.empty_like).memory  # a lone one: it may be no time to load FBGEMM
+            memory += [lazy_zeros(layout.data_rows_per_shard, *part.shape[1:]) for part in record]
             memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))
         return memory
 
@@ -531,10 +536,10 @@ class Engine:
                 raise
             raise StepAborted from None
 
-    def recover(self, doubts: bool = False) -> None:
+    def recover(self) -> None:
         """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
 
-        A rank that `doubts` its input may begin one, with nobody dead: then all have `doubted` set. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
+        A rank that `doubts` its input may begin one, with nobody dead. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
         """
         began, phase = self._clock(), self._phase
         resume, self._resume = self._resume, None
@@ -550,7 +555,7 @@ class Engine:
                 self._hooks.phase(self.step, "recover")
                 heir, agreed, self._resumed = None, False, None
                 try:
-                    ledger = self._return_to_commit(doubts, resume)
+                    ledger = self._return_to_commit(resume)
                     if len(before.shards) != len(self.view.shards):
                         before = self.view  # a reshape was committed: shards have new numbers
                     last = self.view
@@ -581,10 +586,10 @@ class Engine:
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
         self._hooks.recovered()
 
-    def _return_to_commit(self, doubts: bool, resume: Resume | None) -> Ledger:
+    def _return_to_commit(self, resume: Resume | None) -> Ledger:
         """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns what they have said."""
         mine = Ledger(
-            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), doubts,
+            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self.doubts,
             self._state_lost, () if self.dense is None else (self.rank,), -1 if resume is None else resume.step,
             {} if resume is None else {self.rank: resume.told(self.transport.live)},
         )  # fmt: skip

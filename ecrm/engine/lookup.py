@@ -59,7 +59,7 @@ class Lookup:
         lookup = Lookup.__new__(Lookup)
         lookup._where, lookup._soon, lookup._came, lookup.repair, lookup.repair_rides = where, None, {}, None, False
         lookup.slot_side = self.slot_side.again(where.view)
-        lookup.shard_side = self.shard_side.again(told, where.view, where.hosted)
+        lookup.shard_side = self.shard_side.again(told, where.hosted)
         if where.view.rebuilding:
             soon = {key: rows for key, rows in asked_of(told).items() if rows.numel()}
             lookup.repair = where.protection.foresee_repair(soon, where.view)

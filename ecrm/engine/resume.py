@@ -24,8 +24,11 @@ class Resume:
     view: View
 
     def told(self, live: Collection[int]) -> list[Tensor]:
-        """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows."""
-        return self.lookup.slot_side.of_shards(lost_shards(self.view, live))
+        """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows; nothing where `again` will be None."""
+        lost = lost_shards(self.view, live)
+        if not set(self.view.rebuilding) <= lost or not set(self.view.slots) <= set(live):
+            return []
+        return self.lookup.slot_side.of_shards(lost)
 
     def again(self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Tensor]]) -> Lookup | None:
         """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
@@ -34,7 +37,7 @@ class Resume:
         The same on all ranks whether it is None.
         """
         view, lost = where.view, lost_shards(self.view, live)
-        if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost or (lost and not where.protection.foresees_repair):
+        if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost:
             return None
         moved = {shard for shard, (old, new) in enumerate(zip(before.shards, view.shards, strict=True)) if old != new}
         return self.lookup.again(where, told) if moved <= lost else None

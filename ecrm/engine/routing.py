@@ -158,7 +158,7 @@ class ShardRequests:
                 asked.setdefault((shard, space), []).append((slot, local))
         self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
 
-    def again(self, told: Mapping[int, Sequence[Tensor]], view: View, hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
+    def again(self, told: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
         """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
         mine = {
             rank: [part for pair in in_groups(tensors, 2) if tuple(pair[0].tolist()[2:]) in hosted for part in pair] for rank, tensors in told.items()

@@ -96,9 +96,9 @@ class Store(ABC):
         """Records, uint8 [R, B]."""
         return gather_records(self.weights, self._tail, rows)
 
-    def updated(self, rows: Tensor | slice) -> Tensor:
+    def updated(self, rows: Tensor) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
-        return (self._touched[rows] if isinstance(rows, slice) else self._touched.index_select(0, rows)) != 0
+        return self._touched.index_select(0, rows) != 0
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R], which is zero just where the row was never updated."""

@@ -23,6 +23,7 @@ class MissingRows:
         self._first = 0
         self._probed = self._probed_for_good = 0
         self._found: list[Tensor] = []
+        self._zeros: list[Tensor] = []
         self._rest = 0  # how many rows were removed all at once since the commit
         self.count = rows
 
@@ -66,7 +67,7 @@ class MissingRows:
         present = self._present[rows]
         found = (zeros & ~present).nonzero().squeeze(1)
         present |= zeros
-        self._found.append(rows.start + rows.step * found)
+        self._zeros.append(rows.start + rows.step * found)
         self.count -= found.numel()
 
     def remove_rest(self) -> None:
@@ -74,15 +75,19 @@ class MissingRows:
         self._rest, self.count = self._rest + self.count, 0
 
     def undo(self) -> Tensor:
-        """Rows removed since the commit are missing again; those not removed all at once are returned, int64."""
-        rows = torch.cat(self._found) if self._found else torch.empty(0, dtype=torch.int64)
-        self._present[rows] = False
-        self.count, self._rest = self.count + self._rest + rows.numel(), 0
+        """Rows removed since the commit are missing again; those whose records may be other than zeros are returned, int64."""
+        found = torch.cat([*self._found, torch.empty(0, dtype=torch.int64)])
+        for rows in (found, *self._zeros):
+            self._present[rows] = False
+            self.count += rows.numel()
+        self.count, self._rest = self.count + self._rest, 0
         self._first, self._probed = 0, self._probed_for_good
         self._found.clear()
-        return rows
+        self._zeros.clear()
+        return found
 
     def committed(self) -> None:
         """Rows removed so far stay removed."""
         self._rest, self._probed_for_good = 0, self._probed
         self._found.clear()
+        self._zeros.clear()

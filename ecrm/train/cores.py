@@ -25,7 +25,7 @@ def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[
 class Cores:
     """Keeps the thread that makes this and calls it, and threads that it starts later, to one of the cores that it may use.
 
-    `neighbours` are the ranks of this host, this one included. Where no more of them live than there are cores, all cores are free to it,
+    `neighbours` are the ranks that may use the same cores, this one included. Where no more of them live than there are cores, all cores are free to it,
     and `bound` is false.
     """
 

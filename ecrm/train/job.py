@@ -163,7 +163,9 @@ def _run(
 
     cores = None
     if config.cluster.bind_cores and config.train.threads == 1:
-        cores = Cores(transport.rank, [rank for rank, process in processes.items() if process["host"] == processes[transport.rank]["host"]])
+        mine = processes[transport.rank]
+        alike = [rank for rank, process in processes.items() if (process["host"], process["cores"]) == (mine["host"], mine["cores"])]
+        cores = Cores(transport.rank, alike)
         cores.heed(view)
 
     def event(fields: dict[str, Any]) -> None:
@@ -368,13 +370,13 @@ def _check_alike(transport: Transport, config: Config, steps: int) -> None:
 
 
 def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]]:
-    """Process id, host and failure domain of every rank: {"pid", "host", "failure_domain"}."""
+    """Process id, host, failure domain and usable cores of every rank: {"pid", "host", "failure_domain", "cores"}."""
     host = _host()
     domain = f"rank {transport.rank}"
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
         domain = f"{host}#{transport.rank % hosts}" if hosts else host
-    return _share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain})
+    return _share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain, "cores": sorted(os.sched_getaffinity(0))})
 
 
 def _host() -> str:

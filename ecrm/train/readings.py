@@ -23,7 +23,8 @@ class Readings:
     def failed(self, error: DataError) -> None:
         """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
         self._mine = error
-        self._engine.recover(doubts=True)
+        self._engine.doubts = True
+        self._engine.recover()
 
     def compare(self) -> None:
         """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.
@@ -34,6 +35,7 @@ class Readings:
         """
         error = self._read(self._rows_in_doubt())
         bad = self._share(torch.tensor([int(error is not None)]))
+        self._engine.doubts = False
         if error is None:
             return
         if all(int(answer) for answer in bad.values()):
