@@ -15,9 +15,9 @@ all of which was trained; nothing is measured before that.
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
 3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine (turns.py), without the sweep and
-   without checkpoints. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
+   without checkpoints; those whose checkpoints are written in the background with both, at their interval. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
    step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
-   before it, with one checkpoint, gives the waiting that is part of the overhead; without them what the kill costs is told
+   before it, with one checkpoint, gives the waiting that is the overhead of synchronous ones; without them what the kill costs is told
    from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
 4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
 5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
@@ -86,10 +86,10 @@ class Size:
 
 
 FULL = Size(
-    5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 512, "criteo": 64},
+    5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 2048, "criteo": 64},
     {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
     sized=("erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
-    turns=14, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 1.5, "criteo": 0.7},
+    turns=14, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
 )  # fmt: skip
 TINY = Size(
     3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
@@ -268,26 +268,41 @@ ABREAST = 3
 
 
 def steps_cost(contender: Contender) -> bool:
-    """Whether steps in which no checkpoint is written are other than those of `none`."""
-    return contender.sets["protection.name"] not in ("none", "checkpoint") or contender.sets.get("checkpoint.kind") == "incremental"
+    """Whether it is seen in turns what the contender costs: not where nothing but waiting for checkpoints is other than with `none`."""
+    return contender.sets["protection.name"] not in ("none", "checkpoint") or contender.in_background
 
 
-def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size) -> dict[str, Beside]:
-    """Steps without a checkpoint of each of `names` beside those of `none`; those that failed, which is said, are left out."""
+def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]) -> dict[str, Beside]:
+    """Steps of each of `names` beside those of `none`, with checkpoints `every` so many of them where they are written in the background and
+    none where steps wait for them; those that failed, which is said, are left out."""
     found: dict[str, Beside] = {}
-    for begin in range(0, len(names), ABREAST):
-        abreast = names[begin : begin + ABREAST]
-        runs = {
-            name: {**regime.sets, **CONTENDERS[name].sets, "data.path": str(regime.plain), "checkpoint.every_steps": ENDLESS if CONTENDERS[name].minutes else 0}
-            for name in ("none", *abreast)
-        }
-        try:
-            steps = take_turns(runs, folder, WARM_STEPS, size.turns, size.turn_seconds[regime.name])
-        except (RunFailed, ValueError) as error:
-            print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
-            continue
-        found |= {name: Beside(steps[name], steps["none"]) for name in abreast}
+    for behind in (False, True):
+        these = [name for name in names if CONTENDERS[name].in_background == behind]
+        # What a checkpoint costs depends on the rows that were trained; steps do not.
+        data, warm = (regime.sets["data.path"], regime.warm) if behind else (str(regime.plain), WARM_STEPS)
+        for begin in range(0, len(these), ABREAST):
+            abreast = these[begin : begin + ABREAST]
+            runs = {name: {**regime.sets, **CONTENDERS[name].sets, "data.path": data} for name in ("none", *abreast)}
+            for name, sets in runs.items():
+                sets["checkpoint.every_steps"] = every[name] if CONTENDERS[name].in_background else ENDLESS if CONTENDERS[name].minutes else 0
+            try:
+                steps = take_turns(runs, folder, warm, size.turns, size.turn_seconds[regime.name])
+            except (RunFailed, ValueError) as error:
+                print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
+                continue
+            found |= {name: Beside(steps[name], steps["none"]) for name in abreast}
     return found
+
+
+def overhead_of(contender: Contender, before: Calm, beside: Beside | None) -> float | str:
+    """What undisturbed training loses with a contender, as a share: to waiting for checkpoints, of `before`, and to slower steps, of those
+    `beside` steps of `none`; empty where these should have been measured and were not."""
+    waits = waiting(before) if contender.minutes and not contender.in_background else 0.0
+    if not steps_cost(contender):
+        return round(waits, 4)
+    if beside is None:
+        return ""
+    return round(waits + (beside.mean_overhead if contender.in_background else beside.overhead), 4)
 
 
 def waiting(before: Calm) -> float:
@@ -317,9 +332,6 @@ def killed_row(
     if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
         raise NotMeasured(f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet")
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
-    overhead = waiting(before) if plan.every else 0.0
-    if steps_cost(contender):
-        overhead = "" if beside is None else overhead + beside.overhead
     row = {
         "regime": regime.name,
         "round": number,
@@ -329,7 +341,7 @@ def killed_row(
         "steps": plan.steps,
         "kill_step": plan.kill_step,
         "step_ms": _ms(before.step_seconds),
-        "overhead": "" if name == "none" or overhead == "" else round(overhead, 4),
+        "overhead": "" if name == "none" else overhead_of(contender, before, beside),
         "checkpoint_every_steps": plan.every or "",
         "checkpoint_wait_ms": _ms(before.waiting) if plan.every else "",
         "checkpoint_bytes": inside[-1]["bytes"] if inside else "",
@@ -366,7 +378,7 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
     """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
         regime = regime_of("embedding-heavy", data, data.parent, size, share)
-        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], size)
+        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], size, {})
         if not beside:
             continue
         found = {name: (mine.overhead, "", "") for name, mine in beside.items()}
@@ -541,7 +553,8 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     for number in range(first, first + rounds):
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
-            beside = in_turns(folder, regime, [name for name in order if steps_cost(CONTENDERS[name]) and not CONTENDERS[name].sweep], size)
+            every = {name: intervals[regime.name, name] for name in order}
+            beside = in_turns(folder, regime, [name for name in order if steps_cost(CONTENDERS[name]) and not CONTENDERS[name].sweep], size, every)
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
                 plan = plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number)

@@ -1,4 +1,4 @@
-"""How a protected step changes with the tables, the servers, k and m, and what a kill costs; embedding-heavy.
+"""How a protected step changes with the tables, the servers, k and m, and what a kill costs; embedding-heavy, 2,048 samples per slot.
 
     python benchmarks/bench_scaling.py            # about half an hour on 2 cores
     python benchmarks/bench_scaling.py --series rebuild    # one of them; what the CSV says of the others stays
@@ -57,7 +57,7 @@ FULL = Size(
         *(("m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m}) for m in (1, 2, 3)),
     ),
     killed={"cluster.servers": 5, "protection.k": 4, "protection.rebuild_rows_per_step": 1024},
-    sets={"model.max_rows_per_table": 500_000, "train.global_batch": 2048, "train.slots": 2, "cluster.trainers": 2},
+    sets={"model.max_rows_per_table": 500_000, "train.global_batch": 4096, "train.slots": 2, "cluster.trainers": 2},
 )
 SMOKE = Size(
     rounds=1,

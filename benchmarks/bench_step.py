@@ -7,8 +7,8 @@ Contenders of one round run one after the other in a random order, with the same
   none        ECRM without protection
   erasure     k=4 m=1, a commit every step
   erasure-16  k=4 m=1, a commit every 16 steps
-  torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining
-              (benchmarks/peer_torchrec.py), unprotected
+  torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining, its processes free
+              or bound to cores as ECRM's ranks are (benchmarks/peer_torchrec.py), unprotected
 The model is the same; ECRM computes the interaction by its own kernel (model.dense_arch = native, the default), TorchRec by its own module.
 Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
 the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
@@ -78,7 +78,7 @@ FULL = Size(
     ranks=5,
     slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
     k=4,
-    contenders=(*PROTECTION, "torchrec-planner", "torchrec-planner-pipelined", "torchrec-column_wise"),
+    contenders=(*PROTECTION, "torchrec-planner", "torchrec-planner-pipelined", "torchrec-planner-pipelined-bound", "torchrec-column_wise"),
     turns=10,
     turn_steps=16,
     sets={},
@@ -90,7 +90,7 @@ SMOKE = Size(
     ranks=2,
     slot_batch={"embedding-heavy": 64},
     k=1,
-    contenders=("none", "erasure", "torchrec-planner-pipelined"),
+    contenders=("none", "erasure", "torchrec-planner-pipelined-bound"),
     turns=2,
     turn_steps=16,
     sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native", "storage.backend": "native"},
@@ -133,15 +133,15 @@ def in_turns(folder: Path, sets: dict[str, Any], names: Sequence[str], size: Siz
     return {name: 1 / (1 + Beside(steps, found["none"]).overhead) for name, steps in found.items()}
 
 
-def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> dict[str, Any]:
-    """One run of TorchRec."""
+def peer(folder: Path, sets: dict[str, Any], sharding: str, options: Sequence[str]) -> dict[str, Any]:
+    """One run of TorchRec, with `options` of its program."""
     folder.mkdir()
     result = folder / "result.json"
     program = Path(__file__).with_name("peer_torchrec.py")
     words = ["-m", "torch.distributed.run", "--nproc-per-node", str(sets["cluster.servers"]), str(program), "quickstart", str(result)]
     words += ["--warm-up", str(sets["train.steps"] // 2)]
     done = subprocess.run(
-        [sys.executable, *words, "--sharding", sharding, *(["--pipelined"] if pipelined else []), *measure.set_words(sets)],
+        [sys.executable, *words, "--sharding", sharding, *(f"--{option}" for option in options), *measure.set_words(sets)],
         capture_output=True,
         text=True,
         timeout=measure.RUN_SECONDS,
@@ -159,11 +159,9 @@ def peer(folder: Path, sets: dict[str, Any], sharding: str, pipelined: bool) -> 
 
 
 def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
-    """One run of a contender; TorchRec's are named torchrec-PLAN or torchrec-PLAN-pipelined."""
-    kind, _, plan = name.partition("-")
-    if kind == "torchrec":
-        return peer(folder, sets, plan.removesuffix("-pipelined"), plan.endswith("-pipelined"))
-    return ours(folder, sets, name)
+    """One run of a contender; TorchRec's are named torchrec-PLAN, and after that -pipelined, -bound or both."""
+    kind, *plan = name.split("-")
+    return peer(folder, sets, plan[0], plan[1:]) if kind == "torchrec" else ours(folder, sets, name)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -32,6 +32,11 @@ class Contender:
     timeline: bool = False
     redundancy: float = 0.0
 
+    @property
+    def in_background(self) -> bool:
+        """Whether its checkpoints are written beside the steps."""
+        return self.sets.get("checkpoint.mode") == "async"
+
 
 def _checkpoint(minutes: int, mode: str) -> Contender:
     return Contender({"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes, timeline=minutes == 30)
@@ -49,7 +54,7 @@ def _copies(name: str, copies: int) -> Contender:
 FULL_EVERY = 8
 """Of incremental checkpoints so many form a chain that begins with a full one."""
 
-REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 1024, "criteo": 1024}
+REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 4096, "criteo": 1024}
 """protection.rebuild_rows_per_step of every contender but those of the sweep, by regime: a longer step has time for more."""
 
 CONTENDERS = {
@@ -72,7 +77,7 @@ CONTENDERS = {
     "stateless-30": Contender({"protection.name": "stateless", "checkpoint.mode": "sync"}, minutes=30, timeline=True),
     "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
     "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
-    **{f"erasure-k4-rebuild-{rows}": _erasure(4, sweep=True, rebuild_rows_per_step=rows) for rows in (4096, 16384, 65536)},
+    **{f"erasure-k4-rebuild-{rows}": _erasure(4, sweep=True, rebuild_rows_per_step=rows) for rows in (1024, 16384, 65536)},
 }
 SMOKE = (
     "none", "erasure-k2", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-async", "checkpoint-30-incremental", "stateless-30",

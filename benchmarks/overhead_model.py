@@ -11,18 +11,19 @@ M = (MTBF of a server) / S, independent of each other:
       C = B / storage rate: each server writes its part, training waits; going back loses half an interval on average, reads for C again,
       and takes D to notice. T is 30 or 60 minutes, or the best to first order, sqrt(2 C M) (Young 1974), the least that waiting can cost.
   checkpoint-async                normal f C / T    failures (T / 2 + C + C + D) / M
-      training waits for a share f of C; what it goes back to is older by the C that writing takes
+      training loses a share f of C, to waiting and to slower steps; what it goes back to is older by the C that writing takes
   erasure k=4 m=1                 normal p          failures (g + R (1 - w)) / M
       p: parity's cost per step, which does not go with the tables; g: training time lost to a kill;
       R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been updated, and its parity;
       w: throughput while rebuilding, as a share.
 
-Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f; g; w, not above 1; D (the recovery of erasure, which has
+Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f, the overhead of asynchronous checkpoints over that of synchronous
+ones, not below 0; g; w, not above 1; D (the recovery of erasure, which has
 nothing to load); and the rebuild rate: bytes of a shard and its parity over seconds until whole, at the rows per step that the
 benchmark rebuilds (contenders.REBUILD_ROWS). What the model says of the very runs that were measured is printed beside what they took.
 Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it writes and reads its part of a checkpoint
-(--storage-gbit). Left out: a second failure while the first is made good, with m = 1; losing trainers; writing slower than
-training changes; failures of storage. Writes benchmarks/results/protections_model.csv.
+(--storage-gbit). Left out: a second failure while the first is made good, with m = 1; losing trainers; failures of storage.
+Writes benchmarks/results/protections_model.csv.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ def best_interval(cluster: Cluster) -> float:
 def of_checkpoints(cluster: Cluster, interval: float, measured: Measured, background: bool = False) -> Overhead:
     """Checkpoints every `interval` seconds, written while training waits, or in the `background`."""
     seconds = cluster.checkpoint_seconds
-    waited = measured.async_share * seconds if background else seconds
+    given = measured.async_share * seconds if background else seconds
     lost = interval / 2 + (seconds if background else 0.0) + seconds + measured.notice_seconds
-    return Overhead(waited / interval, lost / cluster.mtbf, lost)
+    return Overhead(given / interval, lost / cluster.mtbf, lost)
 
 
 def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
@@ -139,7 +140,7 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
     lost_bytes = median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
     return Measured(
         parity_cost=max(0.0, statistics.median(overheads(rows)[regime, OURS])),
-        async_share=median("checkpoint-30-async", "checkpoint_wait_ms") / median("checkpoint-30-sync", "checkpoint_wait_ms"),
+        async_share=max(0.0, median("checkpoint-30-async", "overhead") / median("checkpoint-30-sync", "overhead")),
         lost_seconds=median(OURS, "lost_ms") / 1000,
         kept=min(1.0, median(OURS, "kept_rebuilding")),
         notice_seconds=median(OURS, "recovery_ms") / 1000,

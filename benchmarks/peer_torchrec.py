@@ -1,6 +1,6 @@
 """The peer: TorchRec DistributedModelParallel over gloo, unprotected, on the same data, model and batches as ECRM.
 
-    torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding table_wise] [--pipelined]
+    torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding table_wise] [--pipelined] [--bound]
 
 Reads an ECRM config (data, model, batch, optimizers, steps); every process is one slot of it and embeddings are
 sharded over all of them. Writes {"samples_per_second", "step_seconds", "logloss", "plan"} as JSON to OUTPUT; logloss is
@@ -17,6 +17,8 @@ What makes it a fair peer, and how that was verified (TorchRec 1.8.0, torch 2.13
               Its other pipelines were not tried.
   optimizers  Row-wise Adagrad fused into FBGEMM's backward pass. Dense Adagrad in torch's fused form, the fastest on CPUs.
   threads     As many per process as ECRM's ranks have, train.threads.
+  cores       Free, or with `--bound` each process, all its threads with it, on one core, dealt in turn, as ECRM's ranks are where they
+              outnumber the cores; measured both ways, and the faster of them counts.
   time        The first steps are not counted here; ECRM's median has all steps in it.
 """
 
@@ -149,6 +151,12 @@ def plain_step(model: DistributedModelParallel, optimizer: torch.optim.Optimizer
     return told
 
 
+def bind() -> None:
+    """Keep this process, and threads that it starts later, to one of the cores that it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
+
+
 def check(config: Config) -> None:
     """End the program where the config asks for what this peer does not do."""
     train, slots = config.train, dist.get_world_size()
@@ -168,10 +176,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--sharding", choices=SHARDINGS, default="planner")
     parser.add_argument("--pipelined", action="store_true", help="with TorchRec's TrainPipelineSparseDist")
+    parser.add_argument("--bound", action="store_true", help="each process on one core")
     parser.add_argument("--warm-up", type=int, default=5, help="steps not counted")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     config = load_config(arguments.config, arguments.set)
+    if arguments.bound:
+        bind()
     torch.set_num_threads(config.train.threads)
     dist.init_process_group("gloo")
     check(config)

@@ -103,7 +103,16 @@ class Beside:
     @property
     def overhead(self) -> float:
         """How much longer a step takes, as a share: the median over the turns."""
-        return statistics.median(one / other for one, other in zip(self.mine, self.others, strict=True)) - 1
+        return statistics.median(self._ratios) - 1
+
+    @property
+    def mean_overhead(self) -> float:
+        """The same as a mean: of runs in which some turns have work in them that others have not."""
+        return statistics.mean(self._ratios) - 1
+
+    @property
+    def _ratios(self) -> list[float]:
+        return [one / other for one, other in zip(self.mine, self.others, strict=True)]
 
 
 def take_turns(

@@ -10,6 +10,7 @@ import torch
 
 import ecrm.coding.code as code_module
 import ecrm.engine.engine as engine_module
+import ecrm.engine.recovery as engine_recovery_module
 import ecrm.placement.recovery as recovery_module
 import ecrm.protection.base as base_module
 import ecrm.protection.replicate as replicate_module
@@ -104,7 +105,7 @@ def _marked_whole(patch):
         after = plan_recovery(view, dead, shape, replicas, *words)
         return mark_whole(after, set(after.rebuilding) - set(view.rebuilding))
 
-    patch.setattr(engine_module, "plan_recovery", careless)
+    patch.setattr(engine_recovery_module, "plan_recovery", careless)
 
 
 def _healthy_shard_moved(patch):
@@ -119,7 +120,7 @@ def _healthy_shard_moved(patch):
         shards[a], shards[b] = shards[b], shards[a]
         return replace(after, shards=tuple(shards))
 
-    patch.setattr(engine_module, "plan_recovery", swapping)
+    patch.setattr(engine_recovery_module, "plan_recovery", swapping)
 
 
 def _first_heir(patch):
@@ -169,7 +170,7 @@ def _all_rebuild(patch):
         after = plan_recovery(view, dead, shape, replicas, *words)
         return replace(after, rebuilding=tuple(range(shape.shards)))
 
-    patch.setattr(engine_module, "plan_recovery", anxious)
+    patch.setattr(engine_recovery_module, "plan_recovery", anxious)
 
 
 def _dense_not_replaced(patch):
@@ -234,7 +235,7 @@ def _says_nothing(patch):
         except Unrecoverable:
             raise Unrecoverable("somebody died") from None
 
-    patch.setattr(engine_module, "plan_recovery", silent)
+    patch.setattr(engine_recovery_module, "plan_recovery", silent)
 
 
 CANARIES = {

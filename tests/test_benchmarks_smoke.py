@@ -39,10 +39,10 @@ def test_step(results, kept, tmp_path, capsys):
     lines = {line["contender"]: line for line in measured(target)}
     assert set(lines) == set(benchmark.SMOKE.contenders)
     assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
-    assert lines["torchrec-planner-pipelined"]["plan"]
+    assert lines["torchrec-planner-pipelined-bound"]["plan"]
     assert 0.2 < float(lines["erasure"]["over_none_in_turns"]) < 5 and float(lines["none"]["over_none_in_turns"]) == 1
     # Same batches, initial values and optimizers; the two only round differently.
-    ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined"))
+    ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined-bound"))
     assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
     assert "erasure / torchrec: " in capsys.readouterr().out
 

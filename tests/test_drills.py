@@ -162,8 +162,8 @@ MEMORY = {
     "cluster.spares": 0,
     "model.embedding_dim": 512,
     "model.bottom_mlp": [16, 512],
-    "train.global_batch": 128,
-    "train.steps": 60,
+    "train.global_batch": 64,
+    "train.steps": 120,
 }
 ROWS_PER_TABLE = 6000
 SLACK_BYTES = 25 << 20
@@ -211,8 +211,8 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
 def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
     """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows.
     Training waits no longer than the bytes moved account for."""
-    sets = {**MEMORY, "cluster.servers": 4, "protection.rebuild_rows_per_step": 1000, "train.steps": 130}
-    kills = ("1@50:update",)  # by then every row has been used
+    sets = {**MEMORY, "cluster.servers": 4, "protection.rebuild_rows_per_step": 1000, "train.steps": 180}
+    kills = ("1@100:update",)  # by then every row has been used
     tiny = drill(tmp_path / "tiny", every_row, {**sets, "model.max_rows_per_table": 2}, kills)
     full = drill(tmp_path / "full", every_row, {**sets, "model.max_rows_per_table": 0}, kills)
     for run in (tiny, full):

@@ -210,8 +210,13 @@ def test_an_overhead_has_waiting_for_checkpoints_and_what_steps_cost():
     bench = program("bench_protections")
     assert bench.waiting(disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4)) == pytest.approx(0.2)
     assert [name for name, contender in contenders.CONTENDERS.items() if not bench.steps_cost(contender)] == [
-        "none", "checkpoint-30-sync", "checkpoint-60-sync", "checkpoint-30-async", "checkpoint-60-async",
-    ]  # fmt: skip
+        "none", "checkpoint-30-sync", "checkpoint-60-sync",
+    ]
+    before, beside = disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4), program("turns").Beside([1.0, 1.1, 1.8], [1.0, 1.0, 1.0])
+    found = {name: bench.overhead_of(contenders.CONTENDERS[name], before, beside) for name in ("checkpoint-30-sync", "checkpoint-30-async", "erasure-k4", "stateless-30")}
+    assert found == {"checkpoint-30-sync": 0.2, "checkpoint-30-async": 0.3, "erasure-k4": 0.1, "stateless-30": 0.3}
+    assert bench.overhead_of(contenders.CONTENDERS["erasure-k4"], before, None) == ""
+
 
 def test_one_run_that_fails_costs_itself_alone(monkeypatch, capsys, tmp_path):
     bench = program("bench_protections")
@@ -256,13 +261,13 @@ def test_with_checkpoints_the_kill_comes_half_an_interval_after_one_and_the_inte
     assert {bench.plan_of(regime, contenders.CONTENDERS["none"], 0, bench.FULL, number).steps for number in range(9)} == {200}  # 24 + 80 + 20 + 60, rounded up
     slow = contenders.CONTENDERS["erasure-k4"]
     assert slow.redundancy == 0.25 and contenders.CONTENDERS["chain-3"].redundancy == 2
-    assert bench.plan_of(replace(regime, shard_rows=180_000), slow, 0, bench.FULL, 0).steps == 500  # 24 + 80 + 20 + 293, rounded up
+    assert bench.plan_of(replace(regime, shard_rows=720_000), slow, 0, bench.FULL, 0).steps == 500  # 24 + 80 + 20 + 293, rounded up
 
 
 def test_the_models_inputs_are_medians_of_what_was_measured():
     found = model.measured_of(LINES, "embedding-heavy")
     assert found == model.Measured(
-        parity_cost=pytest.approx(0.03), async_share=pytest.approx(0.2), lost_seconds=pytest.approx(0.1), kept=pytest.approx(0.85),
+        parity_cost=pytest.approx(0.03), async_share=pytest.approx(0.5), lost_seconds=pytest.approx(0.1), kept=pytest.approx(0.85),
         notice_seconds=pytest.approx(0.03), rebuild_bytes_per_second=pytest.approx(40e6 / 5 * 1.25 / 3), extra=0.25,
     )  # fmt: skip
     with pytest.raises(model.NotMeasured, match="no checkpoint_bytes of checkpoint-30-sync"):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ecrm.engine.placing import address, by_shard, place
+from ecrm.engine.stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
-from ecrm.storage.base import Store
-from ecrm.storage.hosted import HostedShard
+from ecrm.protection.base import Protection, ProtectionContext
 
 WINDOW_BYTES = 1 << 22
 """Records of each shard that travel at a time: bounds the memory of messages."""
@@ -24,7 +22,6 @@ class Reshape:
     `began`, by the engine's clock; `moved_bytes`, of records, over all ranks once `run` is through.
 
     Takes no row from the old layout, so that a failure before the agreement only drops this.
-    `make_store(shard, space, layout, protection)` gives an empty store under the new layout.
     """
 
     def __init__(
@@ -33,17 +30,13 @@ class Reshape:
         view: View,
         old: ProtectionContext,
         protection: Protection,
-        make_store: Callable[[int, int, RowLayout, Protection], Store],
+        stores: ShardStores,
         began: float,
     ) -> None:
         self.shape, self.view, self.began = shape, view, began
         self.layouts = tuple(RowLayout(shape, layout.rows) for layout in old.layouts)
         self.protection = protection.with_shape(shape)
-        self.hosted: dict[ShardSpace, HostedShard] = {
-            (shard, space): HostedShard(make_store(shard, space, layout, self.protection), layout.data_rows_per_shard, missing=False)
-            for shard in view.shards_of(old.transport.rank)
-            for space, layout in enumerate(self.layouts)
-        }
+        self.hosted = stores.host(view.shards_of(old.transport.rank), self.layouts, self.protection, missing=False)
         self.context = replace(old, layouts=self.layouts, hosted=self.hosted)
         self.protection.start(self.context, view)
         self.moved_bytes = 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ecrm.engine.stores import ShardStores
 from ecrm.placement.recovery import plan_rollback
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
-from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.base import PeerFailure, Transport
 
@@ -45,23 +46,18 @@ class Rollback:
         durable: Durable,
         transport: Transport,
         mine: tuple[int, View, StripeShape],
-        row_counts: Sequence[int],
-        make_context: Callable[[Sequence[RowLayout], dict[ShardSpace, HostedShard]], ProtectionContext],
+        stores: ShardStores,
+        context: ProtectionContext,
         protection: Protection,
-        make_store: Callable[[int, int, RowLayout, Protection], Store],
         dense_replicas: int,
     ) -> None:
         newest, shape, self.commits = _newest(transport, *mine)
         dead = [rank for rank in newest.live if rank not in transport.live]
         self.view = plan_rollback(newest, dead, shape, dense_replicas)
-        self.layouts = tuple(RowLayout(shape, rows) for rows in row_counts)
+        self.layouts = tuple(RowLayout(shape, space.rows) for space in stores.spaces)
         self.protection = protection.with_shape(shape)
-        self.hosted = {
-            (shard, space): HostedShard(make_store(shard, space, layout, self.protection), layout.data_rows_per_shard, missing=False)
-            for shard in self.view.shards_of(transport.rank)
-            for space, layout in enumerate(self.layouts)
-        }
-        self.context = make_context(self.layouts, self.hosted)
+        self.hosted = stores.host(self.view.shards_of(transport.rank), self.layouts, self.protection, missing=False)
+        self.context = replace(context, layouts=self.layouts, hosted=self.hosted, committed=0)
         self.protection.start(self.context, self.view)
         self.step, self.dense = durable.restore(transport, self.layouts, self.hosted, self.protection, self.view)
 

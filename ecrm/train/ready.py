@@ -102,4 +102,4 @@ class ReadyMemory:
         if engine.rank not in view.spares[: self._ready]:
             self.waiting.clear()
         elif not self.waiting or engine.layouts is not self._layouts:
-            self.waiting, self._layouts = engine.memory_of_a_shard(), engine.layouts
+            self.waiting, self._layouts = engine.stores.memory_of_a_shard(engine.layouts), engine.layouts

@@ -1,0 +1,253 @@
+"""What survivors do when ranks die: agree on the last commit, go back to it, and share out the dead ranks' roles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ecrm.engine.dense import DenseReplica, spread_dense
+from ecrm.engine.events import failure_event, rolled_back_event
+from ecrm.engine.failures import Failure
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted, StopAgreed
+from ecrm.engine.ledger import Ledger
+from ecrm.engine.lookup import Lookup, Where
+from ecrm.engine.resume import Resume
+from ecrm.engine.rollback import Durable, Rollback
+from ecrm.engine.state import EngineState
+from ecrm.engine.stores import ShardStores
+from ecrm.errors import EcrmError, Unrecoverable
+from ecrm.placement.recovery import plan_recovery
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection
+from ecrm.transport.base import PeerFailure, Transport
+
+
+class Recovery(EngineState):
+    """The state of one rank that outlives failures of others.
+
+    `stopping` is whether all are to stop at this commit since one of them asks for it, `doubts`, for others to set, whether this rank doubts
+    its input, `doubted` whether one did in the last recovery, `rollbacks` how often everything was loaded from the durable tier.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stores: ShardStores,
+        view: View,
+        protection: Protection,
+        make_dense: Callable[[], DenseReplica],
+        policy: EnginePolicy,
+        hooks: Hooks | None,
+        clock: Callable[[], float] = time.monotonic,
+        durable: Durable | None = None,
+    ) -> None:
+        super().__init__(transport, stores, view, protection, make_dense, policy, hooks, clock)
+        self._durable = durable
+        self.stopping = self.doubts = self.doubted = False
+        self.rollbacks = 0
+        self._state_lost = False  # from the moment a rollback begins until all agree that it is through
+        self._recovered = False  # and nothing was looked up since
+        # Of the step that is under way, which a recovery gives up:
+        self._phase = "start"
+        self._updating = self._changed = False  # whether it is being applied, and whether rows may have changed
+        self._lookup: Lookup | None = None
+        self._ahead: Lookup | None = None  # the next one's
+        self._resume: Resume | None = None  # once all slots have computed
+        self._resumed: Lookup | None = None  # what the next lookup needs no message for
+
+    @property
+    def _where(self) -> Where:
+        return Where(self.view, self.layouts, self.hosted, self.protection, self._rebuild_rows)
+
+    @property
+    def _rebuild_rows(self) -> int:
+        """Background rows of a round of repair: none in the first one after a recovery, for which all ranks stand still."""
+        return 0 if self._recovered else self._policy.rebuild_rows_per_step
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted.
+
+        Whatever else goes wrong while a peer dies is put down to its death; with nobody dead it is an
+        error of this program.
+        """
+        try:
+            if self.view.live != self.transport.live:
+                raise PeerFailure("a rank died before the first step")
+            yield
+        except PeerFailure:
+            self.recover()
+            raise StepAborted from None
+        except (EcrmError, StepAborted, StopAgreed):
+            raise
+        except Exception:
+            before = self.view.live
+            self.recover()
+            if self.view.live == before:
+                raise
+            raise StepAborted from None
+
+    def recover(self) -> None:
+        """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
+
+        A rank that `doubts` its input may begin one, with nobody dead. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
+        """
+        began, phase = self._clock(), self._phase
+        resume, self._resume = self._resume, None
+        self._ahead = self._lookup = self._resumed = None  # with what they hold
+        self._recovered = True
+        begun, rollbacks = self.step + self._updating, self.rollbacks
+        step = self.step - (phase == "commit")
+        redone = self.step - self.committed + self._updating
+        before = self.view
+        while True:
+            try:
+                self.transport.shrink()
+                self._hooks.phase(self.step, "recover")
+                heir, agreed, self._resumed = None, False, None
+                try:
+                    ledger = self._return_to_commit(resume)
+                    if len(before.shards) != len(self.view.shards):
+                        before = self.view  # a reshape was committed: shards have new numbers
+                    last = self.view
+                    self._take_over()
+                    if ledger.resumes == self.committed:
+                        self._resumed = resume.again(self._where, last, self.transport.live, ledger.told)
+                    agreed = bool(ledger.dense) and not set(self.view.dense).difference(ledger.dense)  # and nothing was sent after it
+                    heir = spread_dense(self.transport, self.view.dense, ledger.dense, self.dense, self._make_dense)
+                except Unrecoverable as error:
+                    self._roll_back(error, began)
+                    agreed, self._resumed = False, None
+                    if len(before.shards) != len(self.view.shards):
+                        before = self.view
+                if agreed or self.transport.agree(True):
+                    break
+            except PeerFailure:
+                continue
+        self._state_lost = False
+        if heir is not None:
+            self.dense = heir
+        if self.rollbacks > rollbacks:
+            redone = max(begun - self.committed, 0)
+        dead = tuple(rank for rank in before.live if rank not in self.transport.live)
+        if dead:
+            self._record_failure(dead, before, step, phase, redone, began)
+        if self.rollbacks > rollbacks:
+            self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
+        self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+        self._hooks.recovered()
+
+    def _return_to_commit(self, resume: Resume | None) -> Ledger:
+        """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns what they have said."""
+        mine = Ledger(
+            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self.doubts,
+            self._state_lost, () if self.dense is None else (self.rank,), -1 if resume is None else resume.step,
+            {} if resume is None else {self.rank: resume.told(self.transport.live)},
+        )  # fmt: skip
+        agreed = mine.agreed(self.transport)
+        self.stopping, self.doubted = agreed.asks, agreed.doubts
+        if agreed.state_lost:
+            raise Unrecoverable("a rank died while all were rolling back")
+        commits, begun = agreed.commits, agreed.begun
+        if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
+            raise Unrecoverable(
+                f"ranks lost touch with each other, none of them died: protection {self.protection.name} cannot take back "
+                f"the updates since step {self.committed}"
+            )
+        if commits > self._commits:
+            assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
+            self._accept_commit()
+            self._hooks.committed()
+        elif self._policy.skip_undo:
+            self._accept_commit_without_undo()
+        else:
+            self._undo()
+        if agreed.view.epoch > self.view.epoch:
+            self.view = agreed.view
+        self.step = self.committed
+        self._updating = self._changed = False
+        return agreed
+
+    def _accept_commit_without_undo(self) -> None:
+        """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
+        committed, commits, self._reshape = self.committed, self._commits, None
+        self._accept_commit()
+        self.committed, self._commits = committed, commits
+
+    def _take_over(self) -> None:
+        """Adopt the next view: host its shards, empty at first."""
+        dead = [rank for rank in self.view.live if rank not in self.transport.live]
+        if dead and not self.protection.keeps_deltas:
+            names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
+            raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
+        if dead:
+            protection = self.protection
+            protection.check_losses(self.view, dead, self._lost_since_commit(self.transport.live), self.committed)
+            self.view = plan_recovery(
+                self.view, dead, protection.shape, self._policy.dense_replicas,
+                protection.in_words, protection.any_shards_may_be_lost, protection.rebuilding_may_move,
+            )  # fmt: skip
+        self._host_shards(missing=True)
+        self.protection.adopt(self.view)
+
+    def resume(self) -> None:
+        """Collective, before the first step: go on from the durable tier, whoever dies meanwhile.
+
+        Raises an EcrmError on every rank where there is nothing to go on from.
+        """
+        try:
+            if self.view.live != self.transport.live:
+                raise PeerFailure("a rank died before the first step")
+            self._roll_back(Unrecoverable("nothing to resume from"), self._clock(), told=False)
+            if not self.transport.agree(True):
+                raise PeerFailure("a rank died while all were resuming")
+            self._state_lost = False
+        except PeerFailure:
+            self._state_lost = True
+            self.recover()
+
+    def _roll_back(self, why: Unrecoverable, began: float, told: bool = True) -> None:
+        """Collective: load the newest checkpoint on the ranks that are left; raises `why` without a durable tier."""
+        if self._durable is None:
+            raise why
+        self._state_lost, begun, shape = True, self.step + self._updating, self.protection.shape
+        self._hooks.phase(self.step, "rollback")
+        self.hosted.clear()  # makes room; nothing of what is held is used any more
+        self.protection = self.protection.with_shape(shape)
+        loaded = Rollback(
+            self._durable, self.transport, (self._commits, self.view, shape), self.stores, self._context, self.protection,
+            self._policy.dense_replicas,
+        )  # fmt: skip
+        self.step = self.committed = loaded.step
+        self._commits = loaded.commits
+        self._adopt(loaded)
+        self._ahead = self._reshape = self._repaired = None
+        self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
+        self.dense = self._make_dense() if self.rank in self.view.dense else None
+        if self.dense is not None and loaded.dense is not None:
+            self.dense.load(loaded.dense)
+        self.rollbacks += 1
+        if told:
+            self._hooks.event(rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began))
+
+    def _record_failure(
+        self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float
+    ) -> None:
+        shards = tuple(shard for shard, host in enumerate(before.shards) if host in dead)
+        slots = tuple(slot for slot, host in enumerate(before.slots) if host in dead)
+        failure = Failure(
+            ranks=dead,
+            step=step,
+            phase=phase,
+            redone_steps=redone,
+            noticed_at=began,
+            recovery_seconds=self._clock() - began,
+            shards=shards,
+            slots=slots,
+            rebuilt_bytes=len(shards) * self.stores.bytes_of_a_shard(self.layouts),
+        )
+        self.failures.failures.append(failure)
+        self._hooks.event(
+            failure_event(failure, before, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
+        )

@@ -1,0 +1,207 @@
+"""What one rank of a run holds, and how a commit, an undo, another view or another layout changes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from torch import Tensor
+
+from ecrm.engine.corruption import corruption_event
+from ecrm.engine.dense import DenseReplica
+from ecrm.engine.events import rebuilt_event, reshaped_event, restored_event
+from ecrm.engine.failures import FailureLog
+from ecrm.engine.hooks import EnginePolicy, Hooks
+from ecrm.engine.memory import Memory, gather_memory
+from ecrm.engine.reshape import Reshape
+from ecrm.engine.rollback import Rollback
+from ecrm.engine.stores import ShardStores
+from ecrm.placement.reshape import plan_reshape
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import RowSpace
+from ecrm.placement.view import View, mark_whole
+from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.base import Transport
+
+
+class EngineState:
+    """One rank's shards, redundancy and dense replica at the last commit, with what it takes to go back to it.
+
+    `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
+    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
+    `live_at_commit` the ranks of the view at the last commit of a step, `rebuild_left` rows still missing, by shard that is rebuilding.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stores: ShardStores,
+        view: View,
+        protection: Protection,
+        make_dense: Callable[[], DenseReplica],
+        policy: EnginePolicy,
+        hooks: Hooks | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.transport, self.stores, self.view, self.protection = transport, stores, view, protection
+        self._make_dense, self._policy, self._hooks, self._clock = make_dense, policy, hooks or Hooks(), clock
+        self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
+        self.hosted: dict[ShardSpace, HostedShard] = {}
+        self.step = self.committed = self._commits = 0
+        self.failures = FailureLog()
+        self.live_at_commit = view.live
+        self.rebuild_left: dict[int, int] = {}
+        self._repaired: RepairReport | None = None  # since the last commit
+        self._reshape: Reshape | None = None  # the layout that the next commit adopts
+        self._reshape_considered = view.epoch
+        self._put_right = False  # whether the last commit changed rows that the next step's values were read from
+        self._peak_undo_bytes = 0
+        self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
+        self._context = ProtectionContext(
+            transport, self.layouts, stores.record_bytes, self.hosted, stores.initial, allocate=stores.allocate
+        )
+        self._host_shards(missing=False)
+        protection.start(self._context, view)
+        self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots that this rank runs."""
+        return self.view.slots_of(self.rank)
+
+    @property
+    def spaces(self) -> tuple[RowSpace, ...]:
+        """The row spaces: tables of the same width, one after the other."""
+        return self.stores.spaces
+
+    @property
+    def record_bytes(self) -> tuple[int, ...]:
+        """Size of a record of each row space."""
+        return self.stores.record_bytes
+
+    @property
+    def commits(self) -> int:
+        """How many commits there have been."""
+        return self._commits
+
+    @property
+    def failures_left(self) -> int:
+        """How many more ranks may die at once without anything being lost."""
+        return self.protection.failures_left(self.view, self.protection.shape, self._lost_since_commit(self.view.live))
+
+    def _lost_since_commit(self, live: Collection[int]) -> int:
+        """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
+        return len({self.view.domains[rank] for rank in self.live_at_commit if rank not in live})
+
+    @property
+    def failures_left_when_rebuilt(self) -> int:
+        """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
+        whole = mark_whole(self.view, self.view.rebuilding)
+        plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
+        shape, view = plan or (self.protection.shape, whole)
+        return self.protection.failures_left(view, shape, 0)
+
+    @property
+    def rebuild_fraction(self) -> float:
+        """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
+        rows = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
+        total = rows * len(self.view.rebuilding)
+        left = sum(self.rebuild_left.get(shard, rows) for shard in self.view.rebuilding)
+        return 1.0 - left / total if total else 1.0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The live tensors of all rows and redundancy held on this rank."""
+        return [part for hosted in self.hosted.values() for part in hosted.store.memory] + list(self.protection.memory)
+
+    def memory(self) -> Memory:
+        """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
+        held = (
+            sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
+            self.protection.parity_bytes,
+            self._peak_undo_bytes,
+            0 if self.dense is None else self.dense.memory_bytes,
+        )
+        return gather_memory(self.transport, len(self.view.shards_of(self.rank)), held)
+
+    def _accept_commit(self) -> None:
+        """Everything up to `step` can no longer be taken back."""
+        self._commits += 1
+        if self.step > self.committed:
+            self.live_at_commit = self.view.live
+        self.committed = self._context.committed = self.step
+        if self._reshape is not None:
+            self._adopt_reshaped()
+        for hosted in self.hosted.values():
+            hosted.committed()
+        self.protection.committed()
+        if self.dense is not None:
+            self.dense.commit()
+        found = [] if self.scrub is None else self.scrub.committed()
+        self._put_right = bool(found)
+        for finding in found:
+            self._hooks.event(corruption_event(finding, self.step, self.spaces, self.protection.shape))
+        self._count_whole()
+
+    def _count_whole(self) -> None:
+        """Shards that had nothing missing at the last round of repair rebuild no more."""
+        report, self._repaired = self._repaired, None
+        whole = [] if report is None else [shard for shard in self.view.rebuilding if report.left[shard] == 0]
+        if not whole:
+            return
+        self.view = mark_whole(self.view, whole)
+        if not self.view.rebuilding:
+            self.live_at_commit = self.view.live
+        for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
+            self._hooks.event(rebuilt_event(failure, self.failures_left))
+        if accounts := self.protection.accounts(whole):
+            self.failures.restored += accounts
+            self._hooks.event(restored_event(self.step, self.view, accounts))
+
+    def _adopt_reshaped(self) -> None:
+        """From this commit on the new layout is the one."""
+        reshape, self._reshape = self._reshape, None
+        self._adopt(reshape)
+        self._reshape_considered = self.view.epoch
+        self._hooks.event(
+            reshaped_event(self.step, reshape.shape, self._clock() - reshape.began, reshape.moved_bytes, self.failures_left)
+        )
+        self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+
+    def _adopt(self, laid_out: Reshape | Rollback) -> None:
+        """Everything is as it was laid out anew, at this commit."""
+        self.view, self.layouts, self.hosted = laid_out.view, laid_out.layouts, laid_out.hosted
+        self.protection, self._context = laid_out.protection, laid_out.context
+        self._context.committed = self.committed
+        self.live_at_commit = self.view.live
+        if self.scrub is not None:
+            self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
+
+    def _undo(self) -> None:
+        """Back to the last commit, with all that has changed since."""
+        for hosted in self.hosted.values():
+            hosted.undo()
+        self.protection.undo()
+        if self.scrub is not None:
+            self.scrub.undo()
+        self._repaired, self._reshape, self.rebuild_left = None, None, {}
+        self._reshape_considered = -1
+        if self.dense is not None:
+            self.dense.undo()
+
+    def _host_shards(self, missing: bool) -> None:
+        """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
+        mine = self.view.shards_of(self.rank)
+        for key in [key for key in self.hosted if key[0] not in mine]:
+            del self.hosted[key]
+        new = [shard for shard in mine if (shard, 0) not in self.hosted]
+        self.hosted.update(self.stores.host(new, self.layouts, self.protection, missing))
+
+    def _note_undo_bytes(self) -> None:
+        undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
+        self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
