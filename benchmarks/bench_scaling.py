@@ -9,7 +9,7 @@ Series, each against its own first point in the same round:
   servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
   k         2 to 8 at m = 1, 10 servers
   m         1 to 3 at k = 4, 10 servers
-  rebuild   a server killed: samples/s while rebuilding over those before, and the gap in steps
+  rebuild   a server killed: samples/s while rebuilding over those before, and the gap, with how much of it is noticing (by the rank that tells) and recovery
 Writes benchmarks/results/scaling.csv.
 """
 
@@ -97,15 +97,16 @@ def killed(folder: Path, sets: dict[str, Any], step: int) -> dict[str, Any]:
     measure.run(folder, {**sets, "cluster.spares": 1}, [f"1@{step}:parity"])
     record = read_run(folder)
     pace = before_during_after(record, sets["train.global_batch"])
-    (failure,) = record.summary["failures"]
+    (failure,) = record.failures
     step_seconds = record.summary["step_seconds"]["p50"]
     before, during = pace["before"].samples_per_second, pace["during"].samples_per_second
     if not before or not during:
         sys.exit(f"too few steps to see throughput before the kill and while rebuilding: {pace}")
     return {
         "step_ms": 1e3 * step_seconds,
-        "gap_ms": 1e3 * failure["stall_seconds"],
-        "recovery_ms": 1e3 * failure["recovery_seconds"],
+        "gap_ms": 1e3 * failure.stall_seconds,
+        "noticing_ms": 1e3 * (failure.noticed_at - failure.killed_at),
+        "recovery_ms": 1e3 * failure.recovery_seconds,
         "kept_while_rebuilding": during / before,
     }
 
@@ -139,12 +140,12 @@ def main(words: Sequence[str] | None = None) -> None:
                 found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 4 * steps}, steps)
                 rows.append(_row(number, "rebuild", 1, found, about))
     measure.write_csv(target, rows)
-    print("\n".join([*tables.scaling(rows), "", *(tables.rebuilding(rows) if any(row["series"] == "rebuild" for row in rows) else ())]))
+    print("\n".join([*tables.scaling(rows), "", *tables.rebuilding(rows)]))
     print(f"written to {target}")
 
 
 def _row(number: int, series: str, value: int, found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    fields = ("step_ms", "gap_ms", "recovery_ms", "kept_while_rebuilding")
+    fields = ("step_ms", "gap_ms", "noticing_ms", "recovery_ms", "kept_while_rebuilding")
     shown = {name: "" if found.get(name) is None else round(found[name], 3) for name in fields}
     row = {"series": series, "value": value, "round": number, **shown, **about}
     print(json.dumps({key: row[key] for key in ("series", "value", "round", *fields)}), flush=True)

@@ -130,9 +130,9 @@ def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
         axes.set_xlabel(label)
     grid[0].set_title("a step, ratio to the first point of its series in the same round")
     kept = numbers((row for row in rows if row["series"] == "rebuild"), "kept_while_rebuilding")
-    dots(grid[-1], {"a server killed": kept}, COLOURS[2])
+    dots(grid[-1], {"a server killed": kept} if kept else {}, COLOURS[2])
     grid[-1].axhline(KEPT_BAR, color=BAR, linewidth=1.8, label="bar: at least")
-    grid[-1].set_ylim(0, 1.1 * max(1.0, *kept))
+    grid[-1].set_ylim(0, 1.1 * max([1.0, *kept]))
     grid[-1].set_xlabel("samples/s while\nrebuilding / before")
     legend(grid[-1])
 

@@ -53,7 +53,7 @@ def test_scaling(results, kept, tmp_path):
     point, killed = measured(tmp_path / "scaling.csv")
     assert (point["series"], killed["series"]) == ("servers", "rebuild")
     assert float(point["step_ms"]) > 0 and point["gap_ms"] == ""
-    assert float(killed["gap_ms"]) > float(killed["recovery_ms"]) > 0
+    assert float(killed["gap_ms"]) > float(killed["recovery_ms"]) + float(killed["noticing_ms"]) > float(killed["recovery_ms"]) > 0
     assert float(killed["kept_while_rebuilding"]) > 0
 
 
