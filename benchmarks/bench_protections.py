@@ -450,7 +450,7 @@ def prepare_real(folder: Path, files: Sequence[Path]) -> Path:
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--regime", choices=("dense-heavy", "embedding-heavy", "criteo"), action="append")
+    parser.add_argument("--regime", choices=REGIMES, action="append")
     parser.add_argument("--add", action="store_true", help="keep the rounds that the CSV files have and add to them, on the machine that they are of")
     parser.add_argument("--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none")
     parser.add_argument("--criteo", type=Path, help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data")
@@ -467,6 +467,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+REGIMES = ("dense-heavy", "embedding-heavy", "criteo")
 KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 
 
@@ -490,6 +491,7 @@ class Files:
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
         self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
+        self.rows[kind].sort(key=lambda row: REGIMES.index(row["regime"]))  # whatever was measured last
         if self.rows[kind]:
             measure.write_csv(self._folder / f"protections{kind}.csv", self.rows[kind])
 
@@ -528,7 +530,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     size = TINY if options.smoke else FULL
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
-    names = options.regime or (["embedding-heavy"] if options.smoke else ["dense-heavy", "embedding-heavy", "criteo"])
+    names = options.regime or (["embedding-heavy"] if options.smoke else list(REGIMES))
     setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names, options.add), scratch / "run"
     references, regimes = References(folder), []
     for name in names:
