@@ -7,6 +7,7 @@ project's `sparse_update` on the same memory, which comes to the same bits (test
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -39,8 +40,12 @@ class FbgemmStore(Store):
     def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
         super().__init__(rows, dim, optimizer, initial, allocate)
         self._slice_rows = max(_SLICE_FLOATS // dim, 1)
-        slices = [slice(first, first + self._slice_rows) for first in range(0, max(rows, 1), self._slice_rows)]
-        self._slices = [_embedding(self.weights[s], [part[s] for part in self.state], optimizer) for s in slices]
+
+    @cached_property
+    def _slices(self) -> list[SplitTableBatchedEmbeddingBagsCodegen]:
+        """Made when they first update rows: never where every update's delta is wanted, and then a takeover does not wait for it."""
+        slices = [slice(first, first + self._slice_rows) for first in range(0, max(len(self.weights), 1), self._slice_rows)]
+        return [_embedding(self.weights[s], [part[s] for part in self.state], self._optimizer) for s in slices]
 
     def _step(self, rows: Tensor, gradients: Tensor) -> None:
         if len(self._slices) == 1:
