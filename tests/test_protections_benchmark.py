@@ -391,7 +391,7 @@ def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_
     assert files.next_round(["criteo"]) == 2 and files.next_round(["embedding-heavy"]) == 0
     assert files.has("", "criteo", "none") and not files.has("", "criteo", "erasure-k4") and not files.has("_accuracy", "criteo")
     files.add("", [{"regime": "criteo", "contender": "none", "round": 2}])
-    assert [row["round"] for row in bench.read_rows(tmp_path / "protections.csv")] == ["0", "1", "7", "2"]
+    assert [row["round"] for row in bench.read_rows(tmp_path / "protections.csv")] == ["7", "0", "1", "2"]  # dense-heavy comes first
 
     bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "ecrm_commit": "abc1234"}])
     bench.Files(tmp_path, ["criteo"], keep=True)
