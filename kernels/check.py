@@ -62,7 +62,7 @@ def row_stride_bytes(tensor: torch.Tensor) -> int:
 
 
 def _first_outside(rows: torch.Tensor, limit: int) -> int:
-    if rows.device.type == "cpu" and native.LIBRARY.exists():
+    if rows.device.type == "cpu" and native.built():
         return native.library().ecrm_first_outside(rows.data_ptr(), rows.shape[0], limit)
     outside = torch.nonzero((rows < 0) | (rows >= limit)).flatten()
     return int(outside[0]) if outside.numel() else -1

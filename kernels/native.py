@@ -40,15 +40,21 @@ _SIGNATURES = {
     ),
     "ecrm_hash_uniform": (
         None,
-        [ctypes.c_uint64, ctypes.c_uint64, _POINTER, _INT, _INT, ctypes.c_float, _POINTER],
+        [ctypes.c_uint64, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER],
     ),
 }
 
 
 @cache
+def built() -> bool:
+    """Whether there is a library to load."""
+    return LIBRARY.exists()
+
+
+@cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises OSError, with what to do, where it was not built."""
-    if not LIBRARY.exists():
+    if not built():
         raise OSError(f"the C++ kernels are not built: {LIBRARY} is missing; run `pip install -e .` (needs g++)")
     loaded = ctypes.CDLL(str(LIBRARY))
     for name, (result, arguments) in _SIGNATURES.items():

@@ -59,6 +59,13 @@ def test_a_value_depends_on_nothing_else(backend):
     assert not torch.equal(whole, hash_uniform(5, 3, torch.arange(50), 16, 0.5, backend=backend))
 
 
+def test_a_table_and_a_bound_of_each_row(backend):
+    rows, tables, bounds = torch.tensor([5, 0, 5, 2**62]), torch.tensor([3, 3, 0, 25]), torch.tensor([0.5, 1.0, 0.25, 0.0])
+    found = hash_uniform(9, tables, rows, 20, bounds, backend=backend)
+    for at, (row, table, bound) in enumerate(zip(rows, tables.tolist(), bounds.tolist(), strict=True)):
+        assert torch.equal(found[at], hash_uniform(9, table, row[None], 20, bound, backend=backend)[0])
+
+
 def test_values_are_uniform_and_within_the_bound():
     bound = 0.01
     values = hash_uniform(1, 1, torch.arange(20_000), 64, bound).double() / bound
@@ -83,8 +90,16 @@ def test_nothing_to_do(backend):
         ({"table": 2**64}, "table is 18446744073709551616, outside"),
         ({"rows": torch.tensor([0, -5])}, r"rows\[1\] is -5, outside"),
         ({"dimension": -1}, "dimension is -1"),
+        ({"table": torch.tensor([1, 2, 3])}, r"table has shape \[3\], needed: \[2\]"),
+        ({"bound": torch.ones(4)[::2]}, "bound: elements are 2 apart"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
+        hash_uniform(**({"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0} | change))
+
+
+@pytest.mark.parametrize("change, message", [({"table": torch.ones(2)}, "table is torch.float32"), ({"bound": torch.ones(2).double()}, "bound is")])
+def test_wrong_types_are_refused(change, message):
+    with pytest.raises(TypeError, match=message):
         hash_uniform(**({"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0} | change))

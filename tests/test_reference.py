@@ -32,7 +32,7 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     from ecrm.data.dataset import CriteoDataset
     from ecrm.model.dlrm import build_dense_parts
     from ecrm.placement.tables import Table, row_spaces
-    from ecrm.storage.initial import initial_rows
+    from ecrm.storage.initial import InitialRows
 
     config = load_config("tiny", [f"data.path={data}"])
     model, seed = config.model, config.train.seed
@@ -53,7 +53,7 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     weights = {name.split(".")[-2]: weight for name, weight in collection.state_dict().items() if name.endswith(".weight")}
     (space,) = row_spaces([Table(n, rows, DIM) for n, rows in dataset.tables])
     for table, offset in zip(space.tables, space.offsets, strict=True):
-        weights[table.name].copy_(initial_rows(space, torch.arange(offset, offset + table.rows), seed))
+        weights[table.name].copy_(InitialRows(space, seed)(torch.arange(offset, offset + table.rows)))
     dlrm = DLRM(collection, 13, list(model.bottom_mlp), list(model.top_mlp))
     parts = build_dense_parts("torchrec", 13, 26, model.bottom_mlp, model.top_mlp, seed)
     dlrm.dense_arch.load_state_dict(parts.dense_arch.state_dict())

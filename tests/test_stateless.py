@@ -30,7 +30,7 @@ from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
-from ecrm.storage.initial import initial_rows
+from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
 from simulating import dies_once
@@ -195,7 +195,7 @@ class Run:
         for slot, by_space in values.items():
             for space, of_space in enumerate(by_space):
                 shards, _ = engine.layouts[space].locate(rows[slot][space])
-                initial = initial_rows(engine.spaces[space], rows[slot][space], self.workload.seed)
+                initial = InitialRows(engine.spaces[space], self.workload.seed)(rows[slot][space])
                 for place, (row, shard) in enumerate(zip(rows[slot][space].tolist(), shards.tolist(), strict=True)):
                     if shard not in away:
                         seen[space, row] = of_space[place]
@@ -224,7 +224,7 @@ class Run:
         """A shard's rows after all steps but those that an account calls lost, one update per step, slots added in their order."""
         workload, layout, this = self.workload, engine.layouts[space], engine.spaces[space]
         store = store_factory("native", SparseOptimizer(workload.optimizer, 0.05))(
-            layout.data_rows_per_shard, this.dim, lambda local: initial_rows(this, layout.rows_of(shard, local), workload.seed)
+            layout.data_rows_per_shard, this.dim, lambda local: InitialRows(this, workload.seed)(layout.rows_of(shard, local))
         )
         mine = [account for (_, number), account in self.accounts.items() if number == shard]
         for step in range(workload.steps):

@@ -7,7 +7,7 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
-from ecrm.storage.initial import initial_rows
+from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
 
 OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
@@ -181,14 +181,15 @@ def test_first_missing_rows_come_in_order_whatever_was_removed(rows):
 
 def test_initial_rows_do_not_depend_on_who_asks():
     (space,) = row_spaces([Table("a", 100, 8), Table("b", 4, 8), Table("c", 30, 8)])
-    everything = initial_rows(space, torch.arange(space.rows), seed=5)
+    everything = InitialRows(space, seed=5)(torch.arange(space.rows))
     some = torch.tensor([133, 2, 101, 103, 104, 99, 100])
-    assert torch.equal(initial_rows(space, some, seed=5), everything[some])
-    assert not torch.equal(initial_rows(space, some, seed=6), everything[some])
+    assert torch.equal(InitialRows(space, seed=5)(some), everything[some])
+    assert not torch.equal(InitialRows(space, seed=6)(some), everything[some])
     assert everything[:100].abs().max() <= 0.1
     assert everything[100:104].abs().max() <= 0.5
     assert everything[100:104].abs().max() > 0.2
-    assert torch.equal(initial_rows(space, torch.tensor([134, 500]), seed=5), torch.zeros(2, 8))
+    padding = InitialRows(space, seed=5)(torch.tensor([134, 500, 3]))[:2]
+    assert not padding.view(torch.int32).any(), "zeros to the bit"
 
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])

@@ -100,7 +100,7 @@ def _write(checkpoint: Checkpoint, output: Path) -> tuple[int, int]:
     from ecrm.checkpoint.restore import read_dense
     from ecrm.checkpoint.rows import FRAME_ROWS, read_rows
     from ecrm.placement.tables import Table, row_spaces
-    from ecrm.storage.initial import initial_rows
+    from ecrm.storage.initial import InitialRows
 
     shapes, entries, at = shapes_of(checkpoint), {}, 0
     for name, shape in shapes.items():
@@ -116,10 +116,10 @@ def _write(checkpoint: Checkpoint, output: Path) -> tuple[int, int]:
     identity = checkpoint.manifest.identity
     dim = identity["model.embedding_dim"]
     (space,) = row_spaces([Table(name, rows, dim) for name, rows in identity["tables"].items()])
-    offsets = np.array(space.offsets)
+    offsets, initial = np.array(space.offsets), InitialRows(space, identity["train.seed"])
     for first in range(0, space.rows, FRAME_ROWS):
         rows = torch.arange(first, min(first + FRAME_ROWS, space.rows))
-        _scatter(arrays, space, offsets, rows.numpy(), initial_rows(space, rows, identity["train.seed"]).numpy())
+        _scatter(arrays, space, offsets, rows.numpy(), initial(rows).numpy())
     for link in checkpoint.chain:
         for entry in link.manifest.row_files:
             for numbers, records in read_rows(link.path / entry["name"], link.manifest.record_bytes[0], space.rows):

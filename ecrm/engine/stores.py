@@ -14,7 +14,7 @@ from ecrm.protection.base import Protection, ShardSpace
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Allocate, Store, lazy_zeros
 from ecrm.storage.hosted import HostedShard
-from ecrm.storage.initial import initial_rows
+from ecrm.storage.initial import InitialRows
 
 
 class ShardStores:
@@ -22,13 +22,14 @@ class ShardStores:
 
     def __init__(self, make_store: StoreFactory, tables: Sequence[Table], seed: int, allocate: Allocate = lazy_zeros) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._make_store, self._seed = allocate, make_store, seed
+        self.allocate, self._make_store = allocate, make_store
+        self._initial = [InitialRows(space, seed) for space in self.spaces]
         # Making a store now lets a spare load what it would otherwise load when it takes over.
         self.record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
 
     def initial(self, space: int, rows: Tensor) -> Tensor:
         """Values of rows of a space, int64 [U], before any update, float32 [U, dim]."""
-        return initial_rows(self.spaces[space], rows, self._seed)
+        return self._initial[space](rows)
 
     def host(
         self, shards: Iterable[int], layouts: Sequence[RowLayout], protection: Protection, missing: bool

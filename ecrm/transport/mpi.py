@@ -43,6 +43,7 @@ SHRUNK = 8  # this rank's MPI_Comm_shrink succeeded
 HEAD_WORDS = 480
 HEAD_FIELDS = 2
 HEAD_PAYLOAD = HEAD_WORDS - HEAD_FIELDS
+NOTHING = np.empty(0, np.uint8)
 KIND_NAMES = ("exchange", "share")
 EXCHANGE, SHARE = range(len(KIND_NAMES))
 
@@ -160,6 +161,9 @@ class MpiTransport(Transport):
         packed = []
         position = 0
         for tensors, size in zip(lists, sizes):
+            if not size:
+                packed.append(NOTHING)
+                continue
             packed.append(self._scratch[position : position + size])
             wire.pack_into(packed[-1], tensors)
             position += size
@@ -179,8 +183,7 @@ class MpiTransport(Transport):
             self._interrupted.append(delivery)
             self._scratch = np.empty(0, np.uint8)
             raise _peer_failure(KIND_NAMES[kind], error) from error
-        lists = (wire.unpack(words.view(np.uint8)) for words in received)
-        return {rank: tensors for rank, tensors in zip(self.live, lists) if tensors}
+        return {rank: wire.unpack(words.view(np.uint8)) for rank, words in zip(self.live, received) if words.size}
 
     def _quietly(self, method, *arguments):
         """`method(*arguments)`, or None where MPI fails."""
@@ -221,8 +224,11 @@ class Delivery:
         self._peers = [peer for peer in range(len(packed)) if peer != me]
         self._sending = [message.view(np.int64) for message in packed]
         self._heads_out = np.empty((len(packed), HEAD_WORDS), np.int64)
-        self._heads_in = np.zeros((len(packed), HEAD_WORDS), np.int64)
-        self._received = list(self._sending)  # of which only the one of `me` stays
+        self._empty_head = np.array([0, self._stamp])
+        self._heads_in = np.empty((len(packed), HEAD_WORDS), np.int64)
+        self._heads_in[:, :HEAD_FIELDS] = 0
+        self._received = [NOTHING.view(np.int64)] * len(packed)
+        self._received[me] = self._sending[me]
         self._requests: list = []
         self._status = mpi.Status()
 
@@ -243,6 +249,8 @@ class Delivery:
 
     def _write_head(self, peer: int) -> np.ndarray:
         words, head = self._sending[peer], self._heads_out[peer]
+        if not words.size:
+            return self._empty_head
         end = HEAD_FIELDS + min(len(words), HEAD_PAYLOAD)
         head[0] = len(words)
         head[1] = self._stamp
@@ -257,6 +265,8 @@ class Delivery:
             raise PeerFailure(f"nothing came from rank {peer} of {self._communicator.Get_size()}")
         if stamp != self._stamp:
             self._refuse_mismatch(peer, stamp)
+        if not length:
+            return None
         self._received[peer] = words = np.empty(length, np.int64)
         words[:HEAD_PAYLOAD] = self._heads_in[peer, HEAD_FIELDS:words_in]
         return self._receive(words[HEAD_PAYLOAD:], peer) if length > HEAD_PAYLOAD else None

@@ -5,35 +5,57 @@ from __future__ import annotations
 import torch
 
 from ecrm.kernels import check, dispatch, native
+from ecrm.kernels.hash_uniform.reference import fill, signed
 
 _LARGEST = 2**64 - 1
 
 
 def hash_uniform(
-    seed: int, table: int, rows: torch.Tensor, dimension: int, bound: float, backend: str = "auto"
+    seed: int,
+    table: int | torch.Tensor,
+    rows: torch.Tensor,
+    dimension: int,
+    bound: float | torch.Tensor,
+    backend: str = "auto",
 ) -> torch.Tensor:
     """The values float32 [n, D] of the given rows, uniform in [-bound, bound); a new tensor.
 
-    seed, table: integers 0..2^64-1. rows: int64 [n], contiguous, >= 0, in any order, may repeat. dimension: D >= 0.
+    seed: 0..2^64-1. table: 0..2^64-1 for all rows, or the number of each row's, int64 [n], contiguous. rows: int64 [n], contiguous, >= 0, in
+    any order, may repeat. dimension: D >= 0. bound: one for all rows, or float32 [n], contiguous.
     The value of (row, column) does not depend on which other rows are asked for, nor on D. Formula: README.md.
     Raises TypeError or ValueError, with the numbers.
     """
     for name, number in (("seed", seed), ("table", table)):
-        if not 0 <= number <= _LARGEST:
+        if isinstance(number, int) and not 0 <= number <= _LARGEST:
             raise ValueError(f"{name} is {number}, outside 0..2^64-1")
     if dimension < 0:
         raise ValueError(f"dimension is {dimension}, needed: at least 0")
     check.row_numbers("rows", rows, 2**63 - 1)
+    tables, table_step = _per_row("table", signed(table) if isinstance(table, int) else table, torch.int64, rows)
+    bounds, bound_step = _per_row("bound", bound, torch.float32, rows)
     chosen = dispatch.choose("hash_uniform", backend, rows.device, has_triton=False)
     out = torch.empty(rows.shape[0], dimension, dtype=torch.float32, device=rows.device)
     if out.numel() == 0:
         return out
     if chosen == "reference":
-        from ecrm.kernels.hash_uniform.reference import fill
-
-        fill(seed, table, rows, bound, out)
+        fill(seed, tables, rows, bounds, out)
         return out
     native.library().ecrm_hash_uniform(
-        seed, table, rows.data_ptr(), rows.shape[0], dimension, bound, out.data_ptr()
+        seed, tables.data_ptr(), table_step, rows.data_ptr(), rows.shape[0], dimension, bounds.data_ptr(), bound_step,
+        out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def _per_row(
+    name: str, given: float | torch.Tensor, dtype: torch.dtype, rows: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """`given` as a tensor, and the step from one row's to the next row's: 0 where one is for all."""
+    if not isinstance(given, torch.Tensor):
+        return torch.tensor([given], dtype=dtype, device=rows.device), 0
+    if given.dtype != dtype:
+        raise TypeError(f"{name} is {given.dtype}, needed: {dtype} or a number")
+    check.shape(name, given, rows.shape)
+    if not given.is_contiguous():
+        raise ValueError(f"{name}: elements are {given.stride(0)} apart, needed: contiguous")
+    return given, 1

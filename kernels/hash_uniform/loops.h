@@ -8,10 +8,13 @@ ECRM_INLINE uint64_t mix(uint64_t z) {
 
 constexpr uint64_t kGamma = 0x9e3779b97f4a7c15ull;
 
-static void fill(uint64_t seed, uint64_t table, const int64_t* rows, int64_t n, int64_t dimension, float bound,
-                 float* out) {
-  const uint64_t table_key = mix(mix(seed + kGamma) ^ table);
+// table_step and bound_step are 1 for one per row, 0 for one for all.
+static void fill(uint64_t seed, const uint64_t* tables, int64_t table_step, const int64_t* rows, int64_t n,
+                 int64_t dimension, const float* bounds, int64_t bound_step, float* out) {
+  const uint64_t seed_key = mix(seed + kGamma);
   for (int64_t i = 0; i < n; ++i) {
+    const uint64_t table_key = mix(seed_key ^ tables[i * table_step]);
+    const float bound = bounds[i * bound_step];
     const uint64_t row_key = mix(table_key + kGamma * (static_cast<uint64_t>(rows[i]) + 1));
     float* row = out + i * dimension;
     for (int64_t d = 0; d < dimension; ++d) {

@@ -9,14 +9,13 @@ FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 
 
-def fill(seed: int, table: int, rows: torch.Tensor, bound: float, out: torch.Tensor) -> None:
+def fill(seed: int, tables: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor, out: torch.Tensor) -> None:
     seed_key = mix(torch.tensor([signed(seed + GAMMA)], device=rows.device))
-    table_key = mix(seed_key ^ signed(table))
-    row_keys = mix(table_key + (rows + 1) * signed(GAMMA))
+    row_keys = mix(mix(seed_key ^ tables) + (rows + 1) * signed(GAMMA))
     columns = torch.arange(1, out.shape[1] + 1, device=rows.device) * signed(GAMMA)
     bits = mix(row_keys[:, None] + columns[None, :])
     centred = shift_right(bits, 40) - 2**23
-    out[:] = (centred.to(torch.float32) * 2.0**-23) * torch.tensor(bound, dtype=torch.float32, device=rows.device)
+    out[:] = (centred.to(torch.float32) * 2.0**-23) * bounds[:, None]
 
 
 def mix(z: torch.Tensor) -> torch.Tensor:
