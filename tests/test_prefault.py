@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +148,23 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
     with pytest.raises(UsageError, match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*set storage.prefault=false"):
         Prefault().all_of([rows])
     assert Prefault().beside([rows]).join(60) is None  # nothing is said: pages come as they are written
+
+
+BUFFER = """
+import resource, torch
+from ecrm.train.allocator import have_free_memory, keep_freed_memory
+
+keep_freed_memory()
+{before}
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(32 << 20, dtype=torch.uint8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+def test_a_first_buffer_is_made_of_memory_that_was_handed_out_ahead():
+    def faults(before: str) -> int:
+        run = subprocess.run([sys.executable, "-c", BUFFER.format(before=before)], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert 10 * faults("have_free_memory(64 << 20)") < faults("")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGE = 1 << 30
 _LARGE_BEFORE_GLIBC_2_35 = 32 << 20
@@ -23,3 +25,8 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, _LARGE_BEFORE_GLIBC_2_35)
     mallopt(_TRIM_THRESHOLD, _LARGE)
     mallopt(_TOP_PAD, _PAD)
+
+
+def have_free_memory(size: int) -> None:
+    """Have the system hand out `size` bytes now, and free them: what the next buffers are made in, after `keep_freed_memory`."""
+    torch.ones(size, dtype=torch.uint8)

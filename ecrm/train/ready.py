@@ -17,9 +17,15 @@ from ecrm.protection.base import Protection
 from ecrm.storage import store_factory
 from ecrm.storage.base import Allocate, SparseOptimizer, Store, lazy_zeros
 from ecrm.storage.prefault import Prefault
+from ecrm.train.allocator import have_free_memory
 
 if TYPE_CHECKING:
     from ecrm.engine.engine import Engine
+
+
+WORKING_BYTES = 64 << 20
+"""Without it a spare that takes over has 8 ms of a core's time to spend on new pages until the step is done: embedding-heavy, 2,048 samples per
+slot."""
 
 
 def ready_spares(protection: Protection) -> int:
@@ -69,7 +75,8 @@ class ReadyMemory:
     """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
     `waiting` until it is taken.
 
-    `allocate` is for the engine: memory as `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
+    `WORKING_BYTES` more, for buffers of their first steps, these spares have from the start. `allocate` is for the engine: memory as
+    `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
     """
 
     def __init__(self, ready: int) -> None:
@@ -89,6 +96,8 @@ class ReadyMemory:
         """Have it all now. Raises UsageError where the system cannot hand it out."""
         self._heed(engine)
         self._pages.all_of([*engine.tensors, *self.waiting])
+        if self.waiting:
+            have_free_memory(WORKING_BYTES)
 
     def committed(self, engine: Engine) -> None:
         """After a commit: what is new since the roles changed comes beside the steps."""

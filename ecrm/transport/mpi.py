@@ -153,7 +153,8 @@ class MpiTransport(Transport):
         """Each list packed, in memory that the next call writes over.
 
         Memory that is new in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB,
-        because glibc gives freed blocks of this size back to the kernel.
+        because glibc gives freed blocks of this size back to the kernel. An interrupted call changes nothing about it: MPI only reads
+        from there, and the next call comes after a `shrink`, which no live rank is through while another still receives.
         """
         sizes = [wire.packed_bytes(tensors) for tensors in lists]
         if sum(sizes) > self._scratch.size:
@@ -181,7 +182,6 @@ class MpiTransport(Transport):
             received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
             self._interrupted.append(delivery)
-            self._scratch = np.empty(0, np.uint8)
             raise _peer_failure(KIND_NAMES[kind], error) from error
         return {rank: wire.unpack(words.view(np.uint8)) for rank, words in zip(self.live, received) if words.size}
 
