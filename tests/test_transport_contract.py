@@ -15,7 +15,7 @@ from programs import transport_contract
 
 from ecrm.errors import UsageError
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.mpi import CLOSE_SECONDS, EXCHANGE, Delivery, _check_fault_tolerance
+from ecrm.transport.mpi import CLOSE_SECONDS, EXCHANGE, HEAD_FIELDS, MOST_APART, Delivery, _check_fault_tolerance
 from ecrm.transport.simulated import RankKilled, SimulatedCluster
 
 PROGRAMS = Path(transport_contract.__file__).parent
@@ -94,10 +94,13 @@ def test_mpi_without_fault_tolerance_is_refused_with_the_right_command(monkeypat
     _check_fault_tolerance(fake_mpi("Open MPI v5.0.11, package: x", 4))
 
 
+NONE_APART = [0] * MOST_APART
+
+
 class SilentMpi:
     """A communicator of two whose receives succeed with `words` words, the rest having got lost."""
 
-    INT64_T = None
+    INT64_T = INT32_T = None
     Status = lambda self: SimpleNamespace(Get_elements=lambda kind: self.now)  # noqa: E731
 
     def __init__(self, heads: list[int], words: list[int]) -> None:
@@ -125,10 +128,11 @@ class SilentMpi:
     "head, words, complaint",
     [
         ([], [0], "nothing came from rank 1"),
-        ([], [2], "nothing came"),  # the right number of words for an empty message, and nothing written
+        ([], [HEAD_FIELDS], "nothing came"),  # the right number of words for an empty message, and nothing written
         ([], [480], "nothing came"),
-        ([3, 2, 9, 9, 9], [4], "nothing came"),  # one word of the head is missing
-        ([1000, 2], [480, 500], "half a message"),
+        ([3, 2, *NONE_APART, 9, 9, 9], [HEAD_FIELDS + 2], "nothing came"),  # one word of the head is missing
+        ([1000, 2, *NONE_APART], [480, 1000 - 480], "half a message"),
+        ([1, 2, 400, *NONE_APART[1:], 9], [HEAD_FIELDS + 1, 99], "half a message"),  # of 100 words that travel apart
     ],
 )
 def test_success_reported_for_data_that_never_came_is_a_failure(
@@ -136,10 +140,10 @@ def test_success_reported_for_data_that_never_came_is_a_failure(
 ) -> None:
     mpi = SilentMpi(head, words)
     with pytest.raises(PeerFailure, match=complaint):
-        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, 1, EXCHANGE).run()
+        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE).run()
 
 
 def test_ranks_in_different_calls_are_told_apart_on_mpi() -> None:
-    mpi = SilentMpi([0, 2 * 7 + 1], [2])
+    mpi = SilentMpi([0, 2 * 7 + 1, *NONE_APART], [HEAD_FIELDS])
     with pytest.raises(RuntimeError, match=r"number 1 is in its call 7 \(share\), number 0 in its call 1 \(exchange\)"):
-        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, 1, EXCHANGE).run()
+        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE).run()

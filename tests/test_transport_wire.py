@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ecrm.transport import wire
+from ecrm.transport.message import Picked
 
 
 def random_tensors(seed: int) -> list[torch.Tensor]:
@@ -101,3 +102,25 @@ def test_bytes_that_nobody_packed_are_refused(words: list[int], complaint: str) 
 def test_a_torn_buffer_is_refused() -> None:
     with pytest.raises(ValueError, match="no multiple of 8"):
         wire.unpack(wire.pack([torch.ones(3)])[:-1])
+
+
+def test_large_tensors_travel_apart_from_where_they_lie() -> None:
+    large = torch.arange(wire.APART_BYTES // 8)
+    odd = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)  # no multiple of 4 bytes
+    picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
+    sent = [torch.tensor([7]), large, odd, picked, large.float()[: wire.APART_BYTES // 8], large.neg(), torch.empty(0)]
+    assert wire.places_apart(sent, 6) == (1, 5) and wire.places_apart(sent, 1) == (1,)
+    places = wire.places_apart(sent, 6)
+    buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
+    wire.pack_into(buffer, sent, places)
+    assert buffer.size == wire.packed_bytes(sent) - 2 * large.nbytes
+    apart = [wire.bytes_apart(sent[place]) for place in places]
+    assert apart[0].ctypes.data == large.data_ptr()
+    received = wire.unpack(buffer, [memory.copy() for memory in apart])
+    assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in wire.unpack(wire.pack(sent))]
+    with pytest.raises(ValueError, match="announced apart, nothing came"):
+        wire.unpack(buffer, [apart[0]])
+    with pytest.raises(ValueError, match="announced apart, 8 came"):
+        wire.unpack(buffer, [apart[0], apart[0][:8]])
+    with pytest.raises(ValueError, match="3 came apart, fewer announced"):
+        wire.unpack(buffer, [*apart, apart[0]])

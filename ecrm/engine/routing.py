@@ -13,7 +13,7 @@ from torch import Tensor
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, unique_by_unit
 from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
@@ -134,10 +134,16 @@ class SlotRequests:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Unique local rows of one hosted shard and space, and each slot's place among them, slots ascending."""
+    """Unique local rows of one hosted shard and space, as `unique_by_unit` orders them, and each slot's places among them, slots ascending."""
 
     rows: Tensor
     places: list[tuple[int, Tensor]]
+
+
+def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
+    rows, places = unique_by_unit(torch.cat([local for _, local in parts]), units)
+    split = places.split([local.numel() for _, local in parts])
+    return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
 
 
 class ShardRequests:
@@ -156,7 +162,7 @@ class ShardRequests:
                 if kind == ROWS:
                     self._waiting.add(slot)
                 asked.setdefault((shard, space), []).append((slot, local))
-        self._asked = {key: self._merge(sorted(parts, key=lambda part: part[0])) for key, parts in asked.items()}
+        self._asked = {key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units) for key, parts in asked.items()}
 
     def again(self, told: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
         """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
@@ -167,12 +173,6 @@ class ShardRequests:
         requests._asked = {**{key: asked for key, asked in self._asked.items() if key in hosted}, **requests._asked}
         requests._ranks = {**self._ranks, **requests._ranks}
         return requests
-
-    @staticmethod
-    def _merge(parts: list[tuple[int, Tensor]]) -> _Asked:
-        rows, places = torch.cat([local for _, local in parts]).unique(return_inverse=True)
-        split = places.split([local.numel() for _, local in parts])
-        return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
 
     def missing(self) -> dict[ShardSpace, Tensor]:
         """Rows asked for that must be recovered before they are updated, unique, by hosted shard and space."""
@@ -196,8 +196,10 @@ class ShardRequests:
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
     def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
-        """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}."""
+        """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}, of shards of whole
+        rows: one unit."""
         asked = self._asked.get((shard, space))
+        assert self._hosted[shard, space].units == 1, "rows must ascend"
         if asked is None or not asked.rows.numel():
             return {}
         at = torch.searchsorted(asked.rows, rows).clamp_(max=asked.rows.numel() - 1)

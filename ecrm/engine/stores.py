@@ -36,7 +36,7 @@ class ShardStores:
     ) -> dict[ShardSpace, HostedShard]:
         """New shards, all rows of which are `missing` or were never updated, unless `protection` gives memory that holds some."""
         return {
-            (shard, space): HostedShard(self._new(shard, space, layout, protection), layout.data_rows_per_shard, missing)
+            (shard, space): HostedShard(self._new(shard, space, layout, protection), layout.data_rows_per_shard, missing, layout.shape.k)
             for shard in shards
             for space, layout in enumerate(layouts)
         }

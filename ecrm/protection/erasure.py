@@ -25,7 +25,7 @@ from ecrm.protection.base import (
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.transport.message import Part, Picked, in_groups
+from ecrm.transport.message import Part, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -104,19 +104,22 @@ class ErasureProtection(Protection):
     def _route(
         self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]
     ) -> None:
-        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder."""
+        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those of a step, which
+        `unique_by_unit` has ordered, as they lie."""
         k, m = self.shape.k, self.shape.m
-        layout = self._context.layouts[space]
-        for unit in range(k):
-            here = (rows % k == unit).nonzero().squeeze(1)
-            if not here.numel():
+        layout, units = self._context.layouts[space], rows % k
+        if (units.diff() < 0).any():
+            order = units.argsort(stable=True)
+            rows, delta = rows[order], delta[order]
+        counts = torch.bincount(units, minlength=k).tolist()
+        for unit, (unit_rows, unit_delta) in enumerate(zip(rows.split(counts), delta.split(counts), strict=True)):
+            if not unit_rows.numel():
                 continue
             residue = self.shape.residue_of_unit(shard, unit)
-            unit_delta = Picked(delta, here)
-            stripes = layout.stripes_of_data(shard, rows[here])
+            stripes = layout.stripes_of_data(shard, unit_rows)
             for t in range(m):
                 holder = self.shape.shard_of_unit(residue, k + t)
-                coefficients = self._coefficients[t, unit].expand(here.numel()).contiguous()
+                coefficients = self._coefficients[t, unit].expand(unit_rows.numel()).contiguous()
                 outgoing.setdefault(view.shards[holder], []).extend(
                     (torch.tensor([holder, space]), layout.local_of_unit(stripes, k + t), coefficients, unit_delta)
                 )

@@ -16,10 +16,10 @@ class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
     `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
     know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
-    None."""
+    None; `units`, of which a stripe has one here: local row r is of unit `r % units`."""
 
-    def __init__(self, store: Store, rows: int, missing: bool) -> None:
-        self.store = store
+    def __init__(self, store: Store, rows: int, missing: bool, units: int = 1) -> None:
+        self.store, self.units = store, units
         self.missing = MissingRows(rows) if missing and rows else None
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
@@ -71,11 +71,12 @@ class HostedShard:
         self.store.xor(rows, error)
 
     def deltas_since_commit(self) -> tuple[Tensor, Tensor]:
-        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]."""
+        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]; in the order of `unique_by_unit`
+        if every `update` was."""
         if not self._log:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, self.store.record_bytes, dtype=torch.uint8)
         if len(self._log) > 1:
-            rows, place = torch.cat([r for r, _ in self._log]).unique(return_inverse=True)
+            rows, place = unique_by_unit(torch.cat([r for r, _ in self._log]), self.units)
             merged = torch.zeros(rows.numel(), self.store.record_bytes, dtype=torch.uint8)
             parity_apply(merged, place, 1, torch.cat([d for _, d in self._log]))
             self._log = [(rows, merged)]
@@ -97,3 +98,18 @@ class HostedShard:
             self.missing.committed()
             if not self.missing.count:
                 self.missing = None
+
+
+def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
+    """Unique `rows`, int64, unit by unit (row r is of unit `r % units`) and ascending in each, and the place of each of `rows` among them.
+
+    So all that goes to one holder of parity lies together, and is sent from there.
+    """
+    unique, places = rows.unique(return_inverse=True)
+    if units == 1:
+        return unique, places
+    unit = unique % units
+    order = torch.cat([(unit == number).nonzero().squeeze(1) for number in range(units)])
+    new_place = torch.empty_like(order)
+    new_place[order] = torch.arange(order.numel())
+    return unique[order], new_place[places]

@@ -40,7 +40,8 @@ class Transport(ABC):
 
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
         shape, or rows to be picked of such. The result maps each rank that sent at least one tensor, ascending, to its tensors in
-        order, flattened to one dimension, dtypes kept. The result is the caller's own memory: it
+        order, flattened to one dimension, dtypes kept. What was given must not be changed before this returns, nor, after
+        `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result is the caller's own memory: it
         stays valid and is never a view of what another rank, or this one, passed in.
         Raises ValueError for a rank that is not live.
         """

@@ -6,13 +6,14 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     words 1 .. 2n               for each tensor its dtype code and its number of elements
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
-An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional.
-Nothing is pickled, so bytes from a peer can never run code.
+A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. An empty list
+takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -41,6 +42,10 @@ DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
+APART = 1 << 16
+APART_BYTES = 1 << 17
+"""From this size on a tensor is worth a message of its own: on 2 cores a copy of 128 KiB takes as long as one more message between ranks."""
+
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
@@ -56,19 +61,31 @@ def check(parts: Sequence[Part]) -> None:
             raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
 
-def packed_bytes(tensors: Sequence[Part]) -> int:
-    """Bytes that `tensors` take when packed, a multiple of 8; raises as `check` does."""
+def places_apart(parts: Sequence[Part], most: int) -> tuple[int, ...]:
+    """Places of those of `parts`, the first `most`, that should travel apart: large, and a multiple of 4 bytes."""
+    large = (place for place, part in enumerate(parts) if not isinstance(part, Picked) and part.nbytes >= APART_BYTES and part.nbytes % 4 == 0)
+    return tuple(itertools.islice(large, most))
+
+
+def bytes_apart(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a tensor that travels apart, uint8: what is sent."""
+    return _bytes_of(tensor)
+
+
+def packed_bytes(tensors: Sequence[Part], apart: Collection[int] = ()) -> int:
+    """Bytes that `tensors` take when packed, a multiple of 8, those at the places `apart` left out; raises as `check` does."""
     if not tensors:
         return 0
     check(tensors)
     total = WORD_BYTES * (1 + 2 * len(tensors))
-    for tensor in tensors:
-        total += _padded(tensor.numel() * tensor.element_size())
+    for place, tensor in enumerate(tensors):
+        if place not in apart:
+            total += _padded(tensor.numel() * tensor.element_size())
     return total
 
 
-def pack_into(buffer: np.ndarray, tensors: Sequence[Part]) -> None:
-    """Write `tensors` over all of `buffer`: uint8, exactly `packed_bytes(tensors)` long, 8-byte aligned.
+def pack_into(buffer: np.ndarray, tensors: Sequence[Part], apart: Collection[int] = ()) -> None:
+    """Write `tensors` over all of `buffer`: uint8, exactly `packed_bytes(tensors, apart)` long, 8-byte aligned.
 
     Does not check again what `packed_bytes` has checked.
     """
@@ -82,6 +99,9 @@ def pack_into(buffer: np.ndarray, tensors: Sequence[Part]) -> None:
         elements, dtype = tensor.numel(), (tensor.source if isinstance(tensor, Picked) else tensor).dtype
         header[1 + 2 * place] = CODE_OF_DTYPE[dtype]
         header[2 + 2 * place] = elements
+        if place in apart:
+            header[1 + 2 * place] += APART
+            continue
         end = position + elements * dtype.itemsize
         if isinstance(tensor, Picked):
             if elements:
@@ -99,10 +119,10 @@ def pack(tensors: Sequence[Part]) -> np.ndarray:
     return buffer
 
 
-def unpack(buffer: np.ndarray) -> list[torch.Tensor]:
-    """The tensors packed in all of `buffer` (uint8, 8-byte aligned), as one-dimensional views of it.
+def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[torch.Tensor]:
+    """The tensors packed in all of `buffer` (uint8, 8-byte aligned), as one-dimensional views of it, and of `apart`, what came apart, uint8.
 
-    The views keep the buffer alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
+    The views keep their memory alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
     (a wrong length, count or dtype code); payload bytes are not checked.
     """
     if buffer.size == 0:
@@ -114,9 +134,12 @@ def unpack(buffer: np.ndarray) -> list[torch.Tensor]:
     if not 0 < count <= (words.size - 1) // 2:
         raise ValueError(f"packed tensors: {count} announced in {buffer.size} bytes")
     header = words[1 : 1 + 2 * count].tolist()
-    tensors = []
+    tensors, came = [], iter(apart)
     position = WORD_BYTES * (1 + 2 * count)
     for code, elements in zip(header[::2], header[1::2]):
+        if code >= APART:
+            tensors.append(_came_apart(code - APART, elements, next(came, None)))
+            continue
         if not 0 <= code < len(DTYPES):
             raise ValueError(f"packed tensors: unknown dtype code {code}")
         dtype = DTYPES[code]
@@ -127,7 +150,15 @@ def unpack(buffer: np.ndarray) -> list[torch.Tensor]:
         position = end
     if position != buffer.size:
         raise ValueError(f"packed tensors: {buffer.size} bytes, only {position} announced")
+    if next(came, None) is not None:
+        raise ValueError(f"packed tensors: {len(apart)} came apart, fewer announced")
     return tensors
+
+
+def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Tensor:
+    if not 0 <= code < len(DTYPES) or memory is None or memory.nbytes != elements * DTYPES[code].itemsize:
+        raise ValueError(f"packed tensors: {elements} elements of dtype code {code} announced apart, {'nothing' if memory is None else memory.nbytes} came")
+    return _view(memory, DTYPES[code], elements, 0)
 
 
 def _padded(size: int) -> int:
