@@ -108,7 +108,8 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     large = torch.arange(wire.APART_BYTES // 8)
     odd = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)  # no multiple of 4 bytes
     picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
-    sent = [torch.tensor([7]), large, odd, picked, large.float()[: wire.APART_BYTES // 8], large.neg(), torch.empty(0)]
+    shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]  # MPI takes no words that begin between words
+    sent = [torch.tensor([7]), large, odd, picked, shifted, large.neg(), torch.empty(0)]
     assert wire.places_apart(sent, 6) == (1, 5) and wire.places_apart(sent, 1) == (1,)
     places = wire.places_apart(sent, 6)
     buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)

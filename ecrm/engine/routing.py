@@ -199,9 +199,9 @@ class ShardRequests:
         """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}, of shards of whole
         rows: one unit."""
         asked = self._asked.get((shard, space))
-        assert self._hosted[shard, space].units == 1, "rows must ascend"
         if asked is None or not asked.rows.numel():
             return {}
+        assert self._hosted[shard, space].units == 1, "rows must ascend"
         at = torch.searchsorted(asked.rows, rows).clamp_(max=asked.rows.numel() - 1)
         known = asked.rows[at] == rows
         result = {}

@@ -183,16 +183,19 @@ class MpiTransport(Transport):
         """
         self._call_number += 1
         self.sent_bytes += sum(len(message) for message in packed) - len(packed[self.live.index(self.rank)])
-        self.sent_bytes += sum(len(tensor) for tensors in apart for tensor in tensors)
+        self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
         delivery = Delivery(self._mpi, self._communicator, packed, apart, self._call_number, kind)
         try:
             received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
             self._interrupted.append(delivery)
             raise _peer_failure(KIND_NAMES[kind], error) from error
+        except BaseException:  # MPI goes on with its memory all the same
+            self._interrupted.append(delivery)
+            raise
         return {
-            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in apart])
-            for rank, (words, apart) in zip(self.live, received) if words.size
+            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came])
+            for rank, (words, came) in zip(self.live, received) if words.size
         }  # fmt: skip
 
     def _quietly(self, method, *arguments):
@@ -221,7 +224,7 @@ class Delivery:
 
     The head of a message says how long the message is and carries as much of it as fits; only a longer one
     has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to another. What travels apart is a message each, of 4-byte
-    words, sent from where it lies.
+    words (8 GiB), sent from where it lies.
 
     Holds all memory that MPI works on, and the requests: after an error the library may go on using them,
     so whoever catches one keeps this object.

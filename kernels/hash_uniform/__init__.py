@@ -33,7 +33,8 @@ def hash_uniform(
     check.row_numbers("rows", rows, 2**63 - 1)
     tables, table_step = _per_row("table", signed(table) if isinstance(table, int) else table, torch.int64, rows)
     bounds, bound_step = _per_row("bound", bound, torch.float32, rows)
-    chosen = dispatch.choose("hash_uniform", backend, rows.device, has_triton=False)
+    device = check.one_device({"rows": rows, "table": tables, "bound": bounds})
+    chosen = dispatch.choose("hash_uniform", backend, device, has_triton=False)
     out = torch.empty(rows.shape[0], dimension, dtype=torch.float32, device=rows.device)
     if out.numel() == 0:
         return out

@@ -23,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
+from ecrm.transport.message import Part, Picked  # noqa: E402
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport  # noqa: E402 - starts no MPI yet
 
 WORLD_SIZE = 7
@@ -106,6 +107,18 @@ def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
     ]
 
 
+def parcel(sender: int, to: int) -> tuple[list[Part], list[torch.Tensor]]:
+    """A message with large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
+    multiple of 8, picked rows, a parameter, small ones between."""
+    large = torch.randint(0, 256, (600_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(10 * sender + to))
+    picked = Picked(large.view(-1, 100), torch.arange(0, 6000, 3))
+    sent = [
+        torch.tensor([sender, to]), large[4 : 4 + 131_076], large[7:200_007], torch.arange(200), picked, large.float().requires_grad_(True),
+        large[:131_075], torch.arange(1000), *(large[step : step + 150_000] for step in range(4)), torch.tensor(1.5),
+    ]  # fmt: skip
+    return sent, [part.gathered().flatten() if isinstance(part, Picked) else part for part in sent]
+
+
 def check_equal(received: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
     assert [tensor.dtype for tensor in received] == [tensor.dtype for tensor in sent]
     for here, there in zip(received, sent, strict=True):
@@ -120,7 +133,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 def hands_out_own_memory(transport: Transport) -> None:
     """What was received stays, whatever its sender, or this rank, does with anything afterwards."""
     me, live = transport.rank, transport.live
-    mine = torch.full((1000,), me)
+    mine = torch.full((20_000,), me)  # enough to be sent from where it lies
     by_exchange = transport.exchange({to: [mine, mine] for to in live})
     mine += 100
     by_share = transport.share([mine])
@@ -128,8 +141,8 @@ def hands_out_own_memory(transport: Transport) -> None:
     for sender in live:
         by_exchange[sender][1].zero_()  # two tensors from one call share no memory either
         by_share[sender][0] += 1
-    transport.exchange({to: [torch.full((5000,), -7)] for to in live})
-    transport.share([torch.full((5000,), -8)])
+    transport.exchange({to: [torch.full((25_000,), -7)] for to in live})
+    transport.share([torch.full((25_000,), -8)])
     for sender in live:
         assert (by_exchange[sender][0] == sender).all()
         assert (by_exchange[sender][1] == 0).all()
@@ -167,7 +180,10 @@ def agrees(transport: Transport) -> None:
 
 
 def carries_large_messages(transport: Transport, large_bytes: int) -> None:
-    """From each of two ranks to the other and to itself."""
+    """Of many kinds among all; of one large tensor from each of two ranks to the other and to itself."""
+    received = transport.exchange({to: parcel(transport.rank, to)[0] for to in transport.live})
+    for sender, tensors in received.items():
+        check_equal(tensors, parcel(sender, transport.rank)[1])
     if transport.rank < 2:
         mine = torch.arange(large_bytes // 8) * (transport.rank + 1)
         received = transport.exchange({0: [mine], 1: [mine, torch.ones(3)]})
