@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ecrm.kernels import native
-from ecrm.kernels.records import gather_records, record_bytes, scatter_records, xor_records
+from ecrm.kernels.records import gather_records, merge_records, record_bytes, scatter_records, xor_records
 
 BACKENDS = ("reference", *native.supported_instruction_sets())
 
@@ -76,6 +76,35 @@ def test_many_rows(backend):
     assert torch.equal(
         gather_records(weights, state, rows, backend=backend), expected_records(weights, state, rows)
     )
+
+
+@pytest.mark.parametrize("width", [1, 4, 36, 64, 100, 520])
+def test_a_log_of_merged_records_has_each_row_once_and_the_xor_of_its_deltas(backend, width):
+    generator = torch.Generator().manual_seed(width)
+    log_rows, log = torch.full((300,), -7), torch.full((300, width), 7, dtype=torch.uint8)
+    places, count, expected = torch.zeros(90, dtype=torch.int32), 0, {}
+    for size in (0, 20, 1, 60, 60):
+        rows = torch.randperm(90, generator=generator)[:size]
+        delta = torch.randint(0, 256, (size, width), dtype=torch.uint8, generator=generator)
+        for row, change in zip(rows.tolist(), delta):
+            expected[row] = expected.get(row, torch.zeros(width, dtype=torch.uint8)) ^ change
+        count = merge_records(log_rows, log, count, places, rows, delta, backend=backend)
+        assert log_rows[:count].tolist() == list(expected)
+        assert torch.equal(log[:count], torch.stack(list(expected.values())) if expected else log[:0])
+        assert places[log_rows[:count]].tolist() == list(range(1, count + 1)) and int(places.count_nonzero()) == count
+        assert (log_rows[count:] == -7).all() and (log[count:] == 7).all()
+
+
+def test_a_log_without_room_is_refused_before_the_first_write(backend):
+    log_rows, log, places = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int32)
+    delta = torch.ones(2, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="a log of 1 rows has room for 2, needed: 3"):
+        merge_records(log_rows, log, 1, places, torch.tensor([3, 4]), delta, backend=backend)
+    with pytest.raises(ValueError, match=r"rows\[1\] is 9, outside 0..8"):
+        merge_records(log_rows, log, 0, places, torch.tensor([3, 9]), delta, backend=backend)
+    with pytest.raises(TypeError, match="torch.int64"):
+        merge_records(log_rows, log, 0, places.long(), torch.tensor([3, 4]), delta, backend=backend)
+    assert not log.any() and not places.any()
 
 
 def test_nothing_to_do(backend):

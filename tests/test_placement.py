@@ -70,6 +70,7 @@ def test_units_of_a_row_agree_with_its_location(shards, k, m):
             place = layout.local_of_unit(torch.tensor([stripe]), k + t)
             assert int(layout.stripes_of_parity(holder, place)) == stripe
             assert int(place) < layout.parity_rows_per_shard
+            assert torch.equal(layout.local_parity(local[row : row + 1] // k, t), place)
 
 
 def test_shape_that_does_not_fit_is_refused():

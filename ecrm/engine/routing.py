@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.unit_order import split_by_shard, unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.storage.hosted import HostedShard, unique_by_unit
+from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
@@ -53,11 +54,10 @@ class SlotRequests:
 
     def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
-        shards, local = self._layouts[space].locate(wanted)
-        order = shards.argsort(stable=True)
-        counts = torch.bincount(shards, minlength=len(self._view.shards)).tolist()
-        places = order.split(counts)
-        return [(shard, place, local[place]) for shard, place in enumerate(places) if counts[shard]]
+        shape = self._layouts[space].shape
+        counts, places, local = split_by_shard(wanted, shape.k, shape.m, shape.shards)
+        split = zip(places.split(counts), local.split(counts), strict=True)
+        return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
 
     def requests(self) -> dict[int, list[Tensor]]:
         """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""

@@ -88,13 +88,12 @@ def _kernels() -> Iterator[str]:
 
 def _effective() -> Iterator[str]:
     from ecrm.model.dlrm import resolve_dense_arch
-    from ecrm.storage import resolve_backend
+    from ecrm.storage import fbgemm_installed, resolve_backend
 
     yield f"model.dense_arch auto = {resolve_dense_arch('auto')}"
-    backend = resolve_backend("auto")
-    if backend == "fbgemm":
+    if fbgemm_installed():
         import fbgemm_gpu  # noqa: F401 - installed is not yet working
-    yield f"storage.backend auto = {backend}"
+    yield f"storage.backend auto = {resolve_backend('auto')}; fbgemm {'works' if fbgemm_installed() else 'is not installed'}"
 
 
 def _mpi() -> Iterator[str]:

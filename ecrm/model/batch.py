@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.model.replica import FlatDenseReplica
 
 
@@ -26,8 +27,7 @@ class SlotBatch:
     @staticmethod
     def of(dense: Tensor, ids: Tensor, labels: Tensor, offsets: Tensor) -> SlotBatch:
         """From ids int64 [B, F] of F tables whose first rows in the row space are `offsets`, int64 [F]."""
-        rows, places = (ids + offsets).unique(return_inverse=True)
-        return SlotBatch(dense, labels, rows, places.reshape(-1))
+        return SlotBatch(dense, labels, *unique_by_unit((ids + offsets).reshape(-1), units=1))
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,10 @@ class RowLayout:
         m, shards = self.shape.m, self.shape.shards
         return (local // m) * shards + (shard - local % m) % shards
 
+    def local_parity(self, periods: Tensor, t: int) -> Tensor:
+        """Local row of parity t, on the shard that holds it, of the stripes in those periods: a shard's local data row r is in period `r // k`."""
+        return periods if self.shape.m == 1 else periods * self.shape.m + t
+
     def local_of_unit(self, stripes: Tensor, unit: int) -> Tensor:
         """Local row of `unit` of each stripe on the shard that holds it, among data or parity rows as the unit is."""
         k, m, shards = self.shape.k, self.shape.m, self.shape.shards

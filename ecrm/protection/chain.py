@@ -54,25 +54,22 @@ class ChainProtection(ErasureProtection):
         for (shard, space), (rows, _) in deltas.items():
             if self._scrub is not None:
                 self._scrub.used(shard, space, rows)
-        # (shard of the head, space): its stripes and their changes, on the rank of the link that has them last.
-        held = {
-            key: (self._context.layouts[key[1]].stripes_of_data(key[0], rows), delta) for key, (rows, delta) in deltas.items()
-        }
+        # (shard of the head, space): its rows, each a period of stripes by itself, and their changes, on the rank of the link that has them last.
+        held = dict(deltas)
         for link in reversed(range(self.shape.m)):
             outgoing: dict[int, list[Tensor]] = {}
-            for (head, space), (stripes, delta) in sorted(held.items()):
-                if stripes.numel():
+            for (head, space), (rows, delta) in sorted(held.items()):
+                if rows.numel():
                     outgoing.setdefault(view.shards[self._holder(head, link)], []).extend(
-                        (torch.tensor([head, space]), stripes, delta)
+                        (torch.tensor([head, space]), rows, delta)
                     )
             held = {}
             for tensors in self._context.transport.exchange(outgoing).values():
-                for key, stripes, delta in in_groups(tensors, 3):
+                for key, rows, delta in in_groups(tensors, 3):
                     head, space = key.tolist()
-                    held[head, space] = stripes, delta.view(stripes.numel(), -1)
-                    local = self._context.layouts[space].local_of_unit(stripes, 1 + link)
-                    ones = torch.ones(stripes.numel(), dtype=self._coefficients.dtype)
-                    self.parity[self._holder(head, link), space].apply(local, ones, held[head, space][1])
+                    held[head, space] = rows, delta.view(rows.numel(), -1)
+                    local = self._context.layouts[space].local_parity(rows, link)
+                    self.parity[self._holder(head, link), space].apply(local, 1, held[head, space][1])
 
     def _holder(self, head: int, link: int) -> int:
         """Shard that holds parity unit `link`, the tail 0, of the rows whose head is shard `head`."""

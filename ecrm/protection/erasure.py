@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
+from ecrm.kernels.unit_order import split_by_unit
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import (
@@ -25,7 +26,7 @@ from ecrm.protection.base import (
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.transport.message import Part, in_groups
+from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -97,32 +98,29 @@ class ErasureProtection(Protection):
             if self._scrub is not None:
                 self._scrub.used(shard, space, rows)
         for tensors in self._context.transport.exchange(outgoing).values():
-            for head, rows, coefficients, delta in in_groups(tensors, 4):
-                parity = self.parity[int(head[0]), int(head[1])]
-                parity.apply(rows, coefficients, delta.view(rows.numel(), -1))
+            for head, rows, delta in in_groups(tensors, 3):
+                holder, space, coefficient = head.tolist()
+                self.parity[holder, space].apply(rows, coefficient, delta.view(rows.numel(), -1))
 
     def _route(
         self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]
     ) -> None:
-        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those of a step, which
+        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those of one step, which
         `unique_by_unit` has ordered, as they lie."""
-        k, m = self.shape.k, self.shape.m
-        layout, units = self._context.layouts[space], rows % k
-        if (units.diff() < 0).any():
-            order = units.argsort(stable=True)
-            rows, delta = rows[order], delta[order]
-        counts = torch.bincount(units, minlength=k).tolist()
-        for unit, (unit_rows, unit_delta) in enumerate(zip(rows.split(counts), delta.split(counts), strict=True)):
-            if not unit_rows.numel():
+        layout, counts, periods, in_order = self._context.layouts[space], *split_by_unit(rows, self.shape.k)
+        if in_order:
+            of_unit = zip(periods.split(counts), delta.split(counts), strict=True)
+        else:
+            places = (rows % self.shape.k).argsort(stable=True).split(counts)
+            of_unit = ((periods[place], Picked(delta, place)) for place in places)
+        for unit, (unit_periods, unit_delta) in enumerate(of_unit):
+            if not counts[unit]:
                 continue
             residue = self.shape.residue_of_unit(shard, unit)
-            stripes = layout.stripes_of_data(shard, unit_rows)
-            for t in range(m):
-                holder = self.shape.shard_of_unit(residue, k + t)
-                coefficients = self._coefficients[t, unit].expand(unit_rows.numel()).contiguous()
-                outgoing.setdefault(view.shards[holder], []).extend(
-                    (torch.tensor([holder, space]), layout.local_of_unit(stripes, k + t), coefficients, unit_delta)
-                )
+            for t in range(self.shape.m):
+                holder = self.shape.shard_of_unit(residue, self.shape.k + t)
+                head = torch.tensor([holder, space, int(self.code.coefficients[t, unit])])
+                outgoing.setdefault(view.shards[holder], []).extend((head, layout.local_parity(unit_periods, t), unit_delta))
 
     def committed(self) -> None:
         for parity in self.parity.values():

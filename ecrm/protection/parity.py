@@ -16,7 +16,7 @@ class ParityRows:
     def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
         self.records = allocate(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
-        self._log: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._log: list[tuple[Tensor, int, Tensor]] = []
 
     @property
     def missing_rows(self) -> int:
@@ -24,7 +24,7 @@ class ParityRows:
 
     @property
     def log_bytes(self) -> int:
-        return sum(tensor.nbytes for entry in self._log for tensor in entry)
+        return sum(rows.nbytes + deltas.nbytes for rows, _, deltas in self._log)
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]."""
@@ -36,22 +36,22 @@ class ParityRows:
         if rows.numel():
             self.missing.remove(rows)
 
-    def apply(self, rows: Tensor, coefficients: Tensor, deltas: Tensor) -> None:
-        """`records[rows] ^= coefficients * deltas` over GF(2^8), logged; rows may repeat.
+    def apply(self, rows: Tensor, coefficient: int, deltas: Tensor) -> None:
+        """`records[rows] ^= coefficient * deltas` over GF(2^8), logged; rows may repeat.
 
         Rows that are missing are passed over: rebuilding them reads data that has the change already.
         """
         if self.missing is not None:
             keep = (~self.missing.among(rows)).nonzero().squeeze(1)
-            rows, coefficients, deltas = rows[keep], coefficients[keep], deltas[keep]
+            rows, deltas = rows[keep], deltas[keep]
         if rows.numel():
-            parity_apply(self.records, rows, coefficients, deltas)
-            self._log.append((rows, coefficients, deltas))
+            parity_apply(self.records, rows, coefficient, deltas)
+            self._log.append((rows, coefficient, deltas))
 
     def undo(self) -> None:
         """Apply every logged delta again, which takes it back; calling it again changes nothing."""
-        for rows, coefficients, deltas in self._log:
-            parity_apply(self.records, rows, coefficients, deltas)
+        for rows, coefficient, deltas in self._log:
+            parity_apply(self.records, rows, coefficient, deltas)
         self._log.clear()
         if self.missing is not None:
             self.records[self.missing.undo()] = 0

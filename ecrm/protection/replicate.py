@@ -159,7 +159,7 @@ class ReplicateProtection(ChainProtection):
             outgoing.setdefault(rank, []).extend(
                 (torch.tensor([TAIL, shard, space, slot]), places[here], records[here, width:].contiguous())
             )
-        stripes, places = layout.stripes_of_data(shard, rows), {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
+        places = {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
         for holder in links:
             domain = view.domains[view.shards[holder]]
@@ -169,7 +169,7 @@ class ReplicateProtection(ChainProtection):
                 copies += sent[holder]
         for holder in links:
             sent[holder] |= copies < m
-            local = layout.local_of_unit(stripes, 1 + places[holder])
+            local = layout.local_parity(rows, places[holder])
             for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
                 here = here.nonzero().squeeze(1)
                 if here.numel():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ecrm.placement.start import CannotKeepApart
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
-from ecrm.storage import resolve_backend
+from ecrm.storage import fbgemm_installed
 
 SUITES = ("survivable", "fatal")
 
@@ -108,7 +108,7 @@ def draw(seed: int, suite: str) -> Schedule:
         workload = replace(workload, protection=name, scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step)
     schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
     if rng.random() < FBGEMM_SHARE:
-        workload = replace(workload, backend=resolve_backend("auto"))
+        workload = replace(workload, backend="fbgemm" if fbgemm_installed() else "native")
     if rng.random() < WIDE_SHARE and workload.protection == "erasure":
         k, m = rng.choice(((6, 2), (8, 2), (5, 3), (3, 4), (4, 4)))
         workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)

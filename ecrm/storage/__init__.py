@@ -9,12 +9,16 @@ from ecrm.errors import UsageError
 from ecrm.storage.base import SparseOptimizer, Store
 
 
+def fbgemm_installed() -> bool:
+    """Whether there is an FBGEMM to import."""
+    return importlib.util.find_spec("fbgemm_gpu") is not None
+
+
 def resolve_backend(name: str) -> str:
     """`fbgemm` or `native` for a config's `storage.backend`; raises UsageError when FBGEMM is asked for and absent."""
-    installed = importlib.util.find_spec("fbgemm_gpu") is not None
-    if name == "fbgemm" and not installed:
+    if name == "fbgemm" and not fbgemm_installed():
         raise UsageError("storage.backend = fbgemm, but fbgemm-gpu-cpu is not installed: set storage.backend=native")
-    return ("fbgemm" if installed else "native") if name == "auto" else name
+    return "native" if name == "auto" else name
 
 
 StoreFactory = Callable[..., Store]

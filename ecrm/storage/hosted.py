@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ecrm.kernels.parity_apply import parity_apply
 from ecrm.storage.base import Store
 from ecrm.storage.missing import MissingRows
+from ecrm.storage.undo import UndoLog
 
 
 class HostedShard:
@@ -24,7 +24,7 @@ class HostedShard:
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
-        self._log: list[tuple[Tensor, Tensor]] = []
+        self._log = UndoLog(rows, store.record_bytes)
 
     @property
     def missing_rows(self) -> int:
@@ -32,7 +32,7 @@ class HostedShard:
 
     @property
     def log_bytes(self) -> int:
-        return sum(rows.nbytes + delta.nbytes for rows, delta in self._log)
+        return self._log.nbytes
 
     def missing_among(self, rows: Tensor) -> Tensor:
         """Those of `rows`, int64, that are missing."""
@@ -62,7 +62,7 @@ class HostedShard:
         if not keep_delta:
             self.store.update(rows, sums[:, : self.store.dim])
         elif rows.numel():
-            self._log.append((rows, self.store.update_with_delta(rows, sums)))
+            self._log.add(rows, self.store.update_with_delta(rows, sums))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [R, record bytes], out of rows for good."""
@@ -71,22 +71,13 @@ class HostedShard:
         self.store.xor(rows, error)
 
     def deltas_since_commit(self) -> tuple[Tensor, Tensor]:
-        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]; in the order of `unique_by_unit`
-        if every `update` was."""
-        if not self._log:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.store.record_bytes, dtype=torch.uint8)
-        if len(self._log) > 1:
-            rows, place = unique_by_unit(torch.cat([r for r, _ in self._log]), self.units)
-            merged = torch.zeros(rows.numel(), self.store.record_bytes, dtype=torch.uint8)
-            parity_apply(merged, place, 1, torch.cat([d for _, d in self._log]))
-            self._log = [(rows, merged)]
-        return self._log[0]
+        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]; of one `update` in its order.
+        Valid until the next `update`, `undo` or commit."""
+        return self._log.deltas()
 
     def undo(self) -> None:
         """Go back to the commit by applying every logged delta again; calling it again changes nothing."""
-        for rows, delta in reversed(self._log):
-            self.store.xor(rows, delta)
-        self._log.clear()
+        self._log.undo(self.store)
         if self.missing is not None:
             lost = self.missing.undo()
             self.store.write(lost, torch.zeros(lost.numel(), self.store.record_bytes, dtype=torch.uint8))
@@ -98,18 +89,3 @@ class HostedShard:
             self.missing.committed()
             if not self.missing.count:
                 self.missing = None
-
-
-def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
-    """Unique `rows`, int64, unit by unit (row r is of unit `r % units`) and ascending in each, and the place of each of `rows` among them.
-
-    So all that goes to one holder of parity lies together, and is sent from there.
-    """
-    unique, places = rows.unique(return_inverse=True)
-    if units == 1:
-        return unique, places
-    unit = unique % units
-    order = torch.cat([(unit == number).nonzero().squeeze(1) for number in range(units)])
-    new_place = torch.empty_like(order)
-    new_place[order] = torch.arange(order.numel())
-    return unique[order], new_place[places]

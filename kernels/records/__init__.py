@@ -60,6 +60,44 @@ def xor_records(
     _run("xor_records", parts, rows, delta, backend)
 
 
+def merge_records(
+    log_rows: torch.Tensor,
+    log: torch.Tensor,
+    count: int,
+    places: torch.Tensor,
+    rows: torch.Tensor,
+    delta: torch.Tensor,
+    backend: str = "auto",
+) -> int:
+    """XOR `delta` uint8 [n, B] of `rows`, none twice, into a log of unique rows; how many the log has then.
+
+    Legend: the log has room for C rows, `count` of which are there.
+    log_rows: int64 [C], contiguous; log: uint8 [C, B], contiguous: rows not there yet are appended, in the order given.
+    places: int32 [R], contiguous: 1 more than the place in the log of each row there may be, 0 of those not there; changed.
+    Not checked: that no row repeats, and that places agree with the log. Raises TypeError or ValueError, with the numbers, before anything is written.
+    """
+    check.matrix("delta", delta, (torch.uint8,))
+    check.matrix("log", log, (torch.uint8,), written=True)
+    check.row_numbers("rows", rows, places.shape[0])
+    check.shape("delta", delta, (rows.shape[0], log.shape[1]))
+    check.shape("log_rows", log_rows, (log.shape[0],))
+    if places.dtype != torch.int32 or log_rows.dtype != torch.int64:
+        raise TypeError(f"places are {places.dtype} and log_rows {log_rows.dtype}, needed: torch.int32 and torch.int64")
+    if not (log.is_contiguous() and log_rows.is_contiguous() and places.is_contiguous()):
+        raise ValueError("log, log_rows and places are not all contiguous")
+    if not 0 <= count <= log.shape[0] - rows.shape[0] or log.shape[0] >> 31:
+        raise ValueError(f"a log of {count} rows has room for {log.shape[0]}, needed: {count + rows.shape[0]}, below 2^31")
+    device = check.one_device({"log_rows": log_rows, "log": log, "places": places, "rows": rows, "delta": delta})
+    if dispatch.choose("merge_records", backend, device, has_triton=False) == "reference":
+        from ecrm.kernels.records import reference
+
+        return reference.merge_records(log_rows, log, count, places, rows, delta)
+    return native.library().ecrm_merge_records(
+        places.data_ptr(), rows.data_ptr(), rows.shape[0], delta.data_ptr(), check.row_stride_bytes(delta), log.shape[1],
+        log_rows.data_ptr(), log.data_ptr(), count,
+    )  # fmt: skip
+
+
 def _parts(weights: torch.Tensor, state: Sequence[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
     check.matrix("weights", weights, check.WEIGHT_TYPES, written=True)
     parts = [weights, *check.states(weights, state)]

@@ -87,3 +87,23 @@ static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, con
     }
   }
 }
+
+// Returns how many rows the log has then.
+static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride,
+                     int64_t width, int64_t* log_rows, uint8_t* log, int64_t count) {
+  for (int64_t i = 0; i < n; ++i) {
+    __builtin_prefetch(places + rows[i + 2 * kRowsAhead < n ? i + 2 * kRowsAhead : n - 1], 1, 3);
+    const int32_t soon = places[rows[i + kRowsAhead < n ? i + kRowsAhead : n - 1]];
+    fetch_row(log + (soon == 0 ? count : soon - 1) * width, width);
+    const uint8_t* record = records + i * record_stride;
+    int32_t& place = places[rows[i]];
+    if (place == 0) {
+      log_rows[count] = rows[i];
+      copy_bytes(log + count * width, record, width);
+      place = static_cast<int32_t>(++count);
+    } else {
+      xor_bytes(log + (place - 1) * width, record, width);
+    }
+  }
+  return count;
+}

@@ -23,5 +23,14 @@ def xor_records(parts: list[torch.Tensor], rows: torch.Tensor, delta: torch.Tens
     scatter_records(parts, rows, old ^ delta)
 
 
+def merge_records(log_rows: torch.Tensor, log: torch.Tensor, count: int, places: torch.Tensor, rows: torch.Tensor, delta: torch.Tensor) -> int:
+    new = places[rows] == 0
+    total = count + int(new.sum())
+    log_rows[count:total], log[count:total] = rows[new], 0
+    places[rows[new]] = torch.arange(count + 1, total + 1, dtype=places.dtype, device=places.device)
+    log[places[rows].long() - 1] ^= delta
+    return total
+
+
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view(torch.uint8).reshape(values.shape[0], -1)

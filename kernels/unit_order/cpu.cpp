@@ -1,0 +1,107 @@
+// Unique rows unit by unit, and what each unit's rows are in their periods; see README.md.
+#include <algorithm>
+#include <vector>
+
+#include "native.h"
+
+namespace ecrm {
+
+struct Entry {
+  uint64_t key;
+  uint32_t place;
+};
+
+constexpr int kDigitBits = 11;
+constexpr int kDigits = 1 << kDigitBits;
+
+// x / divisor and what is left, without a division where the divisor is a power of two: on row numbers that is most of the work.
+struct Divider {
+  explicit Divider(uint64_t by) : by(by), shift((by & (by - 1)) == 0 ? __builtin_ctzll(by) : -1) {}
+  uint64_t quotient(uint64_t x) const { return shift >= 0 ? x >> shift : x / by; }
+  uint64_t by;
+  int shift;
+};
+
+// Sorts by key, the least significant digit first, skipping digits that are the same in all.
+static void sort_by_key(std::vector<Entry>& entries, uint64_t largest) {
+  std::vector<Entry> other(entries.size());
+  for (int shift = 0; shift < 64 && largest >> shift != 0; shift += kDigitBits) {
+    size_t begin[kDigits + 1] = {};
+    for (const Entry& entry : entries) ++begin[(entry.key >> shift & (kDigits - 1)) + 1];
+    for (int digit = 0; digit < kDigits; ++digit) begin[digit + 1] += begin[digit];
+    for (const Entry& entry : entries) other[begin[entry.key >> shift & (kDigits - 1)]++] = entry;
+    entries.swap(other);
+  }
+}
+
+}  // namespace ecrm
+
+// Writes the unique rows to unique, unit by unit and ascending in each, and to places where each of rows is among them; returns how many
+// there are. Rows are at least 0, n below 2^32.
+ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* unique, int64_t* places) {
+  using namespace ecrm;
+  if (n == 0) return 0;
+  const Divider divider(static_cast<uint64_t>(units));
+  const uint64_t span = divider.quotient(static_cast<uint64_t>(*std::max_element(rows, rows + n))) + 1;
+  std::vector<Entry> entries(static_cast<size_t>(n));
+  uint64_t largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row);
+    const uint64_t key = (row - period * divider.by) * span + period;
+    entries[i] = {key, static_cast<uint32_t>(i)};
+    largest = std::max(largest, key);
+  }
+  sort_by_key(entries, largest);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const Entry& entry = entries[i];
+    if (i == 0 || entry.key != entries[i - 1].key) unique[count++] = rows[entry.place];
+    places[entry.place] = count - 1;
+  }
+  return count;
+}
+
+// Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether the units of rows ascend.
+ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* periods, int64_t* counts) {
+  using namespace ecrm;
+  const Divider divider(static_cast<uint64_t>(units));
+  std::fill(counts, counts + units, 0);
+  uint64_t last = 0;
+  bool ascend = true;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row), unit = row - period * divider.by;
+    periods[i] = static_cast<int64_t>(period);
+    ++counts[unit];
+    ascend &= unit >= last;
+    last = unit;
+  }
+  return ascend;
+}
+
+// Row r of a row space is unit r % k of stripe r / k, on shard (stripe + m + unit) % shards, there row stripe / shards * k + unit. Writes,
+// shard by shard and in the order given in each, the places of its rows to places and their rows there to local, and how many to counts.
+ECRM_ENTRY void ecrm_split_by_shard(const int64_t* rows, int64_t n, int64_t k, int64_t m, int64_t shards, int64_t* places, int64_t* local,
+                                    int64_t* counts) {
+  using namespace ecrm;
+  const Divider by_unit(static_cast<uint64_t>(k)), by_shard(static_cast<uint64_t>(shards));
+  struct Place {
+    int64_t shard, local;
+  };
+  std::vector<Place> found(static_cast<size_t>(n));
+  std::fill(counts, counts + shards, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]), stripe = by_unit.quotient(row), unit = row - stripe * by_unit.by;
+    const uint64_t period = by_shard.quotient(stripe);
+    uint64_t shard = stripe - period * by_shard.by + static_cast<uint64_t>(m) + unit;  // k + m <= shards: less than twice as many
+    if (shard >= by_shard.by) shard -= by_shard.by;
+    found[i] = {static_cast<int64_t>(shard), static_cast<int64_t>(period * by_unit.by + unit)};
+    ++counts[shard];
+  }
+  std::vector<int64_t> next(static_cast<size_t>(shards));
+  for (int64_t shard = 1; shard < shards; ++shard) next[shard] = next[shard - 1] + counts[shard - 1];
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = next[found[i].shard]++;
+    places[at] = i;
+    local[at] = found[i].local;
+  }
+}

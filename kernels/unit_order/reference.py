@@ -1,0 +1,29 @@
+"""The definition of the operations, in plain torch operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
+    """As in the package."""
+    unique, places = rows.unique(return_inverse=True)
+    order = (unique % units).argsort(stable=True)
+    new_place = torch.empty_like(order)
+    new_place[order] = torch.arange(order.numel(), device=rows.device)
+    return unique[order], new_place[places]
+
+
+def split_by_unit(rows: Tensor, units: int) -> tuple[list[int], Tensor, bool]:
+    """As in the package."""
+    unit = rows % units
+    return torch.bincount(unit, minlength=units).tolist(), rows // units, not bool((unit.diff() < 0).any())
+
+
+def split_by_shard(rows: Tensor, k: int, m: int, shards: int) -> tuple[list[int], Tensor, Tensor]:
+    """As in the package."""
+    stripe, unit = rows // k, rows % k
+    shard = (stripe + m + unit) % shards
+    places = shard.argsort(stable=True)
+    return torch.bincount(shard, minlength=shards).tolist(), places, (stripe // shards * k + unit)[places]
