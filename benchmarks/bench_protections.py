@@ -15,8 +15,8 @@ all of which was trained; nothing is measured before that.
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
 3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine (turns.py), without the sweep and
-   without checkpoints; those whose checkpoints are written in the background with both, at their interval. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a
-   step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
+   without checkpoints, from several starts, which differ by a percent; those whose checkpoints are written in the background with both,
+   at their interval. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
    before it, with one checkpoint, gives the waiting that is the overhead of synchronous ones; without them what the kill costs is told
    from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
 4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
@@ -66,7 +66,7 @@ class Size:
     """How much is run: servers that train too; steps before the kill without checkpoints and after any kill; steps of a short undisturbed
     run and of one with evaluations, which come every `eval_every`; steps between checkpoints at least; samples of a slot and
     cap of the rows of a table, by regime; generated rows; shares of the cap in the comparison of sizes; contenders there, and of those with
-    evaluations; how many turns each gets beside `none`, and how long ones, by regime."""
+    evaluations; how often those that take turns with `none` are started, how many turns each gets in all, and how long ones, by regime."""
 
     servers: int
     before: int
@@ -81,6 +81,7 @@ class Size:
     shares: tuple[float, ...]
     sized: tuple[str, ...]
     evaluated: tuple[str, ...]
+    starts: int
     turns: int
     turn_seconds: Mapping[str, float]
 
@@ -89,13 +90,13 @@ FULL = Size(
     5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 2048, "criteo": 64},
     {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
     sized=("erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
-    turns=14, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
+    starts=3, turns=15, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
 )  # fmt: skip
 TINY = Size(
     3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
     {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500}, rows=4_000, shares=(0.5,),
     sized=("erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
-    turns=3, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
+    starts=2, turns=3, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
 )  # fmt: skip
 
 
@@ -269,13 +270,13 @@ ABREAST = 3
 
 def steps_cost(contender: Contender) -> bool:
     """Whether it is seen in turns what the contender costs: not where nothing but waiting for checkpoints is other than with `none`."""
-    return contender.sets["protection.name"] not in ("none", "checkpoint") or contender.in_background
+    return contender is not CONTENDERS["none"] and (contender.sets["protection.name"] != "checkpoint" or contender.in_background)
 
 
-def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]) -> dict[str, Beside]:
-    """Steps of each of `names` beside those of `none`, with checkpoints `every` so many of them where they are written in the background and
-    none where steps wait for them; those that failed, which is said, are left out."""
-    found: dict[str, Beside] = {}
+def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]) -> dict[str, list[Beside]]:
+    """Steps of each of `names` beside those of `none`, of each start; with checkpoints `every` so many of them where they are written in the
+    background, in one start, since turns must see whole intervals, and none where steps wait for them. What failed is said and left out."""
+    found: dict[str, list[Beside]] = {}
     for behind in (False, True):
         these = [name for name in names if CONTENDERS[name].in_background == behind]
         # What a checkpoint costs depends on the rows that were trained; steps do not.
@@ -285,24 +286,25 @@ def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size, eve
             runs = {name: {**regime.sets, **CONTENDERS[name].sets, "data.path": data} for name in ("none", *abreast)}
             for name, sets in runs.items():
                 sets["checkpoint.every_steps"] = every[name] if CONTENDERS[name].in_background else ENDLESS if CONTENDERS[name].minutes else 0
-            try:
-                steps = take_turns(runs, folder, warm, size.turns, size.turn_seconds[regime.name])
-            except (RunFailed, ValueError) as error:
-                print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
-                continue
-            found |= {name: Beside(steps[name], steps["none"]) for name in abreast}
+            starts = 1 if behind else size.starts
+            for _ in range(starts):
+                try:
+                    steps = take_turns(runs, folder, warm, max(1, size.turns // starts), size.turn_seconds[regime.name])
+                except (RunFailed, ValueError) as error:
+                    print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
+                    continue
+                for name in abreast:
+                    found.setdefault(name, []).append(Beside(steps[name], steps["none"]))
     return found
 
 
-def overhead_of(contender: Contender, before: Calm, beside: Beside | None) -> float | str:
-    """What undisturbed training loses with a contender, as a share: to waiting for checkpoints, of `before`, and to slower steps, of those
-    `beside` steps of `none`; empty where these should have been measured and were not."""
+def overheads_of(contender: Contender, before: Calm, beside: Sequence[Beside]) -> list[float]:
+    """What undisturbed training loses with a contender, as a share, of each start: to waiting for checkpoints, of `before`, and to slower
+    steps, of those `beside` steps of `none`; nothing where these should have been measured and were not."""
     waits = waiting(before) if contender.minutes and not contender.in_background else 0.0
     if not steps_cost(contender):
-        return round(waits, 4)
-    if beside is None:
-        return ""
-    return round(waits + (beside.mean_overhead if contender.in_background else beside.overhead), 4)
+        return [round(waits, 4)]
+    return [round(waits + (start.mean_overhead if contender.in_background else start.overhead), 4) for start in beside]
 
 
 def waiting(before: Calm) -> float:
@@ -311,7 +313,7 @@ def waiting(before: Calm) -> float:
 
 
 def killed_row(
-    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References, beside: Beside | None = None
+    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References, beside: Sequence[Beside] = ()
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run of a round: its row of protections.csv and its time line."""
     contender = CONTENDERS[name]
@@ -332,6 +334,7 @@ def killed_row(
     if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
         raise NotMeasured(f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet")
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
+    costs = [] if name == "none" else overheads_of(contender, before, beside)
     row = {
         "regime": regime.name,
         "round": number,
@@ -341,7 +344,8 @@ def killed_row(
         "steps": plan.steps,
         "kill_step": plan.kill_step,
         "step_ms": _ms(before.step_seconds),
-        "overhead": "" if name == "none" else overhead_of(contender, before, beside),
+        "overhead": round(statistics.median(costs), 4) if costs else "",
+        "overhead_by_start": " ".join(map(str, costs)),
         "checkpoint_every_steps": plan.every or "",
         "checkpoint_wait_ms": _ms(before.waiting) if plan.every else "",
         "checkpoint_bytes": inside[-1]["bytes"] if inside else "",
@@ -381,8 +385,8 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
         beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], size, {})
         if not beside:
             continue
-        found = {name: (mine.overhead, "", "") for name, mine in beside.items()}
-        every = max(size.least_interval, round(seconds / statistics.mean(next(iter(beside.values())).others)))
+        found = {name: (statistics.median(start.overhead for start in mine), "", "") for name, mine in beside.items()}
+        every = max(size.least_interval, round(seconds / statistics.mean(next(iter(beside.values()))[0].others)))
         for name in (name for name in size.sized if CONTENDERS[name].minutes):
             plan = plan_of(regime, CONTENDERS[name], every, size, number)
             sets = {**regime.sets, **CONTENDERS[name].sets, "train.steps": plan.kill_step + 1, "checkpoint.every_steps": plan.every}
@@ -560,7 +564,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
                 plan = plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number)
-                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references, beside.get(name))])
+                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references, beside.get(name, ()))])
                 if not found:
                     continue
                 ((row, spans),) = found

@@ -59,6 +59,7 @@ REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 4096, "criteo": 1024}
 
 CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),
+    "none-commit-16": Contender({"protection.name": "none", "protection.commit_interval": 16}, survives=False),
     "erasure-k2": _erasure(2),
     "erasure-k4": _erasure(4, timeline=True),
     "erasure-k4-commit-16": _erasure(4, commit_interval=16),

@@ -103,10 +103,10 @@ def target(name: str, asked: Path | None, smoke: bool) -> Path:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a CSV file; the first row names the columns."""
+    """Replace a CSV file; its columns are those of all rows together, empty in a row that has none."""
     rows = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(dict.fromkeys(field for row in rows for field in row)), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

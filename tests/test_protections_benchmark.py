@@ -155,6 +155,18 @@ def test_overheads_are_those_of_each_round_and_none_has_none():
     assert ("embedding-heavy", "none") not in found
 
 
+def test_of_several_starts_each_has_its_overhead_and_rows_without_have_the_one():
+    rows = [*LINES[:3], line("erasure-k4", 1, overhead=0.03, overhead_by_start="0.05 0.03 0.01")]
+    assert versus.overheads(rows)["embedding-heavy", "erasure-k4"] == [0.02, 0.05, 0.03, 0.01]
+
+
+def test_parity_at_every_sixteenth_step_is_told_beside_none_that_agrees_as_often():
+    rows = [*LINES, line("none-commit-16", overhead=-0.05), line("erasure-k4-commit-16", overhead=-0.031)]
+    found = {bar.what: bar for bar in versus.bars(rows)}
+    cut = found["erasure-k4-commit-16 beside none-commit-16: overhead cut against checkpoint-30-sync, as a share"]
+    assert cut.values == (pytest.approx(0.9),)
+
+
 def test_the_bars_are_worked_out_from_the_rounds():
     found = {(bar.what, bar.at_least): bar for bar in versus.bars(LINES)}
     cut = found["overhead cut against checkpoint-30-sync, as a share", True]
@@ -212,10 +224,11 @@ def test_an_overhead_has_waiting_for_checkpoints_and_what_steps_cost():
     assert [name for name, contender in contenders.CONTENDERS.items() if not bench.steps_cost(contender)] == [
         "none", "checkpoint-30-sync", "checkpoint-60-sync",
     ]
-    before, beside = disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4), program("turns").Beside([1.0, 1.1, 1.8], [1.0, 1.0, 1.0])
-    found = {name: bench.overhead_of(contenders.CONTENDERS[name], before, beside) for name in ("checkpoint-30-sync", "checkpoint-30-async", "erasure-k4", "stateless-30")}
-    assert found == {"checkpoint-30-sync": 0.2, "checkpoint-30-async": 0.3, "erasure-k4": 0.1, "stateless-30": 0.3}
-    assert bench.overhead_of(contenders.CONTENDERS["erasure-k4"], before, None) == ""
+    before, start = disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4), program("turns").Beside([1.0, 1.1, 1.8], [1.0, 1.0, 1.0])
+    beside = [start, program("turns").Beside([1.5], [1.0])]
+    found = {name: bench.overheads_of(contenders.CONTENDERS[name], before, beside) for name in ("checkpoint-30-sync", "checkpoint-30-async", "erasure-k4", "stateless-30")}
+    assert found == {"checkpoint-30-sync": [0.2], "checkpoint-30-async": [0.3, 0.5], "erasure-k4": [0.1, 0.5], "stateless-30": [0.3, 0.7]}
+    assert bench.overheads_of(contenders.CONTENDERS["erasure-k4"], before, ()) == []
 
 
 def test_one_run_that_fails_costs_itself_alone(monkeypatch, capsys, tmp_path):
