@@ -6,6 +6,7 @@ import torch
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
+from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
@@ -87,21 +88,26 @@ def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_undo_returns_the_bits_of_the_commit(backend, optimizer):
-    hosted = HostedShard(_filled(backend, optimizer), 50, missing=False)
+@pytest.mark.parametrize("units", [1, 3])
+def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
+    hosted = HostedShard(_filled(backend, optimizer), 50, missing=False, units=units)
     everything = torch.arange(50)
     for step in range(3):
         rows, gradients = _gradients(step, 50)
-        hosted.update(rows, _space(hosted.store, gradients), keep_delta=True)
+        rows, places = unique_by_unit(rows, units)
+        hosted.update(rows, _space(hosted.store, gradients[places.argsort()]), keep_delta=True)
     hosted.committed()
     committed = hosted.store.read(everything)
     hosted.undo()
     assert torch.equal(hosted.store.read(everything), committed)
     for step in range(3, 7):
         rows, gradients = _gradients(step, 50)
-        hosted.update(rows, _space(hosted.store, gradients), keep_delta=True)
+        rows, places = unique_by_unit(rows, units)
+        hosted.update(rows, _space(hosted.store, gradients[places.argsort()]), keep_delta=True)
     changed = hosted.store.read(everything)
-    rows, delta = hosted.deltas_since_commit()
+    parts = hosted.deltas_since_commit()
+    assert len(parts) == units and all(((rows % units) == unit).all() for unit, (rows, _) in enumerate(parts))
+    rows, delta = (torch.cat(each) for each in zip(*parts))
     assert rows.numel() == rows.unique().numel()
     merged = torch.zeros_like(committed)
     merged[rows] = delta

@@ -11,6 +11,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import ShardSpace
 from ecrm.storage.hosted import HostedShard
+from ecrm.storage.undo import Deltas
 from ecrm.transport.message import in_groups
 
 Message = dict[int, list[Tensor]]
@@ -31,9 +32,9 @@ def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor
 
 def place(
     received: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]
-) -> dict[ShardSpace, tuple[Tensor, Tensor]]:
+) -> dict[ShardSpace, Deltas]:
     """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most."""
-    deltas: dict[ShardSpace, list[tuple[Tensor, Tensor]]] = {}
+    deltas: dict[ShardSpace, Deltas] = {}
     for tensors in received.values():
         for head, local, flat in in_groups(tensors, 3):
             shard, space = head.tolist()
@@ -41,7 +42,4 @@ def place(
             records = flat.view(local.numel(), -1)
             deltas.setdefault((shard, space), []).append((local, store.read(local).bitwise_xor_(records)))
             store.write(local, records)
-    return {
-        key: (torch.cat([rows for rows, _ in parts]), torch.cat([delta for _, delta in parts]))
-        for key, parts in deltas.items()
-    }
+    return deltas

@@ -17,6 +17,7 @@ from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View, failures_left
 from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.hosted import HostedShard
+from ecrm.storage.undo import Deltas
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Part
 
@@ -169,9 +170,9 @@ class Protection(ABC):
 
     @abstractmethod
     def protect(
-        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+        self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
-        """Collective: bring redundancy up to date with (local rows, delta) of each hosted shard since the commit.
+        """Collective: bring redundancy up to date with the deltas of each hosted shard since the commit.
 
         `ahead` is what slots ask of these shards for the next step, and are sent with this; None where they do not look ahead, or may
         be sent some of it later.

@@ -25,6 +25,7 @@ from ecrm.transport.message import in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
+    from ecrm.storage.undo import Deltas
 
 MOST_COPIES = 4
 """With one data unit and up to three parity units every coefficient of the code is 1: a parity unit is a copy."""
@@ -48,17 +49,17 @@ class ChainProtection(ErasureProtection):
         return ChainProtection(shape.shards, shape.m + 1)
 
     def protect(
-        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+        self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
         """One exchange per link after the head; each rank sends on what it was sent before."""
-        for (shard, space), (rows, _) in deltas.items():
-            if self._scrub is not None:
+        for (shard, space), parts in deltas.items() if self._scrub is not None else ():
+            for rows, _ in parts:
                 self._scrub.used(shard, space, rows)
         # (shard of the head, space): its rows, each a period of stripes by itself, and their changes, on the rank of the link that has them last.
         held = dict(deltas)
         for link in reversed(range(self.shape.m)):
             outgoing: dict[int, list[Tensor]] = {}
-            for (head, space), (rows, delta) in sorted(held.items()):
+            for head, space, rows, delta in ((*key, *part) for key in sorted(held) for part in held[key]):
                 if rows.numel():
                     outgoing.setdefault(view.shards[self._holder(head, link)], []).extend(
                         (torch.tensor([head, space]), rows, delta)
@@ -67,9 +68,10 @@ class ChainProtection(ErasureProtection):
             for tensors in self._context.transport.exchange(outgoing).values():
                 for key, rows, delta in in_groups(tensors, 3):
                     head, space = key.tolist()
-                    held[head, space] = rows, delta.view(rows.numel(), -1)
+                    delta = delta.view(rows.numel(), -1)
+                    held.setdefault((head, space), []).append((rows, delta))
                     local = self._context.layouts[space].local_parity(rows, link)
-                    self.parity[self._holder(head, link), space].apply(local, 1, held[head, space][1])
+                    self.parity[self._holder(head, link), space].apply(local, 1, delta)
 
     def _holder(self, head: int, link: int) -> int:
         """Shard that holds parity unit `link`, the tail 0, of the rows whose head is shard `head`."""

@@ -26,6 +26,7 @@ from ecrm.protection.base import (
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
+from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Picked, in_groups
 
 if TYPE_CHECKING:
@@ -90,13 +91,14 @@ class ErasureProtection(Protection):
                     )
 
     def protect(
-        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+        self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
         outgoing: dict[int, list[Part]] = {}
-        for (shard, space), (rows, delta) in sorted(deltas.items()):
-            self._route(shard, space, rows, delta, view, outgoing)
-            if self._scrub is not None:
-                self._scrub.used(shard, space, rows)
+        for (shard, space), parts in sorted(deltas.items()):
+            for rows, delta in parts:
+                self._route(shard, space, rows, delta, view, outgoing)
+                if self._scrub is not None:
+                    self._scrub.used(shard, space, rows)
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, delta in in_groups(tensors, 3):
                 holder, space, coefficient = head.tolist()
@@ -105,8 +107,8 @@ class ErasureProtection(Protection):
     def _route(
         self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]
     ) -> None:
-        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those of one step, which
-        `unique_by_unit` has ordered, as they lie."""
+        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those in the order of
+        `unique_by_unit`, or of one unit, as they lie."""
         layout, counts, periods, in_order = self._context.layouts[space], *split_by_unit(rows, self.shape.k)
         if in_order:
             of_unit = zip(periods.split(counts), delta.split(counts), strict=True)

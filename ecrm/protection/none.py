@@ -12,6 +12,7 @@ from ecrm.protection.base import Protection, ProtectionContext, RepairReport, Sh
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
+    from ecrm.storage.undo import Deltas
 
 
 class NoProtection(Protection):
@@ -35,7 +36,7 @@ class NoProtection(Protection):
         pass
 
     def protect(
-        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+        self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
         pass
 

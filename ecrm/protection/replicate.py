@@ -32,6 +32,7 @@ from ecrm.transport.message import in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
+    from ecrm.storage.undo import Deltas
 
 BACKUP, TAIL, STALE = range(3)
 
@@ -102,10 +103,10 @@ class ReplicateProtection(ChainProtection):
         self._delivered = not view.rebuilding
 
     def protect(
-        self, deltas: dict[ShardSpace, tuple[Tensor, Tensor]], view: View, ahead: ShardRequests | None = None
+        self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
         outgoing: dict[int, list[Tensor]] = {}
-        for (shard, space), (rows, _) in sorted(deltas.items()):
+        for shard, space, rows in ((*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]):
             if rows.numel():
                 records = self._context.hosted[shard, space].store.read(rows)
                 askers = {} if ahead is None else ahead.askers(shard, space, rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ecrm.storage.base import Store
 from ecrm.storage.missing import MissingRows
-from ecrm.storage.undo import UndoLog
+from ecrm.storage.undo import Deltas, UndoLog
 
 
 class HostedShard:
@@ -24,7 +24,7 @@ class HostedShard:
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
-        self._log = UndoLog(rows, store.record_bytes)
+        self._log = UndoLog(rows, store.record_bytes, units)
 
     @property
     def missing_rows(self) -> int:
@@ -70,9 +70,8 @@ class HostedShard:
             self.touched[rows] = True
         self.store.xor(rows, error)
 
-    def deltas_since_commit(self) -> tuple[Tensor, Tensor]:
-        """Unique local rows changed since the commit and the XOR of each record then and now, uint8 [R, B]; of one `update` in its order.
-        Valid until the next `update`, `undo` or commit."""
+    def deltas_since_commit(self) -> Deltas:
+        """What changed since the commit: of one `update` in its order, of several unit by unit. Valid until the next `update`, `undo` or commit."""
         return self._log.deltas()
 
     def undo(self) -> None:
