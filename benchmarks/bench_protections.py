@@ -96,7 +96,7 @@ TINY = Size(
     3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
     {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500}, rows=4_000, shares=(0.5,),
     sized=("erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
-    starts=2, turns=3, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
+    starts=2, turns=4, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
 )  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
     """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
         regime = regime_of("embedding-heavy", data, data.parent, size, share)
-        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], size, {})
+        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], replace(size, starts=1), {})
         if not beside:
             continue
         found = {name: (statistics.median(start.overhead for start in mine), "", "") for name, mine in beside.items()}

@@ -5,6 +5,7 @@
 
 Contenders of one round run one after the other in a random order, with the same processes, model, batches and data:
   none        ECRM without protection
+  none-fbgemm the same, rows updated by FBGEMM's optimizer (storage.backend=fbgemm) and not by sparse_update
   erasure     k=4 m=1, a commit every step
   erasure-16  k=4 m=1, a commit every 16 steps
   torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining, its processes free
@@ -49,6 +50,7 @@ KEEPS_MEMORY = {
 
 PROTECTION = {
     "none": {"protection.name": "none"},
+    "none-fbgemm": {"protection.name": "none", "storage.backend": "fbgemm"},
     "erasure": {"protection.m": 1},
     "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
 }

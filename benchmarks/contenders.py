@@ -59,9 +59,9 @@ REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 4096, "criteo": 1024}
 
 CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),
-    "none-commit-16": Contender({"protection.name": "none", "protection.commit_interval": 16}, survives=False),
     "erasure-k2": _erasure(2),
     "erasure-k4": _erasure(4, timeline=True),
+    "none-commit-16": Contender({"protection.name": "none", "protection.commit_interval": 16}, survives=False),
     "erasure-k4-commit-16": _erasure(4, commit_interval=16),
     "chain-2": _copies("chain", 2),
     "chain-3": _copies("chain", 3),
@@ -86,7 +86,7 @@ SMOKE = (
 )  # fmt: skip
 
 SHORT = (
-    "none", "erasure-k4", "erasure-k4-commit-16", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-incremental", "stateless-30",
+    "none", "erasure-k4", "none-commit-16", "erasure-k4-commit-16", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-incremental", "stateless-30",
     "mapped-none",
 )  # fmt: skip
 """Those in the README's table."""

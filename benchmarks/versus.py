@@ -10,8 +10,6 @@ from ratios import Row, median_spread
 
 BASELINES = ("checkpoint-30-sync", "checkpoint-60-sync", "checkpoint-30-async", "checkpoint-60-async")
 OURS = "erasure-k4"
-RARE, AT_ONCE = "erasure-k4-commit-16", "none-commit-16"
-"""Parity at every 16th step, and what agreeing at every 16th step gains by itself."""
 CUT_BAR, FASTER_BAR, DROP_BAR, MEMORY_BAR = 0.90, 20.0, 0.10, 0.2501
 
 
@@ -90,12 +88,6 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
             if rounds:
                 faster = tuple(lost[theirs][number] / lost[ours][number] for number in rounds)
                 found.append(Bar(regime, f"time until training goes on, {baseline} over {OURS}", faster, FASTER_BAR, True))
-        rare, at_once, theirs = ((regime, name) for name in (RARE, AT_ONCE, BASELINES[0]))
-        if rare in costs and at_once in costs and theirs in costs:
-            mine = (1 + statistics.median(costs[rare])) / (1 + statistics.median(costs[at_once])) - 1
-            other = statistics.median(costs[theirs])
-            cut = 1 - mine / other if other > 0 else 0.0
-            found.append(Bar(regime, f"{RARE} beside {AT_ONCE}: overhead cut against {BASELINES[0]}, as a share", (cut,), CUT_BAR, True))
         if ours in kept:
             drop = tuple(1 - value for value in kept[ours].values())
             found.append(Bar(regime, f"{OURS}: drop of throughput while recovering, gap included", drop, DROP_BAR, False))

@@ -72,7 +72,8 @@ def _wrong_decode(engine):
 def _wrong_source(engine):
     class Shifted(type(engine.layouts[0])):
         def local_of_unit(self, stripes, unit):
-            return (super().local_of_unit(stripes, unit) + self.shape.k) % max(self.data_rows_per_shard, 1)
+            shift, rows = (self.shape.k, self.data_rows_per_shard) if unit < self.shape.k else (self.shape.m, self.parity_rows_per_shard)
+            return (super().local_of_unit(stripes, unit) + shift) % max(rows, 1)
 
     engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
 

@@ -68,7 +68,7 @@ SPARE_BYTES = 180_000_000
 def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
     """Four spares, m = 1: two are ready to take over; one does, the third gets ready in its place, the fourth stays as it was."""
     folder = tmp_path / "drill"
-    sets = ("train.steps=300", "cluster.spares=4", "model.dense_arch=torchrec")
+    sets = ("train.steps=300", "cluster.spares=4", "model.dense_arch=torchrec", "storage.backend=fbgemm")
     code, output = drill(folder, criteo_rows, "--kill", "1@20", sets=sets)
     assert code == 0, output
     found = numbers(folder)

@@ -36,13 +36,14 @@ def _kill_one_by_one(ranks, phases, first, apart):
     return tuple(f"{rank}@{first + apart * i}:{phase}" for i, (rank, phase) in enumerate(zip(ranks, phases, strict=True)))
 
 
-@pytest.mark.parametrize("interval", [pytest.param(1, marks=pytest.mark.drill), 8])
-def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
-    """Eight servers die, one in each phase, each after the one before was rebuilt; the heir dies like the first owner.
+@pytest.mark.parametrize(("interval", "backend"), [pytest.param(1, "native", marks=pytest.mark.drill), (8, "fbgemm")])
+def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval, backend):
+    """Eight servers die, one in each phase, each after the one before was rebuilt; the heir dies like the first owner. In the second the rows are
+    FBGEMM's, in the undisturbed run they are not.
 
     Phases that only a step which commits has come first: with an interval of 8 that is step 7, and step 10, 8 after the rebuilding.
     """
-    sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval}
+    sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval, "storage.backend": backend}
     sets["protection.rebuild_rows_per_step"] = 100_000
     others = _kill_one_by_one((2, 5, 6, 7, 8, 9), [phase for phase in PHASES if phase not in ("parity", "commit")], first=16, apart=4)
     run = drill(tmp_path / "run", criteo_rows, sets, ("0@3:parity", "1@10:commit", *others))

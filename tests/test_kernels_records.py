@@ -95,6 +95,15 @@ def test_a_log_of_merged_records_has_each_row_once_and_the_xor_of_its_deltas(bac
         assert (log_rows[count:] == -7).all() and (log[count:] == 7).all()
 
 
+def test_deltas_merged_into_a_log_may_be_strided_and_begin_anywhere(backend):
+    wide = torch.randint(0, 256, (3, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    log_rows, log, places = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 21, dtype=torch.uint8), torch.zeros(9, dtype=torch.int32)
+    count = merge_records(log_rows, log, 0, places, torch.tensor([5, 2]), wide[:2, 3:24], backend=backend)
+    count = merge_records(log_rows, log, count, places, torch.tensor([2]), wide[2:, 7:28], backend=backend)
+    assert log_rows[:count].tolist() == [5, 2]
+    assert torch.equal(log[0], wide[0, 3:24]) and torch.equal(log[1], wide[1, 3:24] ^ wide[2, 7:28])
+
+
 def test_a_log_without_room_is_refused_before_the_first_write(backend):
     log_rows, log, places = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int32)
     delta = torch.ones(2, 8, dtype=torch.uint8)
@@ -102,6 +111,8 @@ def test_a_log_without_room_is_refused_before_the_first_write(backend):
         merge_records(log_rows, log, 1, places, torch.tensor([3, 4]), delta, backend=backend)
     with pytest.raises(ValueError, match=r"rows\[1\] is 9, outside 0..8"):
         merge_records(log_rows, log, 0, places, torch.tensor([3, 9]), delta, backend=backend)
+    with pytest.raises(ValueError, match=r"places has shape \[3, 3\], needed: \[3\]"):
+        merge_records(log_rows, log, 0, places.view(3, 3), torch.tensor([1, 2]), delta, backend=backend)
     with pytest.raises(TypeError, match="torch.int64"):
         merge_records(log_rows, log, 0, places.long(), torch.tensor([3, 4]), delta, backend=backend)
     assert not log.any() and not places.any()

@@ -160,13 +160,6 @@ def test_of_several_starts_each_has_its_overhead_and_rows_without_have_the_one()
     assert versus.overheads(rows)["embedding-heavy", "erasure-k4"] == [0.02, 0.05, 0.03, 0.01]
 
 
-def test_parity_at_every_sixteenth_step_is_told_beside_none_that_agrees_as_often():
-    rows = [*LINES, line("none-commit-16", overhead=-0.05), line("erasure-k4-commit-16", overhead=-0.031)]
-    found = {bar.what: bar for bar in versus.bars(rows)}
-    cut = found["erasure-k4-commit-16 beside none-commit-16: overhead cut against checkpoint-30-sync, as a share"]
-    assert cut.values == (pytest.approx(0.9),)
-
-
 def test_the_bars_are_worked_out_from_the_rounds():
     found = {(bar.what, bar.at_least): bar for bar in versus.bars(LINES)}
     cut = found["overhead cut against checkpoint-30-sync, as a share", True]

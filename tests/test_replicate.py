@@ -94,9 +94,9 @@ def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
         sent["replicate"] += rows.numel()
         put(self, rows, records)
 
-    def counting_apply(self, rows, coefficients, deltas):
+    def counting_apply(self, rows, coefficient, deltas):
         sent["chain"] += rows.numel()
-        apply(self, rows, coefficients, deltas)
+        apply(self, rows, coefficient, deltas)
 
     monkeypatch.setattr(BackupRows, "put", counting_put)
     monkeypatch.setattr(ParityRows, "apply", counting_apply)

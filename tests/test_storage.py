@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ecrm.placement.tables import Table, row_spaces
-from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
 from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.storage import resolve_backend, store_factory
+from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
@@ -30,6 +30,10 @@ def _gradients(step: int, rows: int, dim: int = 8):
     generator = torch.Generator().manual_seed(step)
     chosen = torch.randperm(rows, generator=generator)[:20]
     return chosen, torch.randn(20, dim, generator=generator)
+
+
+def test_rows_are_updated_by_this_projects_kernel_unless_fbgemm_is_asked_for():
+    assert [resolve_backend(name) for name in ("auto", "native", "fbgemm")] == ["native", "native", "fbgemm"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

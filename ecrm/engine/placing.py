@@ -19,10 +19,10 @@ Message = dict[int, list[Tensor]]
 
 def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(shard, places in `numbers`, local rows) of row numbers of a space, int64 [R], for each shard that holds some."""
-    shards, local = layout.locate(numbers)
-    for shard in shards.unique().tolist():
-        here = (shards == shard).nonzero().squeeze(1)
-        yield shard, here, local[here]
+    counts, places, local = layout.split(numbers)
+    for shard, (here, rows) in enumerate(zip(places.split(counts), local.split(counts), strict=True)):
+        if counts[shard]:
+            yield shard, here, rows
 
 
 def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor) -> None:

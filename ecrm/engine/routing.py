@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.scatter_add import scatter_add
-from ecrm.kernels.unit_order import split_by_shard, unique_by_unit
+from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard
@@ -54,8 +54,7 @@ class SlotRequests:
 
     def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
-        shape = self._layouts[space].shape
-        counts, places, local = split_by_shard(wanted, shape.k, shape.m, shape.shards)
+        counts, places, local = self._layouts[space].split(wanted)
         split = zip(places.split(counts), local.split(counts), strict=True)
         return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
 

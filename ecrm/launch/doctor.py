@@ -91,9 +91,12 @@ def _effective() -> Iterator[str]:
     from ecrm.storage import fbgemm_installed, resolve_backend
 
     yield f"model.dense_arch auto = {resolve_dense_arch('auto')}"
+    yield f"storage.backend auto = {resolve_backend('auto')}"
     if fbgemm_installed():
-        import fbgemm_gpu  # noqa: F401 - installed is not yet working
-    yield f"storage.backend auto = {resolve_backend('auto')}; fbgemm {'works' if fbgemm_installed() else 'is not installed'}"
+        try:
+            import fbgemm_gpu  # noqa: F401 - installed is not yet working
+        except Exception as error:  # a library that does not fit may raise anything
+            yield f"storage.backend fbgemm does not work: {error}"
 
 
 def _mpi() -> Iterator[str]:

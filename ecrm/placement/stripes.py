@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ecrm.errors import Unrecoverable
+from ecrm.kernels.unit_order import split_by_shard
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class RowLayout:
         stripe, unit = rows // k, rows % k
         return (stripe + m + unit) % shards, (stripe // shards) * k + unit
 
+    def split(self, rows: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """How many of `rows`, int64 [R], each shard has, and shard by shard their places in `rows` and local row numbers."""
+        return split_by_shard(rows, self.shape.k, self.shape.m, self.shape.shards)
+
     def rows_of(self, shard: int, local: Tensor) -> Tensor:
         """Row numbers of a shard's local rows; numbers >= `rows` are padding."""
         k = self.shape.k
@@ -125,6 +130,5 @@ class RowLayout:
 
     def local_of_unit(self, stripes: Tensor, unit: int) -> Tensor:
         """Local row of `unit` of each stripe on the shard that holds it, among data or parity rows as the unit is."""
-        k, m, shards = self.shape.k, self.shape.m, self.shape.shards
-        period = stripes // shards
-        return period * k + unit if unit < k else period * m + (unit - k)
+        period = stripes // self.shape.shards
+        return period * self.shape.k + unit if unit < self.shape.k else self.local_parity(period, unit - self.shape.k)

@@ -105,6 +105,7 @@ class ReplicateProtection(ChainProtection):
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
+        assert ahead is None or all(len(parts) == 1 for parts in deltas.values()), "copies with trainers are noted once for each shard"
         outgoing: dict[int, list[Tensor]] = {}
         for shard, space, rows in ((*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]):
             if rows.numel():

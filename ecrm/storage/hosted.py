@@ -50,7 +50,7 @@ class HostedShard:
             self.missing.remove_rest()
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
-        """Run the sparse optimizer on unique rows, none missing; with `keep_delta` log how to take it back.
+        """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.
 
         `sums` is a `Store.gradient_space`, made for a delta or not as `keep_delta` says, with the summed gradients in it; it must not be used
         afterwards.
@@ -62,6 +62,7 @@ class HostedShard:
         if not keep_delta:
             self.store.update(rows, sums[:, : self.store.dim])
         elif rows.numel():
+            self._log.expect(rows)
             self._log.add(rows, self.store.update_with_delta(rows, sums))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:

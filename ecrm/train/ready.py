@@ -39,7 +39,7 @@ def takes_over_soon(rank: int, view: View, ready: int) -> bool:
 
 
 class Loading:
-    """One rank's loading of FBGEMM and TorchRec, the most of a spare's memory after torch itself.
+    """One rank's loading of FBGEMM and TorchRec where they are used, the most of a spare's memory then after torch itself.
 
     A rank that `takes_over_soon` loads them when this is made; a spare further back when it has moved up, in a thread beside
     the steps of the others; whoever makes a store or dense parts earlier loads them then. What is there then is left out of garbage

@@ -81,6 +81,7 @@ def merge_records(
     check.row_numbers("rows", rows, places.shape[0])
     check.shape("delta", delta, (rows.shape[0], log.shape[1]))
     check.shape("log_rows", log_rows, (log.shape[0],))
+    check.shape("places", places, (places.shape[0],))
     if places.dtype != torch.int32 or log_rows.dtype != torch.int64:
         raise TypeError(f"places are {places.dtype} and log_rows {log_rows.dtype}, needed: torch.int32 and torch.int64")
     if not (log.is_contiguous() and log_rows.is_contiguous() and places.is_contiguous()):

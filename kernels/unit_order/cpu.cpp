@@ -1,4 +1,4 @@
-// Unique rows unit by unit, and what each unit's rows are in their periods; see README.md.
+// Rows by shard, unique rows unit by unit, and the periods of each unit's rows; see README.md.
 #include <algorithm>
 #include <vector>
 
@@ -22,7 +22,7 @@ struct Divider {
   int shift;
 };
 
-// Sorts by key, the least significant digit first, skipping digits that are the same in all.
+// Sorts by key, the least significant digit first, up to the most significant of the largest key.
 static void sort_by_key(std::vector<Entry>& entries, uint64_t largest) {
   std::vector<Entry> other(entries.size());
   for (int shift = 0; shift < 64 && largest >> shift != 0; shift += kDigitBits) {
