@@ -16,6 +16,11 @@ have just been summed, as in a step, and the delta written over them, is compare
                     what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
                     its indices.
 
+decode (one unit from k = 4 others) is compared with
+  isa-l             `ec_encode_data` on the same bytes; the kernel also allocates what it returns.
+gather_records (rows and row-wise Adagrad's state, other rows at every call) and scatter_add (gradients of skewed rows) with
+  torch             index_select of both and their concatenation; index_add_.
+
 dot_interaction (forward, and backward to sums of unique rows), of 26 features whose rows are drawn as skewed as a batch's, is compared with
   torchrec          TorchRec's InteractionArch and its gradients, between rows spread to their samples and gradients summed
                     by scatter_add: what a step does without this kernel.
@@ -33,7 +38,6 @@ import csv
 import ctypes
 import hashlib
 import importlib.metadata
-import math
 import platform
 import random
 import subprocess
@@ -42,11 +46,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from kernel_case import Batches, Case, Contender, load_isa_l, zeros
+from kernel_rows import decode_case, gather_case, scatter_add_case
 
 from ecrm.kernels import native
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
@@ -87,27 +92,6 @@ extern "C" void touch(uint8_t* parity, const int64_t* rows, int64_t n, const uin
 """
 
 
-@dataclass
-class Contender:
-    """One way to do the job. `prepare` runs before each timed call and is not timed."""
-
-    name: str
-    call: Callable[[], None]
-    counted_bytes: int
-    prepare: Callable[[], None] = lambda: None
-
-
-@dataclass
-class Case:
-    """One job; ratios are each contender's time over that of the first."""
-
-    name: str
-    rows: int
-    row_bytes: int
-    contenders: list[Contender]
-    result: Callable[[], torch.Tensor]
-
-
 def measure(case: Case, rounds: int) -> dict[str, list[float]]:
     """Seconds of each contender in each round; one round more, the first, is not kept."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in case.contenders}
@@ -145,14 +129,6 @@ def report(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object
     return lines
 
 
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Memory as every contender gets it: huge pages where the system grants them, beginning at a cache line."""
-    elements = math.prod(shape)
-    memory = np.zeros(elements * dtype.itemsize + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return torch.from_numpy(memory[start : start + elements * dtype.itemsize]).view(dtype).reshape(shape)
-
-
 def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "sorted")) -> list[Case]:
     """parity_apply with and without a multiplication."""
     generator = torch.Generator().manual_seed(0)
@@ -180,16 +156,6 @@ def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "
             ]
             cases.append(Case(f"parity_apply {kind}, {order} rows", rows, width, contenders, lambda: parity))
     return cases
-
-
-def load_isa_l() -> ctypes.CDLL:
-    """ISA-L as bundled in the pyeclib wheel."""
-    import pyeclib_c  # noqa: F401  the wheel's own loading comes first
-
-    folder = Path(pyeclib_c.__file__).parent / "pyeclib.libs"
-    if not folder.is_dir():
-        folder = Path(importlib.metadata.distribution("pyeclib").locate_file("pyeclib.libs"))
-    return ctypes.CDLL(str(next(folder.glob("libisal*"))))
 
 
 def isa_l_update(isa_l: ctypes.CDLL, parity: torch.Tensor, delta: torch.Tensor) -> Callable[[], None]:
@@ -229,20 +195,6 @@ def compile_floor(width: int) -> ctypes.CDLL:
     loaded.touch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     loaded.touch.restype = None
     return loaded
-
-
-class Batches:
-    """Sets of distinct random rows, another one at every turn, so that their memory is not still in the cache."""
-
-    def __init__(self, height: int, touched: int):
-        generator = torch.Generator().manual_seed(1)
-        self._sets = [torch.randperm(height, generator=generator)[:touched] for _ in range(13)]
-        self._turn = 0
-        self.rows = self._sets[0]
-
-    def advance(self) -> None:
-        self._turn += 1
-        self.rows = self._sets[self._turn % len(self._sets)]
 
 
 def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
@@ -393,6 +345,9 @@ def main(arguments: list[str] | None = None) -> None:
     cases += parity_cases(options.rows, 4 * options.dimension + 4, orders=("permuted",))
     for touched in options.touched:
         cases += update_cases(options.rows, options.dimension, touched)
+        cases.append(gather_case(options.rows, options.dimension, touched))
+    cases.append(decode_case(max(options.rows // 64, 1), 4 * options.dimension))
+    cases.append(scatter_add_case(options.rows // 32, options.dimension, options.rows // 16))
     for batch, dimension in ((32, 16),) if options.smoke else ((1024, 64), (2048, 128)):
         cases += interaction_cases(batch, dimension)
     for case in cases:

@@ -8,14 +8,14 @@
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
 Contenders are in contenders.py, with the scaling of checkpoint intervals. Training is real, under mpirun, on 5 colocated ranks and a
-spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES, generated rows), and criteo: real rows (`--criteo`), going round them.
+spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES; generated rows, measure.REGIME_DATA), and criteo: real rows (`--criteo`), going round them.
 In the first two the first batches go through every row of every table (swept.py), so that checkpoints and rebuilding meet tables
 all of which was trained; nothing is measured before that.
 
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
 3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine (turns.py), without the sweep and
-   without checkpoints, from several starts, which differ by a percent; those whose checkpoints are written in the background with both,
+   without checkpoints, from several starts, which differ by some percent; those whose checkpoints are written in the background with both,
    at their interval. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
    before it, with one checkpoint, gives the waiting that is the overhead of synchronous ones; without them what the kill costs is told
    from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
@@ -88,7 +88,7 @@ class Size:
 
 FULL = Size(
     5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 2048, "criteo": 64},
-    {"dense-heavy": 100_000, "embedding-heavy": 50_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
+    {"dense-heavy": 100_000, "embedding-heavy": 40_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
     sized=("erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
     starts=3, turns=15, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
 )  # fmt: skip
@@ -362,6 +362,7 @@ def killed_row(
             "lost_whole_ms": _ms(found.lost_whole),
             "recovery_ms": _ms(found.recovery),
             "redone_steps": found.redone,
+            "lost_steps": sum(account["lost_steps"] for event in of_kind(events, "restored") for account in event["shards"]),
             "rolled_back": bool(back),
             "whole_after_s": "" if found.whole_after is None else round(found.whole_after, 3),
             "kept_recovering": round(found.kept_recovering, 4),
@@ -374,7 +375,8 @@ def killed_row(
     return row, spans
 
 
-KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "rolled_back", "whole_after_s", "kept_recovering", "kept_rebuilding")
+KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "lost_steps", "rolled_back", "whole_after_s", "kept_recovering",
+          "kept_rebuilding")  # fmt: skip
 """Columns of protections.csv that are empty for a run that was not killed."""
 
 
@@ -485,7 +487,7 @@ class Files:
             kind: [row for row in read_rows(folder / f"protections{kind}.csv") or () if keep or row["regime"] not in regimes] for kind in KINDS
         }
         commits = set()
-        for row in (row for kind in KINDS for row in self.rows[kind] if row["regime"] in regimes and "device" in row):
+        for row in (row for kind in KINDS for row in self.rows[kind] if row["regime"] in regimes and row.get("device")):
             for field in ("device", "cores", "torch", "openmpi"):
                 if row[field] != str(self._about[field]):
                     raise TableError(f"--add: what there is of {row['regime']} was measured with {field} {row[field]}, not {self._about[field]}: measure it without --add")
@@ -494,10 +496,33 @@ class Files:
             print(f"adding to rounds of {', '.join(sorted(others))}: medians are over those and these, of {self._about['ecrm_commit']}", flush=True)
 
     def add(self, kind: str, rows: Sequence[dict[str, Any]]) -> None:
-        self.rows[kind] += [{**row, **self._about} if kind in ("", "_bytes", "_size") else row for row in rows]
+        for row, there in ((row, there) for row in rows for there in self.rows[kind] if kind == "" and row["contender"] == there["contender"]):
+            if row["regime"] == there["regime"] and str(row.get("rows_bytes")) != str(there.get("rows_bytes")):
+                raise TableError(f"--add: what there is of {row['regime']} has {there['rows_bytes']} bytes of rows, not {row['rows_bytes']}: measure it without --add")
+        self.rows[kind] += [{**row, **self._about} for row in rows]
+        if kind == "":
+            self._count_checkpoints()
         self.rows[kind].sort(key=lambda row: REGIMES.index(row["regime"]))  # whatever was measured last
-        if self.rows[kind]:
-            measure.write_csv(self._folder / f"protections{kind}.csv", self.rows[kind])
+        for changed in {kind, "_bytes"} if kind == "" else {kind}:
+            if self.rows[changed]:
+                measure.write_csv(self._folder / f"protections{changed}.csv", self.rows[changed])
+
+    def _count_checkpoints(self) -> None:
+        """What checkpoints write is seen where tables are trained and they lie at their interval: a step's share of one, the median over rounds.
+        Of incremental ones, of which the last before a kill is seen, one in FULL_EVERY is as large as the largest of their regime."""
+        written = [row for row in self.rows[""] if row.get("checkpoint_bytes")]
+        largest: dict[str, int] = {}
+        for row in written:
+            largest[row["regime"]] = max(largest.get(row["regime"], 0), int(row["checkpoint_bytes"]))
+        shares: dict[tuple[str, str], list[float]] = {}
+        for row in written:
+            size = int(row["checkpoint_bytes"])
+            if CONTENDERS[row["contender"]].sets.get("checkpoint.kind") == "incremental":
+                size += (largest[row["regime"]] - size) / FULL_EVERY
+            shares.setdefault((row["regime"], row["contender"]), []).append(size / int(row["checkpoint_every_steps"]))
+        for row in self.rows["_bytes"]:
+            if found := shares.get((row["regime"], row["contender"])):
+                row["written_bytes_per_step"] = round(statistics.median(found))
 
     def has(self, kind: str, regime: str, contender: str | None = None) -> bool:
         """Whether there are rows of a regime, or of a contender in it."""
@@ -539,7 +564,7 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     references, regimes = References(folder), []
     for name in names:
         if name != "criteo":
-            regimes.append(regime_of(name, measure.prepare(data, size.rows), data, size))
+            regimes.append(regime_of(name, measure.prepare(data, size.rows, measure.REGIME_DATA[name]), data, size))
         elif real := list(real_rows(options.criteo)):
             regimes.append(regime_of(name, prepare_real(data, real), data, size))
     intervals: dict[tuple[str, str], int] = {}

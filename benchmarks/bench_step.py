@@ -17,7 +17,10 @@ is told storage.prefault), in huge pages, and both keep what they free (ECRM doe
 variables). Ratios are of the same round, then their median. ECRM's contenders are compared with each other in turns of a few
 seconds (turns.py), at the end of a round, since the pace of a shared machine changes by more than they differ.
 All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
-without protection, and TorchRec's but for rounding. Writes benchmarks/results/step.csv.
+without protection. TorchRec's differ by rounding, which grows with every step, and with column-wise sharding by the optimizer, whose
+state is of each part of a row there. Then `none`, `erasure` and `erasure-16` are run once more with
+train.profile, for where the milliseconds of a step go. Writes step.csv and step_phases.csv in benchmarks/results; with --regime, what they
+say of the other stays.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import tables
 from ratios import STEP_BARS, step_ratios
+from step_phases import phases
 from turns import Beside, RunFailed, take_turns
 
 from ecrm.drill.run import read_run
@@ -54,6 +59,8 @@ PROTECTION = {
     "erasure": {"protection.m": 1},
     "erasure-16": {"protection.m": 1, "protection.commit_interval": 16},
 }
+
+PROFILED = ("none", "erasure", "erasure-16")
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,13 @@ def in_turns(folder: Path, sets: dict[str, Any], names: Sequence[str], size: Siz
     return {name: 1 / (1 + Beside(steps, found["none"]).overhead) for name, steps in found.items()}
 
 
+def profiled(folder: Path, sets: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The phases of a step of one of ECRM's contenders, of the second half of its steps."""
+    measure.run(folder, {**sets, **PROTECTION[name], "train.profile": True})
+    found = phases(folder / "trace.json", sets["train.steps"] // 2)
+    return [{"phase": phase, **{what: round(ms, 3) for what, ms in times.items()}} for phase, times in found.items()]
+
+
 def peer(folder: Path, sets: dict[str, Any], sharding: str, options: Sequence[str]) -> dict[str, Any]:
     """One run of TorchRec, with `options` of its program."""
     folder.mkdir()
@@ -181,14 +195,18 @@ def main(words: Sequence[str] | None = None) -> None:
     rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
     contenders = arguments.contender or size.contenders
     target = measure.target("step.csv", arguments.output, arguments.smoke)
+    phases_target = target.with_name(f"{target.stem}_phases.csv")
     regimes = arguments.regime or list(size.slot_batch)
     if missing := [regime for regime in regimes if regime not in size.slot_batch]:
         parser.error(f"--smoke is {', '.join(size.slot_batch)} only, not {', '.join(missing)}")
     about = measure.device()
-    rows: list[dict[str, Any]] = []
+    try:
+        rows, of_phases = ([row for row in tables.read_rows(path) or () if row["regime"] not in regimes] for path in (target, phases_target))
+    except tables.TableError as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory() as scratch:
-        data = measure.prepare(arguments.data or Path(scratch), size.rows)
         for regime in regimes:
+            data = measure.prepare(arguments.data or Path(scratch), size.rows, measure.REGIME_DATA[regime])
             sets = settings(regime, data, steps, size)
             for number in range(rounds):
                 for name in random.Random(number).sample(contenders, len(contenders)):
@@ -220,6 +238,10 @@ def main(words: Sequence[str] | None = None) -> None:
                         mine[name]["over_none_in_turns"] = round(ratio, 4)
                         print(f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, in turns", flush=True)
                 measure.write_csv(target, rows)
+            for name in (name for name in PROFILED if name in contenders):
+                found = profiled(Path(scratch) / f"{regime}-profiled-{name}", sets, name)
+                of_phases += [{"regime": regime, "contender": name, **line, **about} for line in found]
+                measure.write_csv(phases_target, of_phases)
     for regime, one, other, bar in STEP_BARS:
         if found := step_ratios(rows, regime, one, other):
             print(

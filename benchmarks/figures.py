@@ -119,7 +119,7 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A step over the first point of its series, and throughput kept while rebuilding."""
-    about = {"tables": "rows of the largest tables", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
+    about = {"tables": "rows of each table", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
     present = {series: label for series, label in about.items() if any(row["series"] == series for row in rows)}
     grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2.2])
     for axes, (series, label) in zip(grid, present.items(), strict=False):
@@ -156,7 +156,7 @@ def footer(rows: Sequence[Row], csv: str) -> str:
     parts = [f"benchmarks/results/{csv}"]
     for column in columns:
         if column in rows[0]:
-            values = dict.fromkeys(str(row[column]) for row in rows)
+            values = dict.fromkeys(str(row[column]) for row in rows if row[column])
             parts.append(labels.get(column, "{}").format(" and ".join(values)))
     return ", ".join(parts)
 

@@ -29,10 +29,19 @@ REGIMES = {
         "model.embedding_dim": 128,
         "model.bottom_mlp": [128],
         "model.top_mlp": [64, 1],
-        "model.max_rows_per_table": 500_000,
+        "model.max_rows_per_table": 200_000,
     },
 }
 """Settings of the two kinds of model: one spends its time in the dense layers, one in the embedding rows."""
+
+KAGGLE, ZIPF = "kaggle", "zipf"
+DATA = {
+    KAGGLE: ((), ()),
+    ZIPF: (("--zipf", "1.05:1.2", "--values", "1000000"), ("--hash-size", "600000")),
+}
+"""Kinds of generated rows, by what generating and preparing them is told: with the statistics of Kaggle's, and with ids by Zipf's law over tables
+that are all as large."""
+REGIME_DATA = {"dense-heavy": KAGGLE, "embedding-heavy": ZIPF}
 
 
 def ecrm(*words: str) -> None:
@@ -51,12 +60,13 @@ def ecrm(*words: str) -> None:
         sys.exit(f"ecrm {' '.join(words)} failed:\n{printed}")
 
 
-def prepare(folder: Path, rows: int) -> Path:
-    """Generated Criteo rows, prepared; made once per folder."""
-    text, data = folder / f"rows-{rows}.txt", folder / f"data-{rows}"
+def prepare(folder: Path, rows: int, kind: str = KAGGLE) -> Path:
+    """Generated Criteo rows of a kind of `DATA`, prepared; made once per folder."""
+    text, data = folder / f"{kind}-{rows}.txt", folder / f"{kind}-{rows}"
     if not data.exists():
-        ecrm("generate", "criteo", "--rows", str(rows), "--seed", "1", "--output", str(text))
-        ecrm("prepare", "criteo", str(text), "--output", str(data))
+        generated, prepared = DATA[kind]
+        ecrm("generate", "criteo", "--rows", str(rows), "--seed", "1", "--output", str(text), *generated)
+        ecrm("prepare", "criteo", str(text), "--output", str(data), *prepared)
         text.unlink()
     return data
 

@@ -147,6 +147,20 @@ def step(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def step_phases(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds of each phase of a step, mean over the ranks, and of those in the transport, by regime and contender."""
+    names = list(groups(rows, "contender"))
+    found = {key: mine for key, (mine,) in groups(rows, "regime", "contender", "phase").items()}
+    lines = []
+    for regime, mine in groups(rows, "regime").items():
+        for (phase,) in groups(mine, "phase"):
+            each = [found.get((*regime, *name, phase)) for name in names]
+            lines.append((*regime, phase, *(f"{float(row['mean_ms']):.1f} ({float(row['in_transport_ms']):.1f})" if row else "-" for row in each)))
+        sums = [[sum(numbers((row for row in mine if (row["contender"],) == name), field)) for field in ("mean_ms", "in_transport_ms")] for name in names]
+        lines.append((*regime, "all", *(f"{took:.1f} ({waited:.1f})" for took, waited in sums)))
+    return markdown(("regime", "phase", *(f"{name} ms (in transport)" for (name,) in names)), lines)
+
+
 def step_bars(rows: Sequence[Row]) -> list[str]:
     """Samples per second of one contender over another's in the same round, and the bar."""
     found = [(*entry, step_ratios(rows, *entry[:3])) for entry in STEP_BARS]
@@ -185,7 +199,7 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 def protections(rows: Sequence[Row]) -> list[str]:
     """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
-    header = ("regime", "protection", "overhead %", "redundancy over rows", "gap s", "nothing new for s", "lost until whole s", "steps redone",
+    header = ("regime", "protection", "overhead %", "redundancy over rows", "gap s", "nothing new for s", "lost until whole s", "steps redone or lost",
               "whole again after s", "samples/s kept while recovering", "models equal")  # fmt: skip
     costs, equal = overheads(rows), equal_models(rows)
     columns = [
@@ -200,6 +214,8 @@ def protections(rows: Sequence[Row]) -> list[str]:
         cost = spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-"
         held = f"{statistics.median(redundancy(row) for row in mine):.2f}"
         cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
+        if lost := [int(row["lost_steps"]) for row in mine if int(row.get("lost_steps") or 0)]:
+            cells[3] += f", {spread(lost)} of a shard lost"
         lines.append((*key, cost, held, *cells, f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-"))
     return markdown(header, lines)
 
@@ -298,6 +314,7 @@ TABLES = {
     "kernels": Table("kernels.csv", kernels),
     "step": Table("step.csv", step),
     "step bars": Table("step.csv", step_bars),
+    "step phases": Table("step_phases.csv", step_phases),
     "scaling": Table("scaling.csv", scaling),
     "rebuilding": Table("scaling.csv", rebuilding),
     "recovery figure": picture("recovery", "Gap around a SIGKILL and throughput around it, by what is killed"),

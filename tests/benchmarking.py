@@ -19,11 +19,12 @@ def program(name: str) -> ModuleType:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The lines of a benchmark's CSV, after its figure and its tables were made from it."""
+    """The lines of a benchmark's CSV, after its figure, if it has one, and its tables were made from it."""
     figures, tables = program("figures"), program("tables")
-    drawn = path.with_suffix(".png")
-    figures.picture(figures.FIGURES[path.stem], path, drawn)
-    assert figures.stale(path, drawn) is None
+    if path.stem in figures.FIGURES:
+        drawn = path.with_suffix(".png")
+        figures.picture(figures.FIGURES[path.stem], path, drawn)
+        assert figures.stale(path, drawn) is None
     made = [tables.content(name, path.parent) for name, table in tables.TABLES.items() if table.csv == path.name]
     assert any(text.startswith("|") for text in made)
     return list(csv.DictReader(path.open()))

@@ -1,7 +1,9 @@
 """The benchmarks of whole runs, at their smallest size: they run, measure what they say, and give their figures and tables."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarking import BENCHMARKS, program, read
 
@@ -20,7 +22,8 @@ def results():
 def kept(criteo_rows, tmp_path):
     """A folder in which the benchmarks find generated data of their smoke size, so that each need not make its own."""
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "data-12000").symlink_to(criteo_rows)
+    for kind in program("measure").DATA:
+        (tmp_path / "kept" / f"{kind}-12000").symlink_to(criteo_rows)
     return tmp_path / "kept"
 
 
@@ -45,6 +48,34 @@ def test_step(results, kept, tmp_path, capsys):
     ours, theirs = (float(lines[name]["train_logloss"]) for name in ("erasure", "torchrec-planner-pipelined-bound"))
     assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
     assert "erasure / torchrec: " in capsys.readouterr().out
+    of_phases = measured(tmp_path / "step_phases.csv")
+    assert {line["contender"] for line in of_phases} == {"none", "erasure"}
+    assert {"lookup", "forward", "backward", "update", "parity", "dense", "commit"} <= {line["phase"] for line in of_phases if line["contender"] == "erasure"}
+    assert all(float(line["slowest_rank_ms"]) >= float(line["mean_ms"]) >= float(line["in_transport_ms"]) >= 0 for line in of_phases)
+
+
+def test_rows_by_zipf_go_to_tables_that_are_all_as_large(tmp_path):
+    measure = program("measure")
+    data = measure.prepare(tmp_path, 50, measure.ZIPF)
+    assert set(json.loads((data / "manifest.json").read_text())["tables"].values()) == {600_000}
+    assert np.fromfile(data / "sparse.bin", "<i4").all()  # 0 is a missing value, of which there is none
+    assert measure.REGIME_DATA.keys() == measure.REGIMES.keys()
+
+
+def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
+    def event(rank, step, name, ts, dur):
+        return {"ph": "X", "pid": rank, "name": name, "cat": "transport" if "." in name else "phase", "ts": ts, "dur": dur, "args": {"step": step}}
+
+    events = [event(0, 4, "update", 0, 1000), event(0, 4, "transport.exchange", 0, 999)]  # before the first step that counts
+    for step in (5, 6):
+        at = 10_000 * step
+        events += [event(0, step, "update", at, 3000), event(0, step, "transport.exchange", at, 1000), event(0, step, "commit", at + 3000, 500)]
+        events += [event(1, step, "update", at, 1000), event(1, step, "transport.agree", at + 2000, 7000)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}))
+    assert program("step_phases").phases(tmp_path / "trace.json", 5) == {
+        "update": {"mean_ms": 2.0, "slowest_rank_ms": 3.0, "in_transport_ms": 0.5},
+        "commit": {"mean_ms": 0.25, "slowest_rank_ms": 0.5, "in_transport_ms": 0.0},
+    }
 
 
 def test_scaling(results, kept, tmp_path):

@@ -98,6 +98,14 @@ def test_steps_on_the_command_line_replace_the_file_s_epochs_and_the_reverse():
     assert (epochs.steps, epochs.epochs) == (0, 2.0)
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "stateless", "mapped", "erasure"])
+def test_one_word_picks_a_protection_that_needs_checkpoints(name):
+    chosen = load_config("tiny", [DATA, f"protection.name={name}"])
+    assert chosen.checkpoint.every_minutes == (30 if name in ("checkpoint", "stateless") else 0)
+    given = load_config("tiny", [DATA, f"protection.name={name}", "checkpoint.every_steps=7"])
+    assert (given.checkpoint.every_minutes, given.checkpoint.every_steps) == (0, 7)
+
+
 def test_failures_survived_is_m_under_erasure_and_nothing_without():
     assert load_config("criteo-kaggle").failures_survived == 2
     assert load_config("criteo-kaggle", ["protection.name=none"]).failures_survived == 0
@@ -174,8 +182,11 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         (["protection.name=none", "protection.scrub_rows_per_step=100"],
          "protection.scrub_rows_per_step is 100, but protection.name is none, which keeps no parity to compare with: "
          "set protection.name=erasure or protection.scrub_rows_per_step=0"),
-        (["protection.name=stateless"],
-         "protection.name is stateless, which restores lost shards from checkpoints, but checkpoint.every_steps and "
+        (["protection.name=checkpoint", "checkpoint.every_minutes=0"],
+         "protection.name is checkpoint, which restores what is lost from checkpoints, but checkpoint.every_steps and "
+         "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"),
+        (["protection.name=stateless", "checkpoint.every_steps=0"],
+         "protection.name is stateless, which restores what is lost from checkpoints, but checkpoint.every_steps and "
          "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"),
         (["protection.name=stateless", "checkpoint.every_steps=9", "cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1",
           "cluster.spares=0"],

@@ -63,6 +63,31 @@ def test_bad_sizes(rows, tmp_path, words):
         ecrm("prepare", "criteo", rows, "--output", tmp_path / "out", *words)
 
 
+def test_category_values_by_zipf(tmp_path, capsys):
+    words = ["generate", "criteo", "--rows", 300, "--seed", 4, "--output", tmp_path / "rows", "--zipf", "1.05:1.2"]
+    assert ecrm(*words, "--values", 40) == 0
+    values = {line.split("\t")[14] for line in (tmp_path / "rows").read_text().splitlines()}
+    assert 20 < len(values) <= 40
+    assert ecrm(*words) == 0
+    assert len({line.split("\t")[14] for line in (tmp_path / "rows").read_text().splitlines()}) > 100
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--zipf", "1.1"], "two numbers"),
+        (["--zipf", "a:b"], "two numbers"),
+        (["--zipf", "1.2:1.1"], "must ascend"),
+        (["--zipf", "1.1:1.2", "--values", "1"], "1 values of each column"),
+        (["--values", "5"], "--values goes with --zipf"),
+    ],
+)
+def test_laws_that_are_none(tmp_path, words, says):
+    with pytest.raises(UsageError, match=says):
+        ecrm("generate", "criteo", "--rows", 3, "--seed", 1, "--output", tmp_path / "rows", *words)
+    assert not (tmp_path / "rows").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     ["prepare", "prepare criteo x", "generate criteo --rows x", "prepare criteo x --output y --hash-size 5 --hash-sizes 5"],

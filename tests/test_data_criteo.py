@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from ecrm.data import fields
+from ecrm.data.categories import KAGGLE
 from ecrm.data.criteo import MAX_LINE_BYTES, read_criteo, why_malformed
-from ecrm.data.generate import Population, hex_values
+from ecrm.data.generate import Population
 from ecrm.data.layout import COLUMN_NAMES, detect_layout
 from ecrm.data.text import format_rows
 from ecrm.errors import DataError, UsageError
@@ -133,7 +134,7 @@ def test_the_reader_agrees_with_the_plain_statement_on_mutated_text(tmp_path):
     chance = random.Random(7)
     drawn = Population(5).draw(0)
     some = slice(0, 400)
-    text = bytearray(format_rows(drawn.labels[some], drawn.integers[some], hex_values(drawn.ids[some]), drawn.missing[some]))
+    text = bytearray(format_rows(drawn.labels[some], drawn.integers[some], KAGGLE.hex_values(drawn.ids[some]), drawn.missing[some]))
     for _ in range(250):
         at = chance.randrange(len(text))
         replacement = bytes(chance.choice(b"\t\n\r\n01aAfFgG-+ .,\x00\x7f\xc3\xff") for _ in range(chance.randrange(3)))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ecrm.data import kaggle_shape as shape
+from ecrm.data.categories import KAGGLE, zipf
 from ecrm.data.criteo import read_criteo
-from ecrm.data.generate import BLOCK_ROWS, Population, generate_criteo, hex_values
+from ecrm.data.generate import BLOCK_ROWS, Population, generate_criteo
 from ecrm.data.prepare import transform_integers
 from ecrm.data.text import format_rows
 from ecrm.errors import UsageError
@@ -58,7 +59,7 @@ def test_the_file_reads_back_as_the_rows_drawn(tmp_path):
     assert np.array_equal(rows.labels, drawn.labels[:2000])
     assert np.array_equal(rows.missing, drawn.missing[:2000])
     assert np.array_equal(rows.integers, drawn.integers[:2000])
-    assert np.array_equal(rows.categories, np.where(rows.missing[:, 13:], 0, hex_values(drawn.ids[:2000])))
+    assert np.array_equal(rows.categories, np.where(rows.missing[:, 13:], 0, KAGGLE.hex_values(drawn.ids[:2000])))
     assert made.rows == 2000 and made.clicks == rows.labels.sum() and made.file_bytes == (tmp_path / "rows").stat().st_size
     assert made.attainable_auc == pytest.approx(auc(drawn.probability[:2000], rows.labels), abs=1e-4)
     logloss = -np.log(np.where(rows.labels, drawn.probability[:2000], 1 - drawn.probability[:2000])).mean()
@@ -77,7 +78,7 @@ def test_text_of_integers_of_every_length():
 def test_hex_values_differ_for_all_values_of_all_columns():
     cardinalities = np.array(shape.CARDINALITIES)
     ids = np.unique(np.linspace(0, 1, 20_000)[:, None] * (cardinalities - 1), axis=0).astype(np.int64)
-    values = hex_values(ids)
+    values = KAGGLE.hex_values(ids)
     pairs = {(column, int(i)) for column in range(26) for i in ids[:, column]}
     assert len(np.unique(values)) == len(pairs)
 
@@ -99,6 +100,29 @@ def test_category_statistics_are_those_of_the_kaggle_sample(sample):
     # The law has no parameter for it: the real head is a little heavier still.
     assert covered[0] == pytest.approx(shape.LOOKUPS_COVERED_BY_TOP_1_PERCENT, abs=0.07)
     assert covered[1] == pytest.approx(shape.LOOKUPS_COVERED_BY_TOP_10_PERCENT, abs=0.02)
+
+
+def test_a_zipf_law_is_the_one_asked_for():
+    law, rows = zipf(1.05, 1.2, 100_000), 400_000
+    ids = law.draw(np.random.default_rng(1).random((rows, 26)))
+    assert ids.min() == 0 and ids.max() < 100_000
+    ranks = np.arange(1, 100_001.0)
+    for column, exponent in ((0, 1.05), (25, 1.2)):
+        share = ranks**-exponent / (ranks**-exponent).sum()
+        edges = np.array([0, 1, 2, 3, 5, 10, 30, 100, 1000, 10_000, 100_000])
+        found = np.histogram(ids[:, column], edges)[0] / rows
+        expected = np.add.reduceat(share, edges[:-1])
+        assert np.allclose(found, expected, rtol=0.05), (found, expected)
+        assert not np.allclose(found, np.add.reduceat(ranks**-1.6 / (ranks**-1.6).sum(), edges[:-1]), rtol=0.05)
+    blocks = Population(3, law).draw(0)
+    assert not blocks.missing[:, 13:].any() and blocks.missing[:, :13].any()
+    assert len(np.unique(law.hex_values(blocks.ids))) == sum(len(np.unique(blocks.ids[:, column])) for column in range(26))
+
+
+@pytest.mark.parametrize("least, most, values", [(1.0, 1.2, 10), (1.2, 1.1, 10), (1.1, 11, 10), (1.1, 1.2, 1), (1.1, 1.2, 1 << 28), (float("nan"), 2, 9)])
+def test_a_law_out_of_range_is_refused(least, most, values):
+    with pytest.raises(UsageError):
+        zipf(least, most, values)
 
 
 def test_integer_statistics_are_those_of_the_kaggle_sample(sample):
@@ -130,7 +154,7 @@ def test_every_seed_has_the_click_rate_and_about_the_same_attainable_auc(seed):
 def test_the_signal_can_be_learned_but_not_beyond_the_attainable(sample):
     rows, train, table = 60_000, 54_000, 1 << 18
     labels = sample["labels"][:rows].astype(np.float64)
-    values = np.where(sample["missing"][:rows, 13:], 0, hex_values(sample["ids"][:rows])).astype(np.int64)
+    values = np.where(sample["missing"][:rows, 13:], 0, KAGGLE.hex_values(sample["ids"][:rows])).astype(np.int64)
     ids = (values + 7919 * np.arange(26)) % table
     dense = transform_integers(sample["integers"][:rows]).astype(np.float64)
     dense = (dense - dense[:train].mean(axis=0)) / dense[:train].std(axis=0)

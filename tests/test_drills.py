@@ -48,6 +48,9 @@ def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undist
     others = _kill_one_by_one((2, 5, 6, 7, 8, 9), [phase for phase in PHASES if phase not in ("parity", "commit")], first=16, apart=4)
     run = drill(tmp_path / "run", criteo_rows, sets, ("0@3:parity", "1@10:commit", *others))
     assert run.model == undisturbed
+    assert run.summary["storage"] == backend
+    ran = run.summary["kernels_ran"]
+    assert ran.keys() >= {"parity_apply", "sparse_update", "decode"} and {how.partition(" ")[0] for how in ran.values()} == {"cpu"}, ran
     assert len(run.summary["failures"]) == 8
     assert all(failure["redone_steps"] <= interval for failure in run.summary["failures"])
     assert run.summary["failures_left"] == 1

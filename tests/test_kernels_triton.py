@@ -59,11 +59,13 @@ def test_decode(k, m, n, width):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dimension, n, with_delta", [(16, 19, True), (13, 5, True), (64, 3, False)])
-def test_sparse_update(optimizer, dtype, dimension, n, with_delta):
+@pytest.mark.parametrize(
+    "dimension, n, with_delta, offset", [(16, 19, True, 0), (13, 5, True, 1), (64, 3, False, 0), (1, 4, True, 0), (1024, 2, True, 3), (16, 0, True, 0)]
+)
+def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
     def table():
         random = torch.Generator().manual_seed(dimension)
-        weights = torch.randn(30, dimension, generator=random).to(dtype).to(DEVICE)
+        weights = torch.randn(30, offset + dimension, generator=random).to(dtype).to(DEVICE)[:, offset:]
         state = [torch.rand(30, w, generator=random).to(DEVICE) for w in state_widths(optimizer, dimension)]
         rows = torch.randperm(30, generator=random)[:n].to(DEVICE)
         gradients = torch.randn(n, dimension, generator=random).to(DEVICE)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
-import pytest
 import torch
-from drilling import drill
+from drilling import RUN_SECONDS, launch_words
 
 from ecrm.train.profile import Profile, ProfiledTransport, chrome_trace, table
 from ecrm.transport.base import Transport
@@ -61,11 +61,11 @@ def test_time_and_bytes_go_to_the_phase_they_were_spent_in(monkeypatch):
     assert ["all", "750.000", "250.000", "0.0"] in lines
 
 
-@pytest.mark.drill
 def test_a_profiled_run_prints_the_table_and_leaves_a_trace_of_all_ranks(tmp_path, criteo_rows):
-    run = drill(tmp_path / "run", criteo_rows, {"train.profile": True})
-    assert "slowest rank" in run.output
-    events = json.loads((run.folder / "trace.json").read_text())["traceEvents"]
+    words = [*launch_words(tmp_path / "run", criteo_rows, {"train.steps": 4}), "--profile"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0 and "slowest rank" in done.stdout, done.stdout
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == set(range(6))
     named = {event["name"] for event in events if event["ph"] == "X"}
     assert {"input", "lookup", "forward", "backward", "update", "parity", "dense", "commit", "transport.exchange"} <= named

@@ -329,6 +329,16 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
         assert figures.stale(tmp_path / figure.csv, tmp_path / f"{name}.png") is None
 
 
+def test_two_of_them_are_compared_with_real_kills(tmp_path, capsys):
+    program("bench_protections").main(["--smoke", "--contender", "erasure-k2", "--contender", "checkpoint-30-sync", "--output", str(tmp_path)])
+    with (tmp_path / "protections.csv").open() as file:
+        rows = {row["contender"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == {"none", "erasure-k2", "checkpoint-30-sync"}
+    assert all(row["model_sha256"] == row["undisturbed_sha256"] != "" for row in rows.values())
+    assert float(rows["erasure-k2"]["lost_ms"]) > 0 and rows["checkpoint-30-sync"]["rolled_back"] == "True"
+    assert "erasure-k2" in capsys.readouterr().out
+
+
 @pytest.mark.drill
 def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     bench = program("bench_protections")
@@ -350,7 +360,8 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     assert len({row["model_sha256"] for row in sizes.values()}) == 1
     assert int(sizes["erasure-k2"]["redundancy_bytes"]) == pytest.approx(0.5 * int(sizes["none"]["rows_bytes"]), rel=0.02)
     assert int(sizes["erasure-k2"]["sent_bytes_per_step"]) > int(sizes["none"]["sent_bytes_per_step"]) > 0
-    assert sizes["checkpoint-30-sync"]["written_bytes_per_step"] == "" and sizes["none"]["written_bytes_per_step"] == "0"
+    assert int(sizes["checkpoint-30-sync"]["written_bytes_per_step"]) > 0 and sizes["none"]["written_bytes_per_step"] == "0"
+    assert int(rows["stateless-30"]["lost_steps"]) > 0 and {rows[name]["lost_steps"] for name in ("erasure-k2", "chain-2")} == {"0"}
     for kind, names in (("accuracy", bench.TINY.evaluated), ("timeline", [name for name in contenders.SMOKE if contenders.CONTENDERS[name].timeline]), ("size", bench.TINY.sized)):
         with (tmp_path / f"protections_{kind}.csv").open() as file:
             assert {row["contender"] for row in csv.DictReader(file)} == set(names)
@@ -389,6 +400,19 @@ def test_measuring_one_regime_leaves_what_is_known_of_the_others(tmp_path):
     assert [(row["regime"], float(row["step_ms"])) for row in found] == [("dense-heavy", 1.5), ("criteo", 3.5)]
 
 
+def test_bytes_written_are_a_step_s_share_of_a_checkpoint(tmp_path):
+    bench = program("bench_protections")
+    files = bench.Files(tmp_path, ["criteo"])
+    names = ("none", "checkpoint-30-sync", "checkpoint-30-incremental", "checkpoint-60-sync")
+    files.add("_bytes", [{"regime": "criteo", "contender": name, "written_bytes_per_step": "" if "check" in name else 0} for name in names])
+    sizes = ("", 8000, 800, "")
+    killed = zip(names, sizes, ("", 10, 10, 20), strict=True)
+    files.add("", [{"regime": "criteo", "contender": name, "checkpoint_bytes": size, "checkpoint_every_steps": every} for name, size, every in killed])
+    found = {row["contender"]: row["written_bytes_per_step"] for row in bench.read_rows(tmp_path / "protections_bytes.csv")}
+    # One in eight incremental ones is as large as a full one: (7 * 800 + 8000) / 8 in ten steps.
+    assert found == {"none": "0", "checkpoint-30-sync": "800", "checkpoint-30-incremental": "170", "checkpoint-60-sync": ""}
+
+
 def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_or_library(tmp_path, capsys):
     bench, about = program("bench_protections"), program("measure").device()
     rows = [{"regime": regime, "contender": "none", "round": number} for regime, number in (("criteo", 0), ("criteo", 1), ("dense-heavy", 7))]
@@ -398,6 +422,10 @@ def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_
     assert files.has("", "criteo", "none") and not files.has("", "criteo", "erasure-k4") and not files.has("_accuracy", "criteo")
     files.add("", [{"regime": "criteo", "contender": "none", "round": 2}])
     assert [row["round"] for row in bench.read_rows(tmp_path / "protections.csv")] == ["7", "0", "1", "2"]  # dense-heavy comes first
+
+    with pytest.raises(bench.TableError, match="has 5 bytes of rows, not 6: measure it without --add"):
+        files.add("", [{"regime": "criteo", "contender": "chain-2", "round": 0, "rows_bytes": 5}])
+        files.add("", [{"regime": "criteo", "contender": "chain-2", "round": 1, "rows_bytes": 6}])
 
     bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "ecrm_commit": "abc1234"}])
     bench.Files(tmp_path, ["criteo"], keep=True)

@@ -17,6 +17,9 @@ TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for nam
 KEYS: dict[str, dataclasses.Field] = {
     f"{name}.{field.name}": field for name, section in SECTIONS.items() for field in dataclasses.fields(section)
 }
+NEED_CHECKPOINTS = ("checkpoint", "stateless")
+"""Protections that are nothing without the durable tier."""
+
 TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -178,14 +181,9 @@ def problems_of_fit(config: Config) -> list[str]:
             f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
             "no parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"
         )
-    if protection.name == "checkpoint" and not config.checkpoints:
+    if protection.name in NEED_CHECKPOINTS and not config.checkpoints:
         problems.append(
-            "protection.name is checkpoint, but checkpoint.every_steps and checkpoint.every_minutes are both 0: "
-            "set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
-        )
-    if protection.name == "stateless" and not config.checkpoints:
-        problems.append(
-            "protection.name is stateless, which restores lost shards from checkpoints, but checkpoint.every_steps and "
+            f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
             "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
         )
     if protection.name == "stateless" and config.world_size < 2:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import ecrm
-from ecrm.config.check import SECTIONS, problems_of_fit, problems_of_values, type_of, unknown_key
+from ecrm.config.check import NEED_CHECKPOINTS, SECTIONS, problems_of_fit, problems_of_values, type_of, unknown_key
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
+
+CHECKPOINT_MINUTES = 30.0
+"""Between checkpoints under the protections NEED_CHECKPOINTS, where the config does not say how often."""
 
 _NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: besides its own error that of int() for thousands of digits, and this for thousands of brackets."""
@@ -43,6 +46,8 @@ def make_config(raw: Mapping[str, Any], label: str, problems: Iterable[str] = ()
     if not problems:
         if values["train"].get("steps") and "epochs" not in values["train"]:
             values["train"]["epochs"] = 0.0  # the default of epochs holds only where steps are not given
+        if values["protection"].get("name") in NEED_CHECKPOINTS and not values["checkpoint"].keys() & {"every_steps", "every_minutes"}:
+            values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
         config = Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
         problems = problems_of_fit(config)
     if problems:

@@ -182,7 +182,12 @@ class CheckpointConfig:
     """What is written to disk for the case that more is lost than the protection covers, under every protection."""
 
     every_steps: int = key(0, "steps between checkpoints, and one after the last step; 0 = none, unless checkpoint.every_minutes says so", minimum=0)
-    every_minutes: float = key(0.0, "minutes between checkpoints, instead of or beside checkpoint.every_steps; 0 = none", minimum=0)
+    every_minutes: float = key(
+        0.0,
+        "minutes between checkpoints, instead of or beside checkpoint.every_steps; 0 = none; with protection.name checkpoint or stateless 30 "
+        "where neither is given",
+        minimum=0,
+    )
     mode: str = key(
         "sync",
         "sync = training waits until it is written; async = training waits for a copy in memory, which is written meanwhile",

@@ -7,6 +7,8 @@ import sys
 
 from ecrm.errors import UsageError
 
+ZIPF_VALUES = 1_000_000
+
 
 def add_parsers(subparsers) -> None:
     """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
@@ -27,8 +29,10 @@ def add_parsers(subparsers) -> None:
     kinds = _add_kinds(subparsers, "generate", "write click logs with a known signal")
     parser = kinds.add_parser("criteo", help="rows in the layout of Kaggle's train.txt and with its statistics")
     parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of rows")
-    parser.add_argument("--seed", type=int, required=True, metavar="S", help="rows depend on the seed only; a longer file starts with the shorter")
+    parser.add_argument("--seed", type=int, required=True, metavar="S", help="rows depend on it, --zipf and --values only; a longer file starts with the shorter")
     parser.add_argument("--output", required=True, metavar="FILE", help="file to write, replaced if it exists; gzipped if it ends in .gz")
+    parser.add_argument("--zipf", metavar="LOW:HIGH", help="category values by Zipf's law instead, exponents from LOW to HIGH over the columns; see --values")
+    parser.add_argument("--values", type=int, metavar="N", help=f"with --zipf: values of each column (default {ZIPF_VALUES:,})")
     parser.set_defaults(run=_run_generate)
 
 
@@ -43,6 +47,15 @@ def parse_hash_sizes(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"--hash-sizes: {error}") from error
+
+
+def parse_zipf(text: str) -> tuple[float, float]:
+    """Return LOW and HIGH of `LOW:HIGH`; raises `UsageError` for what is not two numbers."""
+    try:
+        low, high = text.split(":")
+        return float(low), float(high)
+    except ValueError as error:
+        raise UsageError(f"--zipf {text}: it must be two numbers, as in 1.05:1.2") from error
 
 
 def _run_prepare(args: argparse.Namespace) -> int:
@@ -63,11 +76,16 @@ def _run_prepare(args: argparse.Namespace) -> int:
 
 
 def _run_generate(args: argparse.Namespace) -> int:
+    from ecrm.data.categories import KAGGLE, zipf
     from ecrm.data.generate import generate_criteo
     from ecrm.data.progress import Progress
 
+    if args.values is not None and args.zipf is None:
+        raise UsageError("--values goes with --zipf: without it columns have as many values as Kaggle's")
+    values = ZIPF_VALUES if args.values is None else args.values
+    categories = KAGGLE if args.zipf is None else zipf(*parse_zipf(args.zipf), values)
     with Progress("generate", sys.stderr) as progress:
-        made = generate_criteo(args.rows, args.seed, args.output, progress)
+        made = generate_criteo(args.rows, args.seed, args.output, progress, categories)
     print(
         f"{args.output}: {made.rows:,} rows, {made.clicks / made.rows:.2%} clicks, {made.file_bytes / 1e6:,.1f} MB; "
         f"the true probabilities reach AUC {made.attainable_auc:.4f}, log loss {made.attainable_logloss:.4f}"

@@ -1,8 +1,9 @@
 """Criteo-like click logs of any length from a seed, with a signal that a model can learn.
 
 Columns have the published Kaggle cardinalities and are drawn to look like the Kaggle training set:
-Zipf-like ids, missing values, skewed integers, one row in four a click. Whether a row is a click is
-drawn from a known probability, so the best AUC that any model can reach is known as well.
+Zipf-like ids, missing values, skewed integers, one row in four a click; category values may be drawn by
+another law (`categories.py`). Whether a row is a click is drawn from a known probability, so the best
+AUC that any model can reach is known as well.
 
 The log-odds of a click are, up to a scale and an intercept, the sum of
   - an effect of each category value (missing is a value too), a hash of (seed, column, value);
@@ -19,12 +20,14 @@ from __future__ import annotations
 import gzip
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ecrm.data import kaggle_shape as shape
+from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.data.progress import Progress
@@ -38,12 +41,9 @@ LOG_ODDS_SPREAD = 1.4
 _CALIBRATION_BLOCKS = 4
 _ROWS_STREAM, _CALIBRATION_STREAM = range(2)
 
-_FIRST_VALUE = np.concatenate(([0], np.cumsum(shape.CARDINALITIES)))  # numbers the values of all columns
 _INTEGER_MEDIAN = np.array((1, 5, 6, 4, 2800, 32, 3, 7, 38, 0.5, 1, 0.3, 4))
 _PAIRS = ((0, 13), (4, 16), (7, 22), (12, 17))
 _PAIR_WEIGHT = 0.3
-# Columns of many values say less, so that most of the signal can be learned from rows in the thousands.
-_CATEGORY_WEIGHT = 1 / (1 + np.log10(shape.CARDINALITIES))
 _INTEGER_WEIGHT = 0.2
 
 
@@ -84,11 +84,13 @@ class Generated:
 class Population:
     """All rows of a seed: an endless sequence of blocks of `BLOCK_ROWS`, each drawn by itself."""
 
-    def __init__(self, seed: int) -> None:
-        """Set up a seed in 0 to 2^64 - 1; raises `UsageError` for another."""
+    def __init__(self, seed: int, categories: Categories = KAGGLE) -> None:
+        """Set up a seed in 0 to 2^64 - 1, raises `UsageError` for another, and the law of category values."""
         if not 0 <= seed < 2**64:
             raise UsageError(f"seed {seed} is not in 0 to 2^64 - 1")
-        self._seed = seed
+        self._seed, self._categories = seed, categories
+        # Columns of many values say less, so that most of the signal can be learned from rows in the thousands.
+        self._category_weight = 1 / (1 + np.log10(categories.values))
         self._key = mix64(np.array([seed], np.uint64))
         weights = mix64(self._key + np.arange(1, INTEGERS + 1, dtype=np.uint64))
         sign = np.where(weights >> np.uint64(63), 1.0, -1.0)
@@ -114,22 +116,23 @@ class Population:
     def _features(self, stream: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return (integers, ids, missing, a uniform number per row) of one block; a missing value has the integer or id 0."""
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self._seed, stream, block))))
-        ids = _draw_ids(random.random((BLOCK_ROWS, CATEGORIES)))
+        ids = self._categories.draw(random.random((BLOCK_ROWS, CATEGORIES)))
         integers = _draw_integers(random.random((BLOCK_ROWS, INTEGERS)))
-        missing = _draw_missing(random)
+        missing = _draw_missing(random, self._categories.missing_percent)
         integers[missing[:, :INTEGERS]] = 0
         ids[missing[:, INTEGERS:]] = 0
         return integers, ids, missing, random.random(BLOCK_ROWS)
 
     def _signal(self, logarithms: np.ndarray, ids: np.ndarray, missing: np.ndarray) -> np.ndarray:
         """Return the log-odds before scale and intercept: float64 [R]; `logarithms` are those of the integers, [R, 13]."""
-        values = ids + _FIRST_VALUE[:-1]
+        numbers = self._categories.first
+        values = ids + numbers[:-1]
         row, column = np.nonzero(missing[:, INTEGERS:])
-        values[row, column] = _FIRST_VALUE[-1] + column
+        values[row, column] = numbers[-1] + column
         # A sum of two 16-bit uniforms, centred and divided by its deviation, for each of effect and hidden number.
         quarters = mix64(values.astype(np.uint64) ^ self._key).view(np.uint16).reshape(*ids.shape, 2, 2)
         halves = (quarters[..., 0].astype(np.float64) + quarters[..., 1] - 65535) * (math.sqrt(6) / 65536)
-        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[..., 0] @ _CATEGORY_WEIGHT
+        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[..., 0] @ self._category_weight
         for first, second in _PAIRS:
             signal += _PAIR_WEIGHT * halves[:, first, 1] * halves[:, second, 1]
         return signal
@@ -153,31 +156,19 @@ def _logarithms(integers: np.ndarray) -> np.ndarray:
     return np.log(integers + 3.0)
 
 
-def hex_values(ids: np.ndarray) -> np.ndarray:
-    """Return the uint32 [R, 26] that ids of int64 [R, 26] are written as, different for all values of all columns.
-
-    The values of all columns are numbered through and the number put through murmur3's 32-bit
-    finaliser, which is a bijection.
-    """
-    h = (ids + _FIRST_VALUE[:-1]).astype(np.uint32)
-    h ^= h >> np.uint32(16)
-    h *= np.uint32(0x85EBCA6B)
-    h ^= h >> np.uint32(13)
-    h *= np.uint32(0xC2B2AE35)
-    h ^= h >> np.uint32(16)
-    return h
-
-
-def generate_criteo(rows: int, seed: int, output: str, progress: Progress | None = None) -> Generated:
+def generate_criteo(
+    rows: int, seed: int, output: str, progress: Progress | None = None, categories: Categories = KAGGLE
+) -> Generated:
     """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`, gzipped if the name ends in `.gz`.
 
-    The same seed gives the same rows, and a longer file starts with the shorter one. The file appears,
-    replacing one of that name, only when it is complete and on disk. Raises `UsageError` for a number of
-    rows or a seed out of range and for an output that cannot be written, `EcrmError` where writing fails.
+    Category values are drawn by the law `categories`. The same seed and law give the same rows, and a longer file
+    starts with the shorter one. The file appears, replacing one of that name, only when it is complete and on
+    disk. Raises `UsageError` for a number of rows or a seed out of range and for an output that cannot be written,
+    `EcrmError` where writing fails.
     """
     if rows < 1:
         raise UsageError(f"rows is {rows}, at least 1 is needed")
-    population = Population(seed)
+    population = Population(seed, categories)
     target = Path(os.path.realpath(output))
     scores, logloss = Histogram(), 0.0
     with staged_file(target) as file:
@@ -185,7 +176,7 @@ def generate_criteo(rows: int, seed: int, output: str, progress: Progress | None
         stream = gzip.GzipFile("", "wb", 1, file, mtime=0) if target.name.endswith(".gz") else file
         for block in range(-(-rows // BLOCK_ROWS)):
             drawn, kept = population.draw(block), slice(rows - block * BLOCK_ROWS)
-            stream.write(format_rows(drawn.labels[kept], drawn.integers[kept], hex_values(drawn.ids[kept]), drawn.missing[kept]))
+            stream.write(format_rows(drawn.labels[kept], drawn.integers[kept], categories.hex_values(drawn.ids[kept]), drawn.missing[kept]))
             scores.add(drawn.labels[kept], drawn.log_odds[kept])
             logloss += float(logit_losses(drawn.labels[kept], drawn.log_odds[kept]).sum())
             if progress:
@@ -198,23 +189,6 @@ def generate_criteo(rows: int, seed: int, output: str, progress: Progress | None
     return Generated(rows, scores.positives, file_bytes, math.nan if area is None else area, logloss / rows)
 
 
-def _law() -> tuple[np.ndarray, ...]:
-    """Return (atom, first, range, power, offset), each [26], of the inverse of `shape.ZIPF`'s distribution functions."""
-    atom, exponent, offset = np.array(shape.ZIPF).T
-    first = offset ** (1 - exponent)
-    return atom, first, (offset + shape.CARDINALITIES) ** (1 - exponent) - first, 1 / (1 - exponent), offset
-
-
-_ATOM, _FIRST, _RANGE, _POWER, _OFFSET = _law()
-
-
-def _draw_ids(uniform: np.ndarray) -> np.ndarray:
-    """Return int64 ids of uniform numbers float64 [R, 26], by the inverse of each column's distribution function."""
-    rest = np.maximum(uniform - _ATOM, 0) / (1 - _ATOM)
-    ids = ((_FIRST + rest * _RANGE) ** _POWER - _OFFSET).astype(np.int64)
-    return np.clip(ids, 0, np.array(shape.CARDINALITIES) - 1, out=ids)
-
-
 def _draw_integers(uniform: np.ndarray) -> np.ndarray:
     """Return int64 integers of uniform numbers float64 [R, 13]: log-logistic, reaching the sample's maximum about once in the sample."""
     maximum, minimum = np.array(shape.INTEGER_MAXIMUM), np.array(shape.INTEGER_MINIMUM)
@@ -223,10 +197,10 @@ def _draw_integers(uniform: np.ndarray) -> np.ndarray:
     return np.minimum((_INTEGER_MEDIAN * odds**power).astype(np.int64) + minimum, maximum)
 
 
-def _draw_missing(random: np.random.Generator) -> np.ndarray:
+def _draw_missing(random: np.random.Generator, category_percent: Sequence[float]) -> np.ndarray:
     """Return bool [BLOCK_ROWS, 39]; columns that miss about the same share of values miss them in the same rows, as in the real sets."""
     parts = []
-    for percent in (np.array(shape.INTEGER_MISSING_PERCENT), np.array(shape.CATEGORY_MISSING_PERCENT)):
+    for percent in (np.array(shape.INTEGER_MISSING_PERCENT), np.array(category_percent)):
         _, group = np.unique(percent.round(), return_inverse=True)
         parts.append(random.random((BLOCK_ROWS, group.max() + 1))[:, group] < percent / 100)
     return np.concatenate(parts, axis=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ecrm.kernels.dispatch import taken
 from ecrm.transport.base import Transport
 
 
@@ -44,7 +45,8 @@ class Traffic:
 
 
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
-    """Collective: {"rank", "sent", "written"} of every live rank, in the order of their numbers. Raises PeerFailure as transport calls do."""
-    mine = {"rank": transport.rank, "sent": sent, "written": written}
+    """Collective: {"rank", "sent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
+    Raises PeerFailure as transport calls do."""
+    mine = {"rank": transport.rank, "sent": sent, "written": written, "kernels": taken()}
     shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
     return [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]

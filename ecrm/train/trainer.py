@@ -317,5 +317,6 @@ class Trainer:
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "restored": engine.failures.restored,
             "failures_left": engine.failures_left,
+            "kernels_ran": {operation: took for rank in traffic for operation, took in sorted(rank["kernels"].items())},
             **self._about,
         }

@@ -11,17 +11,18 @@ from ecrm.kernels.triton_field import as_words, times
 
 @triton.jit
 def _multiply(
-    units, unit_stride, row_stride, k, matrix, out, n, width, BLOCK: tl.constexpr
+    units, unit_stride, row_stride, k, matrix, out, size, width, BLOCK: tl.constexpr
 ):  # fmt: skip
     wanted = tl.program_id(1)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < n * width
+    inside = place < size
     at = (place // width) * row_stride + place % width
     total = tl.zeros((BLOCK,), tl.uint32)
     for unit in range(k):
-        value = tl.load(units + unit * unit_stride + at, mask=inside, other=0).to(tl.uint32)
+        value = tl.load(units + at, mask=inside, other=0).to(tl.uint32)
         total ^= times(value, tl.load(matrix + wanted * k + unit).to(tl.uint32))
-    tl.store(out + wanted.to(tl.int64) * n * width + place, total.to(out.dtype.element_ty), mask=inside)
+        units += unit_stride  # not unit * unit_stride, which is a product of 32 bits where the stride fits into them
+    tl.store(out + wanted.to(tl.int64) * size + place, total.to(out.dtype.element_ty), mask=inside)
 
 
 def multiply(planes: list[torch.Tensor], matrix: torch.Tensor, out: torch.Tensor) -> None:
@@ -30,6 +31,6 @@ def multiply(planes: list[torch.Tensor], matrix: torch.Tensor, out: torch.Tensor
     _, n, width = units.shape
     block = 1024
     _multiply[(triton.cdiv(n * width, block), wanted)](
-        units, units.stride(0), units.stride(1), k, matrix.to(out.device).contiguous(), out, n, width,
+        units, units.stride(0), units.stride(1), k, matrix.to(out.device).contiguous(), out, n * width, width,
         BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -1,0 +1,78 @@
+"""The law that the category values of generated rows are drawn by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ecrm.data import kaggle_shape as shape
+from ecrm.data.layout import CATEGORIES
+from ecrm.errors import UsageError
+
+_HEX_VALUES = 1 << 32
+_ZIPF_OFFSET = 0.58  # with it the integral over [r, r + 1] of (x + offset)^-s is (r + 1)^-s to 3 %, for s near 1.1
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Of each of the 26 columns: `values`, how many it has, `missing_percent`, how often there is none, and else with probability
+    `atom` the id 0 or `floor(x)` with x of density proportional to (x + offset)^-exponent on [0, values)."""
+
+    values: tuple[int, ...]
+    missing_percent: tuple[float, ...]
+    atom: tuple[float, ...]
+    exponent: tuple[float, ...]
+    offset: tuple[float, ...]
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """Int64 [27]: the values of all columns numbered through, the number of each column's first and how many there are."""
+        return np.concatenate(([0], np.cumsum(self.values)))
+
+    @cached_property
+    def _inverse(self) -> tuple[np.ndarray, ...]:
+        """(atom, first, range, power, offset), each [26], of the inverse of the distribution functions."""
+        atom, exponent, offset = np.array(self.atom), np.array(self.exponent), np.array(self.offset)
+        first = offset ** (1 - exponent)
+        return atom, first, (offset + self.values) ** (1 - exponent) - first, 1 / (1 - exponent), offset
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """Ids of uniform numbers float64 [R, 26], int64 [R, 26]."""
+        atom, first, extent, power, offset = self._inverse
+        rest = np.maximum(uniform - atom, 0) / (1 - atom)
+        ids = ((first + rest * extent) ** power - offset).astype(np.int64)
+        return np.clip(ids, 0, np.array(self.values) - 1, out=ids)
+
+    def hex_values(self, ids: np.ndarray) -> np.ndarray:
+        """The uint32 [R, 26] that ids of int64 [R, 26] are written as, different for all values of all columns.
+
+        The values of all columns are numbered through and the number put through murmur3's 32-bit
+        finaliser, which is a bijection.
+        """
+        h = (ids + self.first[:-1]).astype(np.uint32)
+        h ^= h >> np.uint32(16)
+        h *= np.uint32(0x85EBCA6B)
+        h ^= h >> np.uint32(13)
+        h *= np.uint32(0xC2B2AE35)
+        h ^= h >> np.uint32(16)
+        return h
+
+
+KAGGLE = Categories(shape.CARDINALITIES, shape.CATEGORY_MISSING_PERCENT, *zip(*shape.ZIPF, strict=True))
+"""The columns of the Kaggle training set, as fitted."""
+
+
+def zipf(least: float, most: float, values: int) -> Categories:
+    """26 columns of `values` values each, none missing, drawn by Zipf's law, p(rank) ~ rank^-s, with s in equal steps from `least` to `most`.
+
+    Raises `UsageError` for exponents that are not above 1 or do not ascend, and for a number of values out of range.
+    """
+    if not 1 < least <= most <= 10:
+        raise UsageError(f"Zipf exponents {least:g} to {most:g}: they must ascend, above 1 and at most 10")
+    if not 2 <= values <= _HEX_VALUES // CATEGORIES:
+        raise UsageError(f"{values} values of each column: 2 to {_HEX_VALUES // CATEGORIES} can be told apart")
+    exponents = tuple(float(s) for s in np.linspace(least, most, CATEGORIES))
+    none = (0.0,) * CATEGORIES
+    return Categories((values,) * CATEGORIES, none, none, exponents, (_ZIPF_OFFSET,) * CATEGORIES)
