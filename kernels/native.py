@@ -78,16 +78,21 @@ def supported_instruction_sets() -> tuple[str, ...]:
     return INSTRUCTION_SETS[: library().ecrm_best_instruction_set() + 1]
 
 
-@contextmanager
-def forced(name: str) -> Iterator[None]:
-    """Use one instruction set inside the block, on all threads. Raises ValueError where the machine lacks it."""
+def use(name: str) -> None:
+    """Use one instruction set from now on, on all threads. Raises ValueError where the machine lacks it."""
     if name not in supported_instruction_sets():
         raise ValueError(
             f"instruction set {name!r} cannot run here; this machine has {', '.join(supported_instruction_sets())}"
         )
-    before = library().ecrm_instruction_set()
     library().ecrm_use_instruction_set(INSTRUCTION_SETS.index(name))
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use one instruction set inside the block, on all threads. Raises ValueError where the machine lacks it."""
+    before = instruction_set()
+    use(name)
     try:
         yield
     finally:
-        library().ecrm_use_instruction_set(before)
+        use(before)

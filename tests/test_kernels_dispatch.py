@@ -8,8 +8,11 @@ import sys
 import pytest
 import torch
 
+from ecrm.config.check import KEYS
+from ecrm.errors import UsageError
 from ecrm.kernels import dispatch, native
 from ecrm.kernels.parity_apply import parity_apply
+from ecrm.train.job import _use_instruction_set
 
 
 def call(backend):
@@ -42,6 +45,22 @@ def test_a_set_that_the_machine_lacks_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="'gfni' cannot run here; this machine has portable$"):
         with native.forced("gfni"):
             pass
+
+
+def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
+    assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == ["auto", *native.INSTRUCTION_SETS]
+    best = native.instruction_set()
+    _use_instruction_set("auto")
+    assert native.instruction_set() == best
+    try:
+        _use_instruction_set("portable")
+        _use_instruction_set("auto")  # what is in use already
+        assert native.instruction_set() == "portable"
+    finally:
+        native.use(best)
+    monkeypatch.setattr(native, "supported_instruction_sets", lambda: ("portable",))
+    with pytest.raises(UsageError, match="^kernels.instruction_set is gfni: .* this machine has portable; set kernels.instruction_set=auto$"):
+        _use_instruction_set("gfni")
 
 
 def test_the_sets_found_are_those_of_the_machine():

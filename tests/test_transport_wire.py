@@ -115,7 +115,7 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
     wire.pack_into(buffer, sent, places)
     assert buffer.size == wire.packed_bytes(sent) - 2 * large.nbytes
-    apart = [wire.bytes_apart(sent[place]) for place in places]
+    apart = [wire.bytes_of(sent[place]) for place in places]
     assert apart[0].ctypes.data == large.data_ptr()
     received = wire.unpack(buffer, [memory.copy() for memory in apart])
     assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in wire.unpack(wire.pack(sent))]

@@ -231,6 +231,15 @@ class StorageConfig:
 
 
 @dataclass(frozen=True)
+class KernelsConfig:
+    """What this project's C++ kernels run on; the bits are the same on all."""
+
+    instruction_set: str = key(
+        "auto", "auto = the best that a machine has; or one by name, which all machines of the run must have", choices=("auto", "portable", "avx2", "avx512", "gfni")
+    )
+
+
+@dataclass(frozen=True)
 class TestingConfig:
     """Switches that break the promises on purpose, so that tests can show they would notice."""
 
@@ -255,6 +264,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     mapped: MappedConfig = MappedConfig()
     storage: StorageConfig = StorageConfig()
+    kernels: KernelsConfig = KernelsConfig()
     testing: TestingConfig = TestingConfig()
 
     @property

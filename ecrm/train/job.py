@@ -35,7 +35,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
-from ecrm.kernels.native import instruction_set
+from ecrm.kernels import native
 from ecrm.launch.preflight import say_once
 from ecrm.mapped.manifest import hold, leave_link, make_folder
 from ecrm.mapped.reopen import Reopened
@@ -132,6 +132,7 @@ def _run(
     started = len(transport.live)
     dataset, steps = _together(transport, lambda: _check(started, config, kills))
     _check_alike(transport, config, steps)
+    _together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
     start = _together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
     folder = _together(transport, lambda: RunFolder(run_dir))
@@ -196,7 +197,7 @@ def _run(
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
-        "kernels": instruction_set(),
+        "kernels": native.instruction_set(),
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
         "bound_to_cores": cores is not None and cores.bound,
@@ -336,6 +337,14 @@ def _share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> di
                 return shared
         except PeerFailure:
             transport.shrink()
+
+
+def _use_instruction_set(name: str) -> None:
+    """Raises UsageError where this machine lacks it."""
+    try:
+        native.use(native.instruction_set() if name == "auto" else name)
+    except ValueError as error:
+        raise UsageError(f"kernels.instruction_set is {name}: {error}; set kernels.instruction_set=auto") from None
 
 
 def _together(transport: Transport, action: Callable[[], Any]) -> Any:

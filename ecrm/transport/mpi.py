@@ -89,7 +89,7 @@ class MpiTransport(Transport):
         lists = [outgoing.get(rank, ()) for rank in self.live if rank != self.rank]
         places = [wire.places_apart(tensors, MOST_APART) for tensors in lists]
         packed = self._pack_for_sending(lists, places)
-        apart = [[wire.bytes_apart(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
+        apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
         me = self.live.index(self.rank)
         packed.insert(me, wire.pack(outgoing.get(self.rank, ())))
         apart.insert(me, [])

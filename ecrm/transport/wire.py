@@ -70,9 +70,11 @@ def _goes_apart(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= APART_BYTES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
 
-def bytes_apart(tensor: torch.Tensor) -> np.ndarray:
-    """The memory of a tensor that travels apart, uint8: what is sent."""
-    return _bytes_of(tensor)
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """The memory of a contiguous tensor, uint8: what is sent of one that travels apart."""
+    if tensor.numel() == 0:  # may have a stride that view refuses
+        return np.empty(0, np.uint8)
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def packed_bytes(tensors: Sequence[Part], apart: Collection[int] = ()) -> int:
@@ -110,7 +112,7 @@ def pack_into(buffer: np.ndarray, tensors: Sequence[Part], apart: Collection[int
             if elements:
                 tensor.gathered(_view(buffer, dtype, elements, position).view(tensor.rows.numel(), *tensor.source.shape[1:]))
         else:
-            buffer[position:end] = _bytes_of(tensor)
+            buffer[position:end] = bytes_of(tensor)
         position += padded(end - position)
         buffer[end:position] = 0
 
@@ -167,12 +169,6 @@ def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Te
 def padded(size: int) -> int:
     """Bytes that `size` bytes take in a run."""
     return -(-size // WORD_BYTES) * WORD_BYTES
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.numel() == 0:  # may have a stride that view refuses
-        return np.empty(0, np.uint8)
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def _view(buffer: np.ndarray, dtype: torch.dtype, elements: int, position: int) -> torch.Tensor:
