@@ -181,7 +181,7 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     def answering(self, wanted):
         answers = answer(self, wanted)
         kinds = {(rank, entry[0], entry[3]): entry[4] for rank, entry, _ in self._asked}
-        sent = [kinds[rank, *head.tolist()] for rank, tensors in answers.items() for head in tensors[::2]]
+        sent = [kinds[rank, *head] for rank, tensors in answers.items() for head in tensors[::2]]
         answered.extend((wanted, bool(kind)) for kind in sent)
         return answers
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecrm.transport import wire
-from ecrm.transport.message import Picked
+from ecrm.transport.message import Picked, copied
 
 
 def random_tensors(seed: int) -> list[torch.Tensor]:
@@ -25,6 +25,10 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.view(torch.uint8).numpy().tobytes()
 
 
+def told(part: torch.Tensor | tuple[int, ...]) -> bytes | tuple[int, ...]:
+    return part if isinstance(part, tuple) else raw_bytes(part)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_every_dtype_and_length_comes_back_bit_for_bit(seed: int) -> None:
     tensors = random_tensors(seed)
@@ -33,6 +37,19 @@ def test_every_dtype_and_length_comes_back_bit_for_bit(seed: int) -> None:
     received = wire.unpack(buffer)
     assert [tensor.dtype for tensor in received] == [tensor.dtype for tensor in tensors]
     assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in tensors]
+
+
+def test_heads_come_back_as_they_were_among_tensors() -> None:
+    sent = [(1, -2, 1 << 62), torch.arange(3), (), (-(1 << 63),), torch.empty(0), Picked(torch.arange(4.0), torch.tensor([3, 1])), (7, True)]
+    buffer = wire.pack(sent)
+    assert buffer.size == wire.packed_bytes(sent) == 8 * (1 + 2 * 7 + 6) + 24 + 8
+    received = wire.unpack(buffer)
+    assert [received[place] for place in (0, 2, 3, 6)] == [(1, -2, 1 << 62), (), (-(1 << 63),), (7, 1)]
+    assert [received[place].tolist() for place in (1, 4, 5)] == [[0, 1, 2], [], [3.0, 1.0]]
+    assert copied(sent[6]) == received[6] and copied(sent[2]) == ()
+    for pack in (lambda part: wire.pack([part]), copied):
+        with pytest.raises(OverflowError):
+            pack((1 << 63,))
 
 
 def test_shapes_are_flattened_and_nothing_is_shared_with_the_sender() -> None:
@@ -88,9 +105,12 @@ def test_what_cannot_travel_is_refused(tensor: torch.Tensor, complaint: str) -> 
         ([-1, 0, 0], "-1 announced"),
         ([2, 4, 1, 4], "2 announced in 32"),
         ([1, 99, 1, 0], "dtype code 99"),
-        ([1, -1, 1, 0], "dtype code -1"),
+        ([1, -2, 1, 0], "dtype code -2"),
+        ([1, -1, 2, 0], "heads up to word 5 announced in 32"),
+        ([1, -1, -1, 0], "lengths down to -1 "),
+        ([2, -1, 1 << 62, -1, 1 << 62, 0], "announced"),
         ([1, 4, 2, 0], "2 elements"),
-        ([1, 4, -1, 0], "-1 elements"),
+        ([1, 4, -1, 0], "lengths down to -1 "),
         ([1, 4, 1, 0, 0], "only 32 announced"),
     ],
 )
@@ -109,8 +129,8 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     odd = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)  # no multiple of 4 bytes
     picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
     shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]  # MPI takes no words that begin between words
-    sent = [torch.tensor([7]), large, odd, picked, shifted, large.neg(), torch.empty(0)]
-    assert wire.places_apart(sent, 6) == (1, 5) and wire.places_apart(sent, 1) == (1,)
+    sent = [(7,), large, odd, picked, (), shifted, large.neg(), torch.empty(0), (1, 2)]
+    assert wire.places_apart(sent, 6) == (1, 6) and wire.places_apart(sent, 1) == (1,)
     places = wire.places_apart(sent, 6)
     buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
     wire.pack_into(buffer, sent, places)
@@ -118,7 +138,8 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     apart = [wire.bytes_of(sent[place]) for place in places]
     assert apart[0].ctypes.data == large.data_ptr()
     received = wire.unpack(buffer, [memory.copy() for memory in apart])
-    assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in wire.unpack(wire.pack(sent))]
+    assert [told(part) for part in received] == [told(part) for part in wire.unpack(wire.pack(sent))]
+    assert [received[place] for place in (0, 4, 8)] == [(7,), (), (1, 2)]
     with pytest.raises(ValueError, match="announced apart, nothing came"):
         wire.unpack(buffer, [apart[0]])
     with pytest.raises(ValueError, match="announced apart, 8 came"):

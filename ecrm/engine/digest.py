@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.storage.base import Store
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Part, in_groups
 
 CHUNK_ROWS = 65_536
 
@@ -43,18 +43,18 @@ def gather_rows(
     `part` is `Store.lookup` or `Store.lookup_state`.
     """
     shards, local = engine.layouts[space].locate(rows)
-    outgoing: dict[int, list[Tensor]] = {}
+    outgoing: dict[int, list[Part]] = {}
     for (shard, this), hosted in sorted(engine.hosted.items()):
         if this == space:
             values = part(hosted.store, local[shards == shard])
-            outgoing.setdefault(to, []).extend((torch.tensor([shard]), values))
+            outgoing.setdefault(to, []).extend(((shard,), values))
     received = engine.transport.exchange(outgoing)
     if engine.rank != to:
         return None
     chunk: Tensor | None = None
     for tensors in received.values():
-        for head, values in in_groups(tensors, 2):
-            here = (shards == int(head[0])).nonzero().squeeze(1)
+        for (shard,), values in in_groups(tensors, 2):
+            here = (shards == shard).nonzero().squeeze(1)
             if here.numel():
                 if chunk is None:
                     chunk = torch.empty(rows.numel(), values.numel() // here.numel())

@@ -38,7 +38,7 @@ from ecrm.protection.base import Protection, RepairReport, ShardSpace, VerifyRep
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Part
+from ecrm.transport.message import Came, Part
 
 
 class Engine(Recovery):
@@ -121,7 +121,7 @@ class Engine(Recovery):
         """Whether `apply` has a use for `rows_soon`; the same on all ranks."""
         return self._where.repairs_ahead
 
-    def _answer_repair(self, lookup: Lookup, at_once: bool) -> dict[int, list[Tensor]]:
+    def _answer_repair(self, lookup: Lookup, at_once: bool) -> dict[int, list[Came]]:
         """At a commit: recover the rows that slots wait for and send them.
 
         Units of other rows come along and are decoded then; where no slot waits they ride along with the step's results, and cost no
@@ -177,7 +177,7 @@ class Engine(Recovery):
             if self.dense is not None:
                 total = SlicedSum.reduce(came.dense)
                 for holder in self.view.dense:
-                    riders.setdefault(holder, []).extend((torch.tensor([DENSE]), total))
+                    riders.setdefault(holder, []).extend(((DENSE,), total))
             self._riding.board(riders)
             committing = commit or came.stop or bool(self.view.rebuilding) or self._commit_is_due()
             held = ahead.shard_side if ahead is not None and ahead.repair is None else None  # with a repair some of it comes late
@@ -230,17 +230,17 @@ class Engine(Recovery):
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         ahead: Lookup | None,
-    ) -> dict[int, list[Tensor]]:
+    ) -> dict[int, list[Part]]:
         """What this rank's slots send: row gradients to shards, slices to dense holders, and the next lookup's requests."""
         outgoing = self._lookup.slot_side.gradients(row_gradients)
         self._lookup.slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
-                outgoing.setdefault(holder, []).extend((torch.tensor([DENSE, slot]), part))
+                outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
         for rank, tensors in ahead.requests().items() if ahead is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
         for rank in self.view.live if self._hooks.asks() else ():
-            outgoing.setdefault(rank, []).extend((torch.tensor([STOP]), torch.empty(0)))
+            outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
         return outgoing
 
     def _commit_is_due(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ecrm.placement.view import View
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import Came
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Ledger:
     state_lost: bool
     dense: tuple[int, ...]
     resumes: int = -1
-    told: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+    told: Mapping[int, Sequence[Came]] = field(default_factory=dict)
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has

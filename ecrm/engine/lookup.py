@@ -13,7 +13,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound, ShardSpace
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.message import Part
+from ecrm.transport.message import Came, Part
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Lookup:
         self.repair: RepairRound | None = None
         self.repair_rides = False
 
-    def again(self, where: Where, told: Mapping[int, Sequence[Tensor]]) -> Lookup:
+    def again(self, where: Where, told: Mapping[int, Sequence[Came]]) -> Lookup:
         """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
         for it: `rows` may be collected at once."""
         lookup = Lookup.__new__(Lookup)
@@ -65,14 +65,14 @@ class Lookup:
             lookup.repair = where.protection.foresee_repair(soon, where.view)
         return lookup
 
-    def requests(self) -> dict[int, list[Tensor]]:
+    def requests(self) -> dict[int, list[Part]]:
         """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
         outgoing = self.slot_side.requests()
         for rank, tensors in soon_requests(self._soon, self._where.layouts, self._where.view).items() if self._soon is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
 
-    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         """What slots ask of this rank's shards."""
         self.shard_side = ShardRequests(requests, self._where.hosted)
 
@@ -97,7 +97,7 @@ class Lookup:
         if self.repair is not None:
             self.repair.hear(came.repairs)
 
-    def rows(self, late: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+    def rows(self, late: Mapping[int, Sequence[Came]]) -> dict[int, list[Tensor]]:
         """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
         return self.slot_side.collect(came, late)

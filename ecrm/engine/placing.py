@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from ecrm.placement.stripes import RowLayout
@@ -12,9 +11,9 @@ from ecrm.placement.view import View
 from ecrm.protection.base import ShardSpace
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import Deltas
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Came, Part, in_groups
 
-Message = dict[int, list[Tensor]]
+Message = dict[int, list[Part]]
 
 
 def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -27,17 +26,17 @@ def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, 
 
 def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor) -> None:
     """Add records, uint8 [R, B], of a shard's local rows to what goes to its host."""
-    outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([shard, space]), local, records))
+    outgoing.setdefault(view.shards[shard], []).extend(((shard, space), local, records))
 
 
 def place(
-    received: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]
+    received: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
 ) -> dict[ShardSpace, Deltas]:
     """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most."""
     deltas: dict[ShardSpace, Deltas] = {}
     for tensors in received.values():
         for head, local, flat in in_groups(tensors, 3):
-            shard, space = head.tolist()
+            shard, space = head
             store = hosted[shard, space].store
             records = flat.view(local.numel(), -1)
             deltas.setdefault((shard, space), []).append((local, store.read(local).bitwise_xor_(records)))

@@ -12,6 +12,7 @@ from ecrm.engine.stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext
+from ecrm.transport.message import Part
 
 WINDOW_BYTES = 1 << 22
 """Records of each shard that travel at a time: bounds the memory of messages."""
@@ -55,9 +56,9 @@ class Reshape:
         moved = transport.share([torch.tensor([self.moved_bytes])])
         self.moved_bytes = sum(int(tensors[0][0]) for tensors in moved.values())
 
-    def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Tensor]]:
+    def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Part]]:
         """(new shard, space), new local rows, records, of the rows of a window of every shard hosted here."""
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._old.hosted.items()):
             if this != space:
                 continue

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ecrm.engine.lookup import Lookup, Where
 from ecrm.placement.view import View
+from ecrm.transport.message import Came
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Resume:
     lookup: Lookup
     view: View
 
-    def told(self, live: Collection[int]) -> list[Tensor]:
+    def told(self, live: Collection[int]) -> list[Came]:
         """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows; nothing where `again` will be None."""
         lost = lost_shards(self.view, live)
         if not set(self.view.rebuilding) <= lost or not set(self.view.slots) <= set(live):
             return []
         return self.lookup.slot_side.of_shards(lost)
 
-    def again(self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Tensor]]) -> Lookup | None:
+    def again(self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Came]]) -> Lookup | None:
         """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
         where that is not the view of the step, as after a recovery that was broken off, and where others than new hosts would have to be told more.
 

@@ -15,7 +15,7 @@ from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.message import Part, Picked, in_groups
+from ecrm.transport.message import Came, Part, Picked, in_groups
 
 if TYPE_CHECKING:
     from ecrm.protection.base import ShardSpace
@@ -58,22 +58,22 @@ class SlotRequests:
         split = zip(places.split(counts), local.split(counts), strict=True)
         return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
 
-    def requests(self) -> dict[int, list[Tensor]]:
+    def requests(self) -> dict[int, list[Part]]:
         """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
             kind = COMPUTED if slot in self._computed else ROWS
             for shard, _, local in parts:
-                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([kind, slot, shard, space]), local))
+                outgoing.setdefault(self._view.shards[shard], []).extend(((kind, slot, shard, space), local))
         return outgoing
 
-    def of_shards(self, shards: Collection[int]) -> list[Tensor]:
+    def of_shards(self, shards: Collection[int]) -> list[Came]:
         """What is asked of some shards by slots that have computed: (COMPUTED, slot, shard, space), local rows."""
-        asked: list[Tensor] = []
+        asked: list[Came] = []
         for (slot, space), parts in self._parts.items():
             for shard, _, local in parts:
                 if shard in shards:
-                    asked += (torch.tensor([COMPUTED, slot, shard, space]), local)
+                    asked += ((COMPUTED, slot, shard, space), local)
         return asked
 
     def again(self, view: View) -> SlotRequests:
@@ -87,12 +87,12 @@ class SlotRequests:
         return next(local for number, _, local in self._parts[slot, space] if number == shard)
 
     @staticmethod
-    def found(*replies: Mapping[int, Sequence[Tensor]]) -> dict[tuple[int, int, int], Tensor]:
+    def found(*replies: Mapping[int, Sequence[Came]]) -> dict[tuple[int, int, int], Tensor]:
         """{(slot, shard, space): rows in the order asked, flat float32}."""
         came = (tensors for some in replies for tensors in some.values())
-        return {tuple(head.tolist()[1:]): rows for tensors in came for head, rows in in_groups(tensors, 2)}
+        return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
-    def collect(self, *replies: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
+    def collect(self, *replies: Mapping[int, Sequence[Came]]) -> dict[int, list[Tensor]]:
         """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together."""
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows if slot not in self._computed}
@@ -117,7 +117,7 @@ class SlotRequests:
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
                 part = Picked(gradients[slot][space], place)
-                outgoing.setdefault(self._view.shards[shard], []).extend((torch.tensor([GRADIENTS, slot, shard, space]), part))
+                outgoing.setdefault(self._view.shards[shard], []).extend(((GRADIENTS, slot, shard, space), part))
         return outgoing
 
     def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
@@ -148,7 +148,7 @@ def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
 class ShardRequests:
     """The shards' side of one step: which rows every slot asked of the shards hosted here."""
 
-    def __init__(self, messages: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
+    def __init__(self, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
         self._hosted = hosted
         self._ranks: dict[int, int] = {}
         self._waiting: set[int] = set()
@@ -156,17 +156,17 @@ class ShardRequests:
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
-                kind, slot, shard, space = head.tolist()
+                kind, slot, shard, space = head
                 self._ranks[slot] = rank
                 if kind == ROWS:
                     self._waiting.add(slot)
                 asked.setdefault((shard, space), []).append((slot, local))
         self._asked = {key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units) for key, parts in asked.items()}
 
-    def again(self, told: Mapping[int, Sequence[Tensor]], hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
+    def again(self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
         """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
         mine = {
-            rank: [part for pair in in_groups(tensors, 2) if tuple(pair[0].tolist()[2:]) in hosted for part in pair] for rank, tensors in told.items()
+            rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair] for rank, tensors in told.items()
         }
         requests = ShardRequests(mine, hosted)
         requests._asked = {**{key: asked for key, asked in self._asked.items() if key in hosted}, **requests._asked}
@@ -226,7 +226,7 @@ class ShardRequests:
             waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
             rows = self._hosted[shard, space].store.lookup(asked.rows) if waiting else None
             for slot, place in waiting:
-                outgoing.setdefault(self._ranks[slot], []).extend((torch.tensor([ROWS, slot, shard, space]), Picked(rows, place)))
+                outgoing.setdefault(self._ranks[slot], []).extend(((ROWS, slot, shard, space), Picked(rows, place)))
         return outgoing
 
     def update(self, gradients: Mapping[tuple[int, int, int], Tensor], keep_deltas: bool) -> None:
@@ -243,25 +243,25 @@ class ShardRequests:
             hosted.update(asked.rows, sums, keep_deltas)
 
 
-def asked_of(told: Mapping[int, Sequence[Tensor]]) -> dict[ShardSpace, Tensor]:
+def asked_of(told: Mapping[int, Sequence[Came]]) -> dict[ShardSpace, Tensor]:
     """Unique local rows that slots ask of each shard and space, int64, from messages of heads and local rows."""
     asked: dict[ShardSpace, list[Tensor]] = {}
     for tensors in told.values():
         for head, local in in_groups(tensors, 2):
-            asked.setdefault(tuple(head.tolist()[2:]), []).append(local)
+            asked.setdefault(head[2:], []).append(local)
     return {key: torch.cat(rows).unique() for key, rows in sorted(asked.items())}
 
 
 def soon_requests(
     rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View
-) -> dict[int, list[Tensor]]:
+) -> dict[int, list[Part]]:
     """Message per host of a rebuilding shard: (SOON, shard, space), those of `rows[slot][space]` that are its local rows."""
-    outgoing: dict[int, list[Tensor]] = {}
+    outgoing: dict[int, list[Part]] = {}
     for spaces in rows.values():
         for space, wanted in enumerate(spaces):
             shards, local = layouts[space].locate(wanted)
             for shard in view.rebuilding:
-                outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([SOON, shard, space]), local[shards == shard]))
+                outgoing.setdefault(view.shards[shard], []).extend(((SOON, shard, space), local[shards == shard]))
     return outgoing
 
 
@@ -273,22 +273,22 @@ class Results:
 
     gradients: dict[tuple[int, ...], Tensor]
     dense: dict[int, Tensor]
-    requests: dict[int, list[Tensor]]
+    requests: dict[int, list[Came]]
     soon: dict[ShardSpace, list[Tensor]]
     stop: bool
 
     @classmethod
-    def of(cls, received: Mapping[int, Sequence[Tensor]]) -> Results:
+    def of(cls, received: Mapping[int, Sequence[Came]]) -> Results:
         gradients, dense, requests, soon, stop = {}, {}, {}, {}, False
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
-                kind, *key = head.tolist()
+                kind, key = head[0], head[1:]
                 if kind == GRADIENTS:
-                    gradients[tuple(key)] = payload
+                    gradients[key] = payload
                 elif kind == DENSE:
                     dense[key[0]] = payload
                 elif kind == SOON:
-                    soon.setdefault(tuple(key), []).append(payload)
+                    soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
                     stop = True
                 else:
@@ -301,16 +301,16 @@ class Riders:
     """What rode along with the parity deltas: `replies`, {rank: rows of the next step}, `dense`, {holder: its slice of the dense sum},
     `repairs`, {rank: what it asks for to repair}."""
 
-    replies: dict[int, list[Tensor]]
+    replies: dict[int, list[Came]]
     dense: dict[int, Tensor]
-    repairs: dict[int, list[Tensor]]
+    repairs: dict[int, list[Came]]
 
     @classmethod
-    def of(cls, arrived: Mapping[int, Sequence[Tensor]]) -> Riders:
+    def of(cls, arrived: Mapping[int, Sequence[Came]]) -> Riders:
         found = cls({}, {}, {})
         for rank, tensors in arrived.items():
             for head, payload in in_groups(tensors, 2):
-                kind = int(head[0])
+                kind = head[0]
                 if kind == DENSE:
                     found.dense[rank] = payload
                 else:

@@ -19,7 +19,7 @@ from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import Deltas
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Part
+from ecrm.transport.message import Came, Part
 
 if TYPE_CHECKING:
     from ecrm.engine.dense import DenseReplica
@@ -82,10 +82,10 @@ class RepairRound(ABC):
 
     @abstractmethod
     def requests(self) -> dict[int, list[Part]]:
-        """What this rank asks of others: pairs of a head, int64 with REPAIR first, and a tensor."""
+        """What this rank asks of others: pairs of a head, REPAIR first, and a tensor."""
 
     @abstractmethod
-    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         """What others ask of this rank."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class RepairRound(ABC):
         """At the same commit: what it tells them of all others."""
 
     @abstractmethod
-    def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
+    def finish(self, answers: Mapping[int, Sequence[Came]]) -> None:
         """Recover rows from what they tell, in `answers`, in `rest` or in both."""
 
 
@@ -178,7 +178,7 @@ class Protection(ABC):
         be sent some of it later.
         """
 
-    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
         """After a `protect` with `ahead`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
         return None
 

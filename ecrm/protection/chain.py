@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ShardSpace
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Part, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -58,16 +55,15 @@ class ChainProtection(ErasureProtection):
         # (shard of the head, space): its rows, each a period of stripes by itself, and their changes, on the rank of the link that has them last.
         held = dict(deltas)
         for link in reversed(range(self.shape.m)):
-            outgoing: dict[int, list[Tensor]] = {}
+            outgoing: dict[int, list[Part]] = {}
             for head, space, rows, delta in ((*key, *part) for key in sorted(held) for part in held[key]):
                 if rows.numel():
                     outgoing.setdefault(view.shards[self._holder(head, link)], []).extend(
-                        (torch.tensor([head, space]), rows, delta)
+                        ((head, space), rows, delta)
                     )
             held = {}
             for tensors in self._context.transport.exchange(outgoing).values():
-                for key, rows, delta in in_groups(tensors, 3):
-                    head, space = key.tolist()
+                for (head, space), rows, delta in in_groups(tensors, 3):
                     delta = delta.view(rows.numel(), -1)
                     held.setdefault((head, space), []).append((rows, delta))
                     local = self._context.layouts[space].local_parity(rows, link)

@@ -101,7 +101,7 @@ class ErasureProtection(Protection):
                     self._scrub.used(shard, space, rows)
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, delta in in_groups(tensors, 3):
-                holder, space, coefficient = head.tolist()
+                holder, space, coefficient = head
                 self.parity[holder, space].apply(rows, coefficient, delta.view(rows.numel(), -1))
 
     def _route(
@@ -121,7 +121,7 @@ class ErasureProtection(Protection):
             residue = self.shape.residue_of_unit(shard, unit)
             for t in range(self.shape.m):
                 holder = self.shape.shard_of_unit(residue, self.shape.k + t)
-                head = torch.tensor([holder, space, int(self.code.coefficients[t, unit])])
+                head = (holder, space, int(self.code.coefficients[t, unit]))
                 outgoing.setdefault(view.shards[holder], []).extend((head, layout.local_parity(unit_periods, t), unit_delta))
 
     def committed(self) -> None:
@@ -171,7 +171,7 @@ class ErasureProtection(Protection):
     def _verify_periods(self, space: int, periods: Tensor, view: View) -> tuple[int, int]:
         """Check this rank's parity rows of some periods of stripes, int64 [P]; every live rank calls it."""
         k, m = self.shape.k, self.shape.m
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._context.hosted.items()):
             if this != space:
                 continue
@@ -180,11 +180,11 @@ class ErasureProtection(Protection):
                 records = hosted.store.read(periods * k + unit)
                 for t in range(m):
                     holder = self.shape.shard_of_unit(residue, k + t)
-                    outgoing.setdefault(view.shards[holder], []).extend((torch.tensor([residue, unit, t]), records))
+                    outgoing.setdefault(view.shards[holder], []).extend(((residue, unit, t), records))
         units: dict[tuple[int, int, int], Tensor] = {}
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, records in in_groups(tensors, 2):
-                units[tuple(head.tolist())] = records.view(periods.numel(), -1)
+                units[head] = records.view(periods.numel(), -1)
         checked = wrong = 0
         for (shard, this), parity in self.parity.items():
             for t in range(m) if this == space else ():

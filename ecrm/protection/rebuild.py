@@ -25,7 +25,7 @@ from ecrm.protection.base import ProtectionContext, RepairReport, RepairRound, S
 from ecrm.protection.parity import ParityRows
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.missing import MissingRows
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Came, Part, in_groups
 
 
 PROBES_PER_ROW = 64
@@ -78,16 +78,16 @@ class Rebuild(RepairRound):
         self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
         self._statuses = self._status(wanted)
         self._asks = self._choose(wanted, soon, budget)
-        self._asked: list[tuple[int, list[int], Tensor]] = []
+        self._asked: list[tuple[int, tuple[int, ...], Tensor]] = []
 
-    def requests(self) -> dict[int, list[Tensor]]:
+    def requests(self) -> dict[int, list[Part]]:
         """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
         probe, headed (REPAIR, number of what is asked, shard, space, unit, whether wanted, first period, last + 1)."""
         status = self._statuses
-        outgoing = {rank: [torch.tensor([REPAIR]), status] for rank in self._view.live} if status.numel() else {}
+        outgoing = {rank: [(REPAIR,), status] for rank in self._view.live} if status.numel() else {}
         for number, ask in enumerate(self._asks):
             for rank, head, local in self._of_sources(number, ask):
-                outgoing.setdefault(rank, []).extend((torch.tensor([REPAIR, *head]), local))
+                outgoing.setdefault(rank, []).extend(((REPAIR, *head), local))
         return outgoing
 
     def _of_sources(self, number: int, ask: Group | Probe) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
@@ -116,30 +116,30 @@ class Rebuild(RepairRound):
             for number, group in enumerate(groups):
                 for rank, head, local in self._of_sources(number, group):
                     if rank == self._context.transport.rank:
-                        self._asked.append((host, list(head), local))
+                        self._asked.append((host, head, local))
 
-    def hear(self, requests: Mapping[int, Sequence[Tensor]]) -> None:
+    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         left, on_demand, self.urgent = {}, {}, False
         for rank, tensors in requests.items():
             for head, payload in in_groups(tensors, 2):
-                if head.numel() > 1:
-                    self._asked.append((rank, head.tolist()[1:], payload))
+                if len(head) > 1:
+                    self._asked.append((rank, head[1:], payload))
                     continue
                 for shard, missing, decoded, wanted in zip(*[iter(payload.tolist())] * 4, strict=True):
                     left[shard], on_demand[shard] = missing, decoded
                     self.urgent |= wanted > 0
         self.report = RepairReport(left, on_demand)
 
-    def answers(self) -> dict[int, list[Tensor]]:
+    def answers(self) -> dict[int, list[Part]]:
         """Records headed (number of what was asked, unit)."""
         return self._answers(wanted=True)
 
-    def rest(self) -> dict[int, list[Tensor]]:
+    def rest(self) -> dict[int, list[Part]]:
         """Records, or the last bytes of those probed, headed likewise."""
         return self._answers(wanted=False)
 
-    def _answers(self, wanted: bool) -> dict[int, list[Tensor]]:
-        replies: dict[int, list[Tensor]] = {}
+    def _answers(self, wanted: bool) -> dict[int, list[Part]]:
+        replies: dict[int, list[Part]] = {}
         for rank, (number, holder, space, source, of_wanted, first, last), local in self._asked:
             if of_wanted != wanted:
                 continue
@@ -147,7 +147,7 @@ class Rebuild(RepairRound):
                 found = self._probe(holder, space, source, self._of_periods(source, first, last))
             else:
                 found = self._read(holder, space, source, local)
-            replies.setdefault(rank, []).extend((torch.tensor([number, source]), found))
+            replies.setdefault(rank, []).extend(((number, source), found))
         return replies
 
     def _status(self, wanted: dict[ShardSpace, Tensor]) -> Tensor:
@@ -238,12 +238,12 @@ class Rebuild(RepairRound):
         """Last bytes of records of one unit hosted here, uint8 [R]."""
         return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).last_bytes(local)
 
-    def finish(self, answers: Mapping[int, Sequence[Tensor]]) -> None:
+    def finish(self, answers: Mapping[int, Sequence[Came]]) -> None:
         """Decode every group whose sources have answered from their records and fill its rows in."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
-                units[tuple(head.tolist())] = records
+                units[head] = records
         answered = {number: [units[number, source] for source in group.sources] for number, group in enumerate(self._asks)
                     if (number, group.sources[0]) in units}  # fmt: skip
         for number, sent in answered.items():

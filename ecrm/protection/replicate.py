@@ -28,7 +28,7 @@ from ecrm.protection.base import RepairReport, ShardSpace
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copies import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Came, Part, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
@@ -106,7 +106,7 @@ class ReplicateProtection(ChainProtection):
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
         assert ahead is None or all(len(parts) == 1 for parts in deltas.values()), "copies with trainers are noted once for each shard"
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for shard, space, rows in ((*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]):
             if rows.numel():
                 records = self._context.hosted[shard, space].store.read(rows)
@@ -115,7 +115,7 @@ class ReplicateProtection(ChainProtection):
         self._tails, self._next = {}, {}
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, where, records in in_groups(tensors, 3):
-                kind, shard, space, slot = head.tolist()
+                kind, shard, space, slot = head
                 if kind == TAIL:
                     self._tails[slot, shard, space] = where, records.view(where.numel(), -1)
                 elif kind == STALE:
@@ -131,7 +131,7 @@ class ReplicateProtection(ChainProtection):
         records: Tensor,
         askers: Mapping[int, tuple[int, Tensor]],
         view: View,
-        outgoing: dict[int, list[Tensor]],
+        outgoing: dict[int, list[Part]],
     ) -> None:
         """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest. Where
         there are not so many, all backups hold it.
@@ -159,7 +159,7 @@ class ReplicateProtection(ChainProtection):
             if domain in held_by:
                 held_by[domain][here] = True
             outgoing.setdefault(rank, []).extend(
-                (torch.tensor([TAIL, shard, space, slot]), places[here], records[here, width:].contiguous())
+                ((TAIL, shard, space, slot), places[here], records[here, width:].contiguous())
             )
         places = {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
@@ -176,9 +176,9 @@ class ReplicateProtection(ChainProtection):
                 here = here.nonzero().squeeze(1)
                 if here.numel():
                     content = records[here] if kind == BACKUP else records[:0]
-                    outgoing.setdefault(view.shards[holder], []).extend((torch.tensor([kind, holder, space, 0]), local[here], content))
+                    outgoing.setdefault(view.shards[holder], []).extend(((kind, holder, space, 0), local[here], content))
 
-    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Tensor]]) -> None:
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
         """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
         found = asked.found(replies) if self._tails else {}
         for (slot, shard, space), (places, tails) in self._tails.items():
@@ -201,13 +201,13 @@ class ReplicateProtection(ChainProtection):
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         """First the trainers' copies of lost rows, newer than any backup, then as with parity."""
         if not self._delivered:
-            outgoing: dict[int, list[Tensor]] = {}
+            outgoing: dict[int, list[Part]] = {}
             for (shard, space), copies in sorted(self.held.items()):
                 for copy in copies if shard in view.rebuilding else ():
-                    outgoing.setdefault(view.shards[shard], []).extend((torch.tensor([shard, space]), copy.rows, copy.records))
+                    outgoing.setdefault(view.shards[shard], []).extend(((shard, space), copy.rows, copy.records))
             for tensors in self._context.transport.exchange(outgoing).values():
                 for head, rows, records in in_groups(tensors, 3):
-                    hosted = self._context.hosted[tuple(head.tolist())]
+                    hosted = self._context.hosted[head]
                     lost = hosted.missing_among(rows)
                     here = torch.isin(rows, lost)
                     hosted.restore(rows[here], records.view(rows.numel(), -1)[here])

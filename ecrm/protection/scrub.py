@@ -25,7 +25,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, ShardSpace
 from ecrm.protection.parity import ParityRows
 from ecrm.storage.base import lazy_zeros
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Part, in_groups
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Scrub:
         units: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for tensors in self._context.transport.exchange(self._units(window, view)).values():
             for head, records, used in in_groups(tensors, 3):
-                units[tuple(head.tolist())] = records.view(periods.numel(), -1), used
+                units[head] = records.view(periods.numel(), -1), used
         for shard in view.shards_of(self._context.transport.rank):
             residue = self._shape.residue_of_unit(shard, self._shape.k)
             window.found += self._judge(window, residue, [units[residue, unit] for unit in range(self._shape.width)])
@@ -128,13 +128,12 @@ class Scrub:
 
     def tell(self) -> None:
         """Collective, after some rank was not `clean`: share what was found."""
-        message: list[Tensor] = []
+        message: list[Part] = []
         for finding in self._window.found:
             unit = -1 if finding.unit is None else finding.unit
-            message += (torch.tensor([finding.space, finding.stripe, unit, finding.exact]), finding.error)
+            message += ((finding.space, finding.stripe, unit, int(finding.exact)), finding.error)
         for tensors in self._context.transport.share(message).values():
-            for head, error in in_groups(tensors, 2):
-                space, stripe, unit, exact = head.tolist()
+            for (space, stripe, unit, exact), error in in_groups(tensors, 2):
                 self._window.told.append(Finding(space, stripe, None if unit < 0 else unit, error, bool(exact)))
 
     def committed(self) -> list[Finding]:
@@ -176,10 +175,10 @@ class Scrub:
             self._used[key] = lazy_zeros(self._context.layouts[space].data_rows_per_shard, dtype=np.bool_)
         return self._used[key]
 
-    def _units(self, window: _Window, view: View) -> dict[int, list[Tensor]]:
+    def _units(self, window: _Window, view: View) -> dict[int, list[Part]]:
         """Message per judging rank: (residue, unit), records of the window's periods, which of them were used."""
         k, m = self._shape.k, self._shape.m
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for shard, space in sorted(self._parity):
             for unit in range(self._shape.width) if space == window.space else ():
                 residue = self._shape.residue_of_unit(shard, unit)
@@ -189,7 +188,7 @@ class Scrub:
                     records, used = self._context.hosted[shard, space].store.read(local), self._mask(shard, space)[local]
                 else:
                     records, used = self._parity[shard, space].records[window.periods * m + unit - k], torch.empty(0)
-                outgoing.setdefault(judge, []).extend((torch.tensor([residue, unit]), records, used))
+                outgoing.setdefault(judge, []).extend(((residue, unit), records, used))
         return outgoing
 
     def _judge(self, window: _Window, residue: int, units: list[tuple[Tensor, Tensor]]) -> list[Finding]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ecrm.placement.stripes import RowLayout
 from ecrm.protection.last_seen import LastSeen
 
-Part = tuple[int, Tensor, Tensor]
+KeptPart = tuple[int, Tensor, Tensor]
 """(row space, unique local rows int64 [R], their summed gradients float32 [R, dim]) of one slot and shard."""
 
 
@@ -20,7 +20,7 @@ class Kept:
 
     step: int
     slot: int
-    parts: Sequence[Part]
+    parts: Sequence[KeptPart]
 
 
 @dataclass
@@ -78,7 +78,7 @@ class StandIn:
             values[new] = self._initial(space, rows[new])
         return values
 
-    def keep(self, shard: int, step: int, slot: int, parts: Sequence[Part]) -> None:
+    def keep(self, shard: int, step: int, slot: int, parts: Sequence[KeptPart]) -> None:
         """Keep what a slot's step has for a shard that is away, also if that is nothing."""
         self._kept.setdefault(shard, []).append(Kept(step, slot, parts))
 

@@ -23,7 +23,7 @@ from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
 from ecrm.protection.none import NoProtection
 from ecrm.protection.restoring import Restoring, RowSource
 from ecrm.protection.stand_in import StandIn
-from ecrm.transport.message import in_groups
+from ecrm.transport.message import Came, Part, in_groups
 
 DENSE_REPLICAS = 2
 
@@ -128,19 +128,19 @@ class StatelessProtection(NoProtection):
 
     def _deliver(self, due: Sequence[int], view: View) -> None:
         """Collective: send what is kept for shards to their hosts, which apply it in the order of steps, one update per step."""
-        outgoing: dict[int, list[Tensor]] = {}
+        outgoing: dict[int, list[Part]] = {}
         for shard in due:
             for entry in self.stand_in.kept(shard):
                 for space, local, gradients in entry.parts:
-                    head = torch.tensor([entry.step, GRADIENTS, entry.slot, shard, space])
+                    head = (entry.step, GRADIENTS, entry.slot, shard, space)
                     outgoing.setdefault(view.shards[shard], []).extend((head, local, gradients))
-        asked: dict[int, dict[int, list[Tensor]]] = {}
+        asked: dict[int, dict[int, list[Came]]] = {}
         gradients: dict[int, dict[tuple[int, int, int], Tensor]] = {}
         for rank, tensors in self._context.transport.exchange(outgoing).items():
             for head, local, flat in in_groups(tensors, 3):
-                step, *key = head.tolist()
-                asked.setdefault(step, {}).setdefault(rank, []).extend((head[1:], local))
-                gradients.setdefault(step, {})[tuple(key[1:])] = flat
+                step, key = head[0], head[1:]
+                asked.setdefault(step, {}).setdefault(rank, []).extend((key, local))
+                gradients.setdefault(step, {})[key[1:]] = flat
         for step in sorted(asked):
             ShardRequests(asked[step], self._context.hosted).update(gradients[step], keep_deltas=True)
 

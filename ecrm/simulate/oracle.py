@@ -11,7 +11,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Picked
+from ecrm.transport.message import copied
 
 
 class Alone(Transport):
@@ -20,12 +20,11 @@ class Alone(Transport):
     rank, live = 0, (0,)
 
     def exchange(self, outgoing):
-        parts = outgoing.get(0, ())
-        tensors = [(part.gathered() if isinstance(part, Picked) else part.clone()).reshape(-1) for part in parts]
-        return {0: tensors} if tensors else {}
+        parts = [copied(part) for part in outgoing.get(0, ())]
+        return {0: parts} if parts else {}
 
     def share(self, tensors):
-        return {0: [tensor.reshape(-1).clone() for tensor in tensors]}
+        return {0: [copied(part) for part in tensors]}
 
     def agree(self, flag):
         return flag

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from ecrm.train.calls import Calls
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.message import Came, Part
 
 
 class CountedTransport(WrappedTransport):
@@ -17,11 +16,11 @@ class CountedTransport(WrappedTransport):
         super().__init__(inner)
         self._calls = calls
 
-    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         with self._calls.call():
             return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         with self._calls.call():
             return self.inner.share(tensors)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.message import Came, Part
 
 TRACED_SPANS = 20_000
 """Spans of each rank that the trace holds, the last ones; the table counts all."""
@@ -86,10 +87,10 @@ class ProfiledTransport(WrappedTransport):
         super().__init__(inner)
         self._profile = profile
 
-    def exchange(self, outgoing: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         return self._timed("exchange", outgoing)
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         return self._timed("share", tensors)
 
     def agree(self, flag: bool) -> bool:

@@ -12,9 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from ecrm.transport.message import Part
+from ecrm.transport.message import Came, Part
 
 
 class PeerFailure(Exception):
@@ -22,7 +20,7 @@ class PeerFailure(Exception):
 
 
 class Transport(ABC):
-    """Collective communication of tensors among the live ranks.
+    """Collective communication of tensors and heads among the live ranks.
 
     Every method but `close` is collective: all live ranks call the same methods in the same order.
     Every method but `shrink` and `close` raises `PeerFailure` when a live rank has died or another
@@ -35,20 +33,21 @@ class Transport(ABC):
     """Bytes of messages given to other ranks so far, as `wire` packs them; agreements and shrinks are not counted."""
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
-        """Send a list of tensors to each of some ranks and return the lists sent to this one.
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+        """Send a list of tensors and heads to each of some ranks and return the lists sent to this one.
 
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
-        shape, or rows to be picked of such. The result maps each rank that sent at least one tensor, ascending, to its tensors in
-        order, flattened to one dimension, dtypes kept. What was given must not be changed before this returns, nor, after
+        shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result maps
+        each rank that sent at least one of them, ascending, to what it sent in order, tensors flattened
+        to one dimension, dtypes kept. What was given must not be changed before this returns, nor, after
         `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result is the caller's own memory: it
         stays valid and is never a view of what another rank, or this one, passed in.
         Raises ValueError for a rank that is not live.
         """
 
     @abstractmethod
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-        """Give every live rank this rank's tensors; returns all ranks' lists, as `exchange` would, this rank's included."""
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+        """Give every live rank this rank's tensors and heads; returns all ranks' lists, as `exchange` would, this rank's included."""
 
     @abstractmethod
     def agree(self, flag: bool) -> bool:
@@ -90,10 +89,10 @@ class WrappedTransport(Transport):
     def sent_bytes(self) -> int:
         return self.inner.sent_bytes
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         return self.inner.share(tensors)
 
     def agree(self, flag: bool) -> bool:

@@ -1,10 +1,12 @@
-"""A message is a flat list of tensors; records in it are runs of a fixed number of tensors, a head first."""
+"""A message is a flat list of parts, tensors and heads; records in it are runs of a fixed number of parts, a head first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +32,23 @@ class Picked:
         return torch.index_select(self.source, 0, self.rows, out=out)
 
 
-Part = Tensor | Picked
+Head = tuple[int, ...]
+"""A few whole numbers of 64 bits, which say what follows: cheaper by far than a tensor of them."""
+
+Part = Tensor | Picked | Head
 """What a message is made of."""
 
+Came = Tensor | Head
+"""What comes out of one."""
 
-def in_groups(tensors: Sequence[Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors in runs of `size`; raises ValueError when they do not divide."""
-    return zip(*[iter(tensors)] * size, strict=True)
+
+def copied(part: Part) -> Came:
+    """What comes out of a message for `part`, in memory of its own. Raises OverflowError for numbers of more than 64 bits."""
+    if isinstance(part, tuple):
+        return tuple(np.array(part, np.int64).tolist())
+    return part.gathered().reshape(-1) if isinstance(part, Picked) else part.detach().reshape(-1).clone()
+
+
+def in_groups(parts: Sequence[Came], size: int) -> Iterator[tuple[Any, ...]]:
+    """The parts in runs of `size`; raises ValueError when they do not divide."""
+    return zip(*[iter(parts)] * size, strict=True)

@@ -25,12 +25,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Part
+from ecrm.transport.message import Came, Part
 
 # Bits of an agreement; the library combines them with AND over all live ranks.
 FLAG = 1  # this rank's answer is True
@@ -81,7 +80,7 @@ class MpiTransport(Transport):
         self._scratch = np.empty(0, np.uint8)
         self._adopt(self._world)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         """As in `Transport`."""
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
@@ -95,7 +94,7 @@ class MpiTransport(Transport):
         apart.insert(me, [])
         return self._deliver(EXCHANGE, packed, apart)
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         """As in `Transport`."""
         return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
@@ -176,7 +175,7 @@ class MpiTransport(Transport):
             position += size
         return packed
 
-    def _deliver(self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]) -> dict[int, list[torch.Tensor]]:
+    def _deliver(self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]) -> dict[int, list[Came]]:
         """Send `packed[i]` and `apart[i]` to live rank i and return what the live ranks sent, unpacked.
 
         The caller of the transport gets views of the message to itself, which must be its own memory.

@@ -1,9 +1,11 @@
-"""A list of tensors as one run of bytes, and back: the format both ends of a message agree on.
+"""A list of tensors and heads as one run of bytes, and back: the format both ends of a message agree on.
 
 Layout, everything little-endian int64 words, so that a buffer can travel as int64:
 
-    word 0                      number of tensors, n
-    words 1 .. 2n               for each tensor its dtype code and its number of elements
+    word 0                      number of parts, n
+    words 1 .. 2n               for each part a code and a length: of a tensor its dtype's and its number of elements,
+                                of a head HEAD and its number of words
+    then                        the words of all heads
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
 A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. An empty list
@@ -18,11 +20,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from ecrm.transport.message import Part, Picked
+from ecrm.transport.message import Came, Part, Picked
 
 WORD_BYTES = 8
 
-# A dtype's code is its place here; append only, so that two versions can talk to each other.
+# A dtype's code is its place here.
 DTYPES = (
     torch.uint8,
     torch.int8,
@@ -42,6 +44,7 @@ DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
+HEAD = -1
 APART = 1 << 16
 APART_BYTES = 1 << 17
 """From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
@@ -50,8 +53,11 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 def check(parts: Sequence[Part]) -> None:
-    """Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype."""
+    """Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype. Heads are not looked at: one whose
+    numbers have more than 64 bits raises OverflowError when it is packed."""
     for place, part in enumerate(parts):
+        if isinstance(part, tuple):
+            continue
         tensor = part.source if isinstance(part, Picked) else part
         if tensor.dtype not in CODE_OF_DTYPE:
             raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
@@ -63,7 +69,7 @@ def check(parts: Sequence[Part]) -> None:
 
 def places_apart(parts: Sequence[Part], most: int) -> tuple[int, ...]:
     """Places of those of `parts`, the first `most`, that should travel apart: large, and whole words of 4 bytes."""
-    return tuple(itertools.islice((place for place, part in enumerate(parts) if not isinstance(part, Picked) and _goes_apart(part)), most))
+    return tuple(itertools.islice((place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _goes_apart(part)), most))
 
 
 def _goes_apart(tensor: torch.Tensor) -> bool:
@@ -77,55 +83,59 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def packed_bytes(tensors: Sequence[Part], apart: Collection[int] = ()) -> int:
-    """Bytes that `tensors` take when packed, a multiple of 8, those at the places `apart` left out; raises as `check` does."""
-    if not tensors:
+def packed_bytes(parts: Sequence[Part], apart: Collection[int] = ()) -> int:
+    """Bytes that `parts` take when packed, a multiple of 8, the tensors at the places `apart` left out; raises as `check` does."""
+    if not parts:
         return 0
-    check(tensors)
-    total = WORD_BYTES * (1 + 2 * len(tensors))
-    for place, tensor in enumerate(tensors):
-        if place not in apart:
-            total += padded(tensor.numel() * tensor.element_size())
+    check(parts)
+    total = WORD_BYTES * (1 + 2 * len(parts))
+    for place, part in enumerate(parts):
+        if isinstance(part, tuple):
+            total += WORD_BYTES * len(part)
+        elif place not in apart:
+            total += padded(part.numel() * part.element_size())
     return total
 
 
-def pack_into(buffer: np.ndarray, tensors: Sequence[Part], apart: Collection[int] = ()) -> None:
-    """Write `tensors` over all of `buffer`: uint8, exactly `packed_bytes(tensors, apart)` long, 8-byte aligned.
+def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = ()) -> None:
+    """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart)` long, 8-byte aligned.
 
     Does not check again what `packed_bytes` has checked.
     """
-    if not tensors:
+    if not parts:
         return
-    header_words = 1 + 2 * len(tensors)
-    header = buffer[: header_words * WORD_BYTES].view(np.int64)
-    header[0] = len(tensors)
-    position = header_words * WORD_BYTES
-    for place, tensor in enumerate(tensors):
-        elements, dtype = tensor.numel(), (tensor.source if isinstance(tensor, Picked) else tensor).dtype
-        header[1 + 2 * place] = CODE_OF_DTYPE[dtype]
-        header[2 + 2 * place] = elements
-        if place in apart:
-            header[1 + 2 * place] += APART
-            continue
-        end = position + elements * dtype.itemsize
-        if isinstance(tensor, Picked):
-            if elements:
-                tensor.gathered(_view(buffer, dtype, elements, position).view(tensor.rows.numel(), *tensor.source.shape[1:]))
+    words, heads = [len(parts)], []
+    for place, part in enumerate(parts):
+        if isinstance(part, tuple):
+            words += (HEAD, len(part))
+            heads += part
         else:
-            buffer[position:end] = bytes_of(tensor)
+            dtype = part.source.dtype if isinstance(part, Picked) else part.dtype
+            words += (CODE_OF_DTYPE[dtype] + (APART if place in apart else 0), part.numel())
+    words += heads
+    position = len(words) * WORD_BYTES
+    buffer[:position].view(np.int64)[:] = words
+    for place, part in enumerate(parts):
+        if isinstance(part, tuple) or place in apart:
+            continue
+        end = position + part.numel() * part.element_size()
+        if not isinstance(part, Picked):
+            buffer[position:end] = bytes_of(part)
+        elif end > position:
+            part.gathered(_view(buffer, part.source.dtype, part.numel(), position).view(part.rows.numel(), *part.source.shape[1:]))
         position += padded(end - position)
         buffer[end:position] = 0
 
 
-def pack(tensors: Sequence[Part]) -> np.ndarray:
-    """`tensors` as one new uint8 buffer of `packed_bytes(tensors)` bytes; errors as there."""
-    buffer = np.empty(packed_bytes(tensors), np.uint8)
-    pack_into(buffer, tensors)
+def pack(parts: Sequence[Part]) -> np.ndarray:
+    """`parts` as one new uint8 buffer of `packed_bytes(parts)` bytes; errors as there."""
+    buffer = np.empty(packed_bytes(parts), np.uint8)
+    pack_into(buffer, parts)
     return buffer
 
 
-def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[torch.Tensor]:
-    """The tensors packed in all of `buffer` (uint8, 8-byte aligned), as one-dimensional views of it, and of `apart`, what came apart, uint8.
+def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[Came]:
+    """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, and of `apart`, what came apart, uint8.
 
     The views keep their memory alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
     (a wrong length, count or dtype code); payload bytes are not checked.
@@ -139,25 +149,34 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[torch.T
     if not 0 < count <= (words.size - 1) // 2:
         raise ValueError(f"packed tensors: {count} announced in {buffer.size} bytes")
     header = words[1 : 1 + 2 * count].tolist()
-    tensors, came = [], iter(apart)
-    position = WORD_BYTES * (1 + 2 * count)
-    for code, elements in zip(header[::2], header[1::2]):
+    codes, lengths = header[::2], header[1::2]
+    first = 1 + 2 * count
+    last = first + sum(length for code, length in zip(codes, lengths) if code == HEAD)
+    if min(lengths) < 0 or last > words.size:
+        raise ValueError(f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes")
+    numbers = iter(words[first:last].tolist())
+    parts, came = [], iter(apart)
+    position = WORD_BYTES * last
+    for code, elements in zip(codes, lengths):
+        if code == HEAD:
+            parts.append(tuple(itertools.islice(numbers, elements)))
+            continue
         if code >= APART:
-            tensors.append(_came_apart(code - APART, elements, next(came, None)))
+            parts.append(_came_apart(code - APART, elements, next(came, None)))
             continue
         if not 0 <= code < len(DTYPES):
             raise ValueError(f"packed tensors: unknown dtype code {code}")
         dtype = DTYPES[code]
         end = position + padded(elements * dtype.itemsize)
-        if elements < 0 or end > buffer.size:
+        if end > buffer.size:
             raise ValueError(f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}")
-        tensors.append(_view(buffer, dtype, elements, position))
+        parts.append(_view(buffer, dtype, elements, position))
         position = end
     if position != buffer.size:
         raise ValueError(f"packed tensors: {buffer.size} bytes, only {position} announced")
     if next(came, None) is not None:
         raise ValueError(f"packed tensors: {len(apart)} came apart, fewer announced")
-    return tensors
+    return parts
 
 
 def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Tensor:

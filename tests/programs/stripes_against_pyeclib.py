@@ -40,11 +40,11 @@ def units_of(engine: Engine) -> dict[int, list[bytes]] | None:
                 records = hosted.store.read(periods * k + unit)
             else:
                 records = engine.protection.parity[shard, space].records[periods * m + unit - k]
-            outgoing += [torch.tensor([space, residue, unit]), records]
+            outgoing += [(space, residue, unit), records]
     received = transport.exchange({engine.view.reporter: outgoing} if outgoing else {})
     if engine.rank != engine.view.reporter:
         return None
-    found = {tuple(h.tolist()): r.numpy().tobytes() for t in received.values() for h, r in in_groups(t, 2)}
+    found = {h: r.numpy().tobytes() for t in received.values() for h, r in in_groups(t, 2)}
     spaces = range(len(engine.spaces))
     return {
         (space, residue): [found[space, residue, unit] for unit in range(shape.width)]

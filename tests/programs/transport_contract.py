@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
-from ecrm.transport.message import Part, Picked  # noqa: E402
+from ecrm.transport.message import Came, Part, Picked  # noqa: E402
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport  # noqa: E402 - starts no MPI yet
 
 WORLD_SIZE = 7
@@ -62,6 +62,9 @@ def exchanges_any_tensors(transport: Transport) -> None:
         assert list(received) == [sender for sender in live if writes(sender, me)]
         for sender, tensors in received.items():
             check_equal(tensors, letter(sender, me, turn))
+    greetings = transport.exchange({to: [(me, to), torch.tensor([to]), ()] for to in live})
+    said = {sender: [head, tensor.tolist(), empty] for sender, (head, tensor, empty) in greetings.items()}
+    assert said == {sender: [(sender, me), [me], ()] for sender in live}
     assert transport.exchange({}) == {}
     only_mine = transport.exchange({live[0]: [], me: [torch.tensor([me])]})
     assert list(only_mine) == [me] and only_mine[me][0].tolist() == [me]
@@ -107,21 +110,24 @@ def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
     ]
 
 
-def parcel(sender: int, to: int) -> tuple[list[Part], list[torch.Tensor]]:
-    """A message with large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
+def parcel(sender: int, to: int) -> tuple[list[Part], list[Came]]:
+    """A message with heads and large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
     multiple of 8, picked rows, a parameter, small ones between."""
     large = torch.randint(0, 256, (600_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(10 * sender + to))
     picked = Picked(large.view(-1, 100), torch.arange(0, 6000, 3))
     sent = [
-        torch.tensor([sender, to]), large[4 : 4 + 131_076], large[7:200_007], torch.arange(200), picked, large.float().requires_grad_(True),
-        large[:131_075], torch.arange(1000), *(large[step : step + 150_000] for step in range(4)), torch.tensor(1.5),
+        (sender, to), large[4 : 4 + 131_076], large[7:200_007], torch.arange(200), picked, large.float().requires_grad_(True),
+        large[:131_075], torch.arange(1000), (), *(large[step : step + 150_000] for step in range(4)), torch.tensor(1.5), (to,),
     ]  # fmt: skip
     return sent, [part.gathered().flatten() if isinstance(part, Picked) else part for part in sent]
 
 
-def check_equal(received: list[torch.Tensor], sent: list[torch.Tensor]) -> None:
-    assert [tensor.dtype for tensor in received] == [tensor.dtype for tensor in sent]
+def check_equal(received: list[Came], sent: list[Came]) -> None:
     for here, there in zip(received, sent, strict=True):
+        if isinstance(there, tuple):
+            assert here == there
+            continue
+        assert here.dtype == there.dtype
         assert here.shape == (there.numel(),) and not here.requires_grad
         assert bits(here) == bits(there.detach().reshape(-1))
 
@@ -163,10 +169,10 @@ def refuses_strangers_and_bad_tensors(transport: Transport) -> None:
 def shares(transport: Transport) -> None:
     me = transport.rank
     for words in (1, 40_000):
-        received = transport.share([torch.tensor([me]), torch.full((words * (me + 1),), me, dtype=torch.int32)])
+        received = transport.share([(me,), torch.full((words * (me + 1),), me, dtype=torch.int32)])
         assert list(received) == list(transport.live)
         for sender, (number, run) in received.items():
-            assert number.tolist() == [sender]
+            assert number == (sender,)
             assert run.dtype == torch.int32 and len(run) == words * (sender + 1) and (run == sender).all()
     first = transport.live[0]
     assert list(transport.share([torch.ones(1)] if me == first else [])) == [first]

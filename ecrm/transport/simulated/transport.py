@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import torch
-
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Part, Picked
+from ecrm.transport.message import Came, Part, copied
 
 
 class Calls(Protocol):
@@ -32,7 +30,7 @@ class SimulatedTransport(Transport):
     def live(self) -> tuple[int, ...]:
         return self._cluster.live(self.rank)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[torch.Tensor]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
@@ -45,7 +43,7 @@ class SimulatedTransport(Transport):
             if self.rank in contributions[sender]
         }
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         self.sent_bytes += wire.packed_bytes(tensors) * (len(self.live) - 1)
         contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
         return {sender: _copies(contributions[sender]) for sender in sorted(contributions) if contributions[sender]}
@@ -60,6 +58,6 @@ class SimulatedTransport(Transport):
         self._cluster.leave(self.rank)
 
 
-def _copies(parts: Sequence[Part]) -> list[torch.Tensor]:
+def _copies(parts: Sequence[Part]) -> list[Came]:
     wire.check(parts)
-    return [part.gathered().reshape(-1) if isinstance(part, Picked) else part.detach().reshape(-1).clone() for part in parts]
+    return [copied(part) for part in parts]
