@@ -559,6 +559,8 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
     size = TINY if options.smoke else FULL
     rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
+    sized = size.sized if set(size.sized) <= set(wanted) else ()  # which are compared with each other
+    size = replace(size, sized=sized, evaluated=tuple(name for name in size.evaluated if name in wanted))
     names = options.regime or (["embedding-heavy"] if options.smoke else list(REGIMES))
     setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names, options.add), scratch / "run"
     references, regimes = References(folder), []

@@ -113,7 +113,7 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
         dots(right, {name: each for name, each in ratios.items() if each})
         for place, (_, _, bar) in enumerate(entry for entry, each in zip(wanted, ratios.values(), strict=True) if each):
             right.plot([place - 0.35, place + 0.35], [bar, bar], color=BAR, linewidth=1.8, label=None if place else "bar: at least")
-        right.set_title(f"{regime}: ratios within a round")
+        right.set_title(f"{regime}: ratios")
         legend(right)
 
 

@@ -12,7 +12,6 @@ from ecrm.config.check import KEYS
 from ecrm.errors import UsageError
 from ecrm.kernels import dispatch, native
 from ecrm.kernels.parity_apply import parity_apply
-from ecrm.train.job import _use_instruction_set
 
 
 def call(backend):
@@ -48,6 +47,8 @@ def test_a_set_that_the_machine_lacks_is_refused(monkeypatch):
 
 
 def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
+    from ecrm.train.job import _use_instruction_set  # not before test_kernels_triton.py has told Triton, which it may import, to interpret
+
     assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == ["auto", *native.INSTRUCTION_SETS]
     best = native.instruction_set()
     _use_instruction_set("auto")
