@@ -16,6 +16,9 @@ have just been summed, as in a step, and the delta written over them, is compare
                     what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
                     its indices.
 
+sparse_update into a log (commit intervals above 1), half of whose rows are there already, is compared with
+  merged-after      the same kernel with the delta written over the gradients, and merge_records after it.
+
 decode (one unit from k = 4 others) is compared with
   isa-l             `ec_encode_data` on the same bytes; the kernel also allocates what it returns.
 gather_records (rows and row-wise Adagrad's state, other rows at every call) and scatter_add (gradients of skewed rows) with
@@ -51,7 +54,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from kernel_case import Batches, Case, Contender, load_isa_l, zeros
-from kernel_rows import decode_case, gather_case, scatter_add_case
+from kernel_rows import decode_case, gather_case, logged_case, scatter_add_case
 
 from ecrm.kernels import native
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
@@ -347,6 +350,7 @@ def main(arguments: list[str] | None = None) -> None:
     cases += parity_cases(options.rows, 4 * options.dimension + 4, orders=("permuted",))
     for touched in options.touched:
         cases += update_cases(options.rows, options.dimension, touched)
+        cases.append(logged_case(options.rows, options.dimension, touched))
         cases.append(gather_case(options.rows, options.dimension, touched))
     cases.append(decode_case(max(options.rows // 64, 1), 4 * options.dimension))
     cases.append(scatter_add_case(options.rows // 32, options.dimension, options.rows // 16))

@@ -1,4 +1,4 @@
-"""Jobs of bench_kernels.py on rows: decoding them, gathering records, summing gradients."""
+"""Jobs of bench_kernels.py on rows: decoding them, gathering records, summing gradients, updating them with a log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from kernel_case import Batches, Case, Contender, load_isa_l, zeros
 
 from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
-from ecrm.kernels.records import gather_records
+from ecrm.kernels.records import RecordLog, gather_records, merge_records
 from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.sparse_update import sparse_update
 
 K = 4
 
@@ -41,6 +42,37 @@ def decode_case(rows: int, width: int) -> Case:
     counted = (K + 1) * rows * width
     contenders = [Contender("decode", ours, counted), Contender("isa-l", theirs, counted)]
     return Case(f"decode, one unit of k = {K}", rows, width, contenders, lambda: found[0])
+
+
+def logged_case(height: int, dimension: int, touched: int) -> Case:
+    """Updates whose deltas go to a log that has half of the rows, beside the same with the deltas written over the gradients and merged then."""
+    batches, generator = Batches(height, touched), torch.Generator().manual_seed(7)
+    weights, state = zeros(height, dimension).normal_(generator=generator), [zeros(height)]
+    gradients, record = zeros(touched, dimension).normal_(generator=generator), 4 * dimension + 4
+    narrow, wide = zeros(touched, dimension), zeros(touched, dimension + 1)
+    delta = wide.view(torch.uint8)
+    room = touched + touched // 2
+    log = RecordLog(zeros(room, dtype=torch.int64), zeros(room, record, dtype=torch.uint8), zeros(height, dtype=torch.int32))
+
+    def prepare(sums: torch.Tensor) -> None:
+        """As in a step: half of the rows were in the log before, and gradients have just been summed."""
+        batches.advance()
+        log.places[log.rows[: log.count]] = 0
+        log.count = 0
+        sums[:, :dimension] = gradients
+        merge_records(log, batches.rows[::2].contiguous(), delta[::2], backend="cpu")
+        sums[:, :dimension] = gradients
+
+    def ours() -> None:
+        sparse_update(weights, state, batches.rows, narrow, "rowwise_adagrad", lr=0.01, log=log, backend="cpu")
+
+    def theirs() -> None:
+        sparse_update(weights, state, batches.rows, wide[:, :dimension], "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu")
+        merge_records(log, batches.rows, delta, backend="cpu")
+
+    counted = touched * (8 + 4 * dimension + 2 * record + 8 + record + record // 2)  # row, gradient, record both ways; place, log written, half of it read
+    contenders = [Contender("sparse_update", ours, counted, lambda: prepare(narrow)), Contender("merged-after", theirs, counted, lambda: prepare(wide))]
+    return Case(f"sparse_update rowwise_adagrad into a log, of {height} rows", touched, record, contenders, lambda: log.records)
 
 
 def gather_case(height: int, dimension: int, touched: int) -> Case:

@@ -13,7 +13,7 @@ def test_small_run_writes_all_columns(tmp_path, capsys):
     lines = read(tmp_path / "kernels.csv")
     contenders = {line["contender"] for line in lines}
     ours = {"parity_apply", "sparse_update", "dot_interaction", "decode", "gather_records", "scatter_add"}
-    assert contenders == ours | {"isa-l contiguous", "no-arithmetic", "without-delta", "fbgemm", "torchrec", "isa-l", "torch"}
+    assert contenders == ours | {"isa-l contiguous", "no-arithmetic", "without-delta", "merged-after", "fbgemm", "torchrec", "isa-l", "torch"}
     for line in lines:
         filled = ("device", "instruction_set", "torch", "commit", "counted_bytes", "result_sha256")
         assert all(line[column] for column in filled)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ecrm.kernels import native
-from ecrm.kernels.records import gather_records, record_bytes, xor_records
+from ecrm.kernels.records import RecordLog, gather_records, merge_records, record_bytes, xor_records
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths
 from ecrm.kernels.sparse_update.reference import fused_multiply_add
 
@@ -234,3 +234,47 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
     with pytest.raises(error, match=message):
         sparse_update(**(arguments | change))
     assert (weights == 1).all() and (state[0] == 1).all()
+
+
+@pytest.mark.parametrize("instruction_set", (*CPU, "reference"))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("beyond", [0, 4])
+def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instruction_set, optimizer, beyond):
+    """Rows enough for several times what goes at a time, of which some are in the log already; `beyond` the record its bytes are zeros."""
+    backend = "reference" if instruction_set == "reference" else "cpu"
+    for dimension in (3, 32, 65):
+        found, expected = pair(700, dimension, torch.float32, optimizer, 650, seed=dimension)
+        width = found.delta.shape[1] + beyond
+        logs = [RecordLog(torch.full((800,), -7), torch.full((800, width), 7, dtype=torch.uint8), torch.zeros(700, dtype=torch.int32)) for _ in range(2)]
+        for log in logs:
+            merge_records(log, torch.arange(0, 100), torch.full((100, width), 9, dtype=torch.uint8), backend="reference")
+        expected.step("reference")
+        delta = torch.zeros(650, width, dtype=torch.uint8)
+        delta[:, : width - beyond] = expected.delta
+        merge_records(logs[1], expected.rows, delta, backend="reference")
+        with native.forced(instruction_set) if backend == "cpu" else contextlib.nullcontext():
+            sparse_update(found.weights, found.state, found.rows, found.gradients, optimizer, **HYPER, log=logs[0], backend=backend)
+        found.delta = expected.delta
+        found.assert_equals(expected)
+        assert logs[0].count == logs[1].count > 650
+        for mine, theirs in zip(logs[0].tensors.values(), logs[1].tensors.values()):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_log_that_cannot_take_the_deltas_is_refused_before_the_first_write(backend):
+    table, same = pair(20, 8, torch.float32, "rowwise_adagrad", 5)
+    places = torch.zeros(20, dtype=torch.int32)
+
+    def update(room, width, **options):
+        log = RecordLog(torch.zeros(room, dtype=torch.int64), torch.zeros(room, width, dtype=torch.uint8), places)
+        sparse_update(table.weights, table.state, table.rows, table.gradients, "rowwise_adagrad", **HYPER, log=log, backend=backend, **options)
+
+    with pytest.raises(ValueError, match="a log of 0 rows has room for 4, needed: 5"):
+        update(4, 36)
+    with pytest.raises(ValueError, match="records of 32 bytes, needed: at least 36"):
+        update(5, 32)
+    with pytest.raises(ValueError, match="no delta beside it"):
+        update(5, 36, delta=table.delta)
+    table.assert_equals(same)
+    assert not places.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ecrm.kernels.records import merge_records
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.storage.undo import UndoLog
 
@@ -17,8 +18,13 @@ def _update(log: UndoLog, expected: dict[int, torch.Tensor], seed: int, units: i
     delta = torch.randint(0, 256, (size, BYTES), dtype=torch.uint8, generator=generator)
     for row, change in zip(rows.tolist(), delta):
         expected[row] = expected.get(row, torch.zeros(BYTES, dtype=torch.uint8)) ^ change
-    log.expect(rows)
-    log.add(rows, delta)
+    merging = log.expect(rows)
+    first = 0
+    for count, into in merging:
+        merge_records(into, rows[first : first + count], delta[first : first + count])
+        first += count
+    if not merging:
+        log.keep(rows, delta)
 
 
 def _held(log: UndoLog) -> dict[int, list[int]]:
@@ -41,8 +47,8 @@ def test_it_holds_the_xor_of_all_updates_since_it_was_cleared(units):
 
 def test_one_update_is_kept_as_it_came():
     log, rows, delta = UndoLog(ROWS, BYTES, 2), torch.tensor([2, 0, 1, 5]), torch.ones(4, BYTES, dtype=torch.uint8)
-    log.expect(rows)
-    log.add(rows, delta)
+    assert not log.merges and log.expect(rows) == []
+    log.keep(rows, delta)
     ((held_rows, held_delta),) = log.deltas()
     assert held_rows is rows and held_delta is delta and log.nbytes == rows.nbytes + delta.nbytes
 

@@ -236,7 +236,7 @@ class ShardRequests:
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
-            sums = hosted.store.gradient_space(asked.rows.numel(), keep_deltas)
+            sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
             total = sums[:, : hosted.store.dim]
             for slot, place in asked.places:
                 scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.kernels.records import gather_records, scatter_records, xor_records
+from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 
 
@@ -136,8 +136,17 @@ class Store(ABC):
             words[fresh, -1] = _ONE
         return delta
 
-    def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None) -> None:
-        """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state."""
+    def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog) -> None:
+        """`update`, to the same bits, with the XOR of each record before and after merged into a log that has room for it."""
+        fresh, values = self._materialise(rows)
+        self._fused_step(rows, gradients, log=log)
+        if fresh.numel():  # their records were zeros, not the values that the kernel started from
+            words, places = log.records.view(torch.int32), log.places[rows[fresh]].long() - 1
+            words[places, : self.dim] ^= values.view(torch.int32)
+            words[places, -1] = _ONE
+
+    def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None, log: RecordLog | None = None) -> None:
+        """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state, which `log` gets merged into it."""
         optimizer = self._optimizer
         sparse_update(
             self.weights,
@@ -148,6 +157,7 @@ class Store(ABC):
             lr=optimizer.learning_rate,
             eps=optimizer.epsilon,
             delta=delta,
+            log=log,
         )
 
     @abstractmethod

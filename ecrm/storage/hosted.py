@@ -49,10 +49,14 @@ class HostedShard:
         if self.missing is not None:
             self.missing.remove_rest()
 
+    def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
+        """Zeros to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim]: the first dim are theirs."""
+        return self.store.gradient_space(rows, keep_delta and not self._log.merges)
+
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.
 
-        `sums` is a `Store.gradient_space`, made for a delta or not as `keep_delta` says, with the summed gradients in it; it must not be used
+        `sums` is this shard's `gradient_space` for as many rows and the same `keep_delta`, with the summed gradients in it; it must not be used
         afterwards.
         """
         if self.touched is not None:
@@ -62,8 +66,12 @@ class HostedShard:
         if not keep_delta:
             self.store.update(rows, sums[:, : self.store.dim])
         elif rows.numel():
-            self._log.expect(rows)
-            self._log.add(rows, self.store.update_with_delta(rows, sums))
+            merging, first = self._log.expect(rows), 0
+            for count, log in merging:
+                some = slice(first, first := first + count)
+                self.store.update_logged(rows[some], sums[some, : self.store.dim], log)
+            if not merging:
+                self._log.keep(rows, self.store.update_with_delta(rows, sums))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [R, record bytes], out of rows for good."""

@@ -10,10 +10,49 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ecrm.kernels import check, dispatch, native
+
+
+@dataclass
+class RecordLog:
+    """Rows, none twice, and the XOR of the deltas of each since it was appended: a log with room for C rows, the first `count` of which are there.
+
+    rows: int64 [C], contiguous. records: uint8 [C, B], contiguous. places: int32 [R], contiguous: 1 more than the place in the log of each row there
+    may be, 0 of those not there; several logs of rows that differ may share it. Not checked: that places agree with the log.
+    """
+
+    rows: torch.Tensor
+    records: torch.Tensor
+    places: torch.Tensor
+    count: int = 0
+
+    @property
+    def width(self) -> int:
+        """B, the bytes of one record."""
+        return self.records.shape[1]
+
+    def check_room(self, rows: torch.Tensor) -> None:
+        """Raise TypeError or ValueError, with the numbers, unless this is a log and `rows`, int64 [n], can all be appended to it."""
+        check.matrix("log", self.records, (torch.uint8,), written=True)
+        check.row_numbers("rows", rows, self.places.shape[0])
+        check.shape("log_rows", self.rows, (self.records.shape[0],))
+        check.shape("places", self.places, (self.places.shape[0],))
+        if self.places.dtype != torch.int32 or self.rows.dtype != torch.int64:
+            raise TypeError(f"places are {self.places.dtype} and log_rows {self.rows.dtype}, needed: torch.int32 and torch.int64")
+        if not (self.records.is_contiguous() and self.rows.is_contiguous() and self.places.is_contiguous()):
+            raise ValueError("log, log_rows and places are not all contiguous")
+        room, needed = self.records.shape[0], self.count + rows.shape[0]
+        if not 0 <= self.count <= room - rows.shape[0] or room >> 31:
+            raise ValueError(f"a log of {self.count} rows has room for {room}, needed: {needed}, below 2^31")
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name, for messages."""
+        return {"log_rows": self.rows, "log": self.records, "places": self.places}
 
 
 def record_bytes(weights: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
@@ -60,42 +99,23 @@ def xor_records(
     _run("xor_records", parts, rows, delta, backend)
 
 
-def merge_records(
-    log_rows: torch.Tensor,
-    log: torch.Tensor,
-    count: int,
-    places: torch.Tensor,
-    rows: torch.Tensor,
-    delta: torch.Tensor,
-    backend: str = "auto",
-) -> int:
-    """XOR `delta` uint8 [n, B] of `rows`, none twice, into a log of unique rows; how many the log has then.
+def merge_records(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backend: str = "auto") -> None:
+    """XOR `delta` uint8 [n, B] of `rows`, none twice, into `log`; those not there yet are appended, in the order given.
 
-    Legend: the log has room for C rows, `count` of which are there.
-    log_rows: int64 [C], contiguous; log: uint8 [C, B], contiguous: rows not there yet are appended, in the order given.
-    places: int32 [R], contiguous: 1 more than the place in the log of each row there may be, 0 of those not there; changed.
-    Not checked: that no row repeats, and that places agree with the log. Raises TypeError or ValueError, with the numbers, before anything is written.
+    Not checked: that no row repeats. Raises TypeError or ValueError, with the numbers, before anything is written.
     """
+    log.check_room(rows)
     check.matrix("delta", delta, (torch.uint8,))
-    check.matrix("log", log, (torch.uint8,), written=True)
-    check.row_numbers("rows", rows, places.shape[0])
-    check.shape("delta", delta, (rows.shape[0], log.shape[1]))
-    check.shape("log_rows", log_rows, (log.shape[0],))
-    check.shape("places", places, (places.shape[0],))
-    if places.dtype != torch.int32 or log_rows.dtype != torch.int64:
-        raise TypeError(f"places are {places.dtype} and log_rows {log_rows.dtype}, needed: torch.int32 and torch.int64")
-    if not (log.is_contiguous() and log_rows.is_contiguous() and places.is_contiguous()):
-        raise ValueError("log, log_rows and places are not all contiguous")
-    if not 0 <= count <= log.shape[0] - rows.shape[0] or log.shape[0] >> 31:
-        raise ValueError(f"a log of {count} rows has room for {log.shape[0]}, needed: {count + rows.shape[0]}, below 2^31")
-    device = check.one_device({"log_rows": log_rows, "log": log, "places": places, "rows": rows, "delta": delta})
+    check.shape("delta", delta, (rows.shape[0], log.width))
+    device = check.one_device({**log.tensors, "rows": rows, "delta": delta})
     if dispatch.choose("merge_records", backend, device, has_triton=False) == "reference":
         from ecrm.kernels.records import reference
 
-        return reference.merge_records(log_rows, log, count, places, rows, delta)
-    return native.library().ecrm_merge_records(
-        places.data_ptr(), rows.data_ptr(), rows.shape[0], delta.data_ptr(), check.row_stride_bytes(delta), log.shape[1],
-        log_rows.data_ptr(), log.data_ptr(), count,
+        reference.merge_records(log, rows, delta)
+        return
+    log.count = native.library().ecrm_merge_records(
+        log.places.data_ptr(), rows.data_ptr(), rows.shape[0], rows.shape[0], delta.data_ptr(), check.row_stride_bytes(delta), log.width,
+        log.rows.data_ptr(), log.records.data_ptr(), log.count,
     )  # fmt: skip
 
 

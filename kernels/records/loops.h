@@ -88,12 +88,13 @@ static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, con
   }
 }
 
-// Returns how many rows the log has then.
-static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride,
-                     int64_t width, int64_t* log_rows, uint8_t* log, int64_t count) {
+// Returns how many rows the log has then. `rows_there` >= n: how many row numbers there are to look ahead at.
+static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there, const uint8_t* records,
+                     int64_t record_stride, int64_t width, int64_t* log_rows, uint8_t* log, int64_t count) {
+  const int64_t last = rows_there - 1;
   for (int64_t i = 0; i < n; ++i) {
-    __builtin_prefetch(places + rows[i + 2 * kRowsAhead < n ? i + 2 * kRowsAhead : n - 1], 1, 3);
-    const int32_t soon = places[rows[i + kRowsAhead < n ? i + kRowsAhead : n - 1]];
+    __builtin_prefetch(places + rows[i + 2 * kRowsAhead < last ? i + 2 * kRowsAhead : last], 1, 3);
+    const int32_t soon = places[rows[i + kRowsAhead < last ? i + kRowsAhead : last]];
     fetch_row(log + (soon == 0 ? count : soon - 1) * width, width);
     const uint8_t* record = records + i * record_stride;
     int32_t& place = places[rows[i]];

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from ecrm.kernels.records import RecordLog
 
 
 def gather_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor) -> None:
@@ -23,13 +28,13 @@ def xor_records(parts: list[torch.Tensor], rows: torch.Tensor, delta: torch.Tens
     scatter_records(parts, rows, old ^ delta)
 
 
-def merge_records(log_rows: torch.Tensor, log: torch.Tensor, count: int, places: torch.Tensor, rows: torch.Tensor, delta: torch.Tensor) -> int:
-    new = places[rows] == 0
-    total = count + int(new.sum())
-    log_rows[count:total], log[count:total] = rows[new], 0
-    places[rows[new]] = torch.arange(count + 1, total + 1, dtype=places.dtype, device=places.device)
-    log[places[rows].long() - 1] ^= delta
-    return total
+def merge_records(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor) -> None:
+    new = log.places[rows] == 0
+    total = log.count + int(new.sum())
+    log.rows[log.count : total], log.records[log.count : total] = rows[new], 0
+    log.places[rows[new]] = torch.arange(log.count + 1, total + 1, dtype=log.places.dtype, device=rows.device)
+    log.records[log.places[rows].long() - 1] ^= delta
+    log.count = total
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

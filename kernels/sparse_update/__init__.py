@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from ecrm.kernels import check, dispatch, native
-from ecrm.kernels.records import record_bytes
+from ecrm.kernels.records import RecordLog, merge_records, record_bytes
+
+_LOGGED_BYTES = 1 << 18
+"""Of deltas at a time on their way to a log: what stays in a second-level cache; less takes longer (measured: 16 KiB, an eighth)."""
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
@@ -48,6 +51,7 @@ class _Update(ctypes.Structure):
         ("delta", ctypes.c_void_p),
         ("delta_stride", ctypes.c_int64),
         ("n", ctypes.c_int64),
+        ("rows_there", ctypes.c_int64),
         ("dimension", ctypes.c_int64),
         ("type", ctypes.c_int32),
         ("optimizer", ctypes.c_int32),
@@ -75,6 +79,7 @@ def sparse_update(
     betas: tuple[float, float] = (0.9, 0.999),
     step: int = 1,
     delta: torch.Tensor | None = None,
+    log: RecordLog | None = None,
     backend: str = "auto",
 ) -> None:
     """One optimizer step on the given rows, in place; `delta[i]` becomes old bits XOR new bits of record i.
@@ -88,6 +93,7 @@ def sparse_update(
     step: counts from 1; used by "adam" only, as `betas` are.
     delta: uint8 [n, B], overwritten; None: not wanted. The record is the row's bytes, then each state's. With float32 weights it
     may begin at the address of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not checked.
+    log: gets the deltas merged into it (`merge_records`), with zeros for what its records have beyond B bytes; None: not wanted. Not together with `delta`.
     All matrices may be views with a row stride, if rows are contiguous. Formulas, the order of operations and how close
     they are to FBGEMM's: README.md. All backends agree to the last bit, but for the payload of NaNs in 16-bit weights.
     Raises TypeError or ValueError, with the numbers, before anything is written.
@@ -102,23 +108,33 @@ def sparse_update(
     if delta is not None:
         check.matrix("delta", delta, (torch.uint8,), written=True)
         check.shape("delta", delta, (rows.shape[0], record_bytes(weights, states)))
+    if log is not None:
+        log.check_room(rows)
+        if delta is not None or log.width < record_bytes(weights, states):
+            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}, and no delta beside it")
     if step < 1:
         raise ValueError(f"step is {step}, needed: at least 1")
     tensors = {"weights": weights, "rows": rows, "gradients": gradients}
     tensors |= {f"state[{s}]": tensor for s, tensor in enumerate(states)}
     tensors |= {} if delta is None else {"delta": delta}
+    tensors |= {} if log is None else log.tensors
     chosen = dispatch.choose("sparse_update", backend, check.one_device(tensors))
     if rows.shape[0] == 0 or dimension == 0:
         return
     hyper = Hyper.of(lr, eps, betas, step)
     if chosen == "cpu":
-        _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta)
+        _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta, log)
         return
     if chosen == "triton":
         from ecrm.kernels.sparse_update.triton import update
     else:
         from ecrm.kernels.sparse_update.reference import update
-    update(weights, states, rows, gradients, optimizer, hyper, delta)
+    if log is None:
+        update(weights, states, rows, gradients, optimizer, hyper, delta)
+        return
+    records = torch.zeros(rows.shape[0], log.width, dtype=torch.uint8, device=rows.device)
+    update(weights, states, rows, gradients, optimizer, hyper, records[:, : record_bytes(weights, states)])
+    merge_records(log, rows, records, backend="reference")
 
 
 def _update_on_cpu(
@@ -129,7 +145,10 @@ def _update_on_cpu(
     optimizer: str,
     hyper: Hyper,
     delta: torch.Tensor | None,
+    log: RecordLog | None,
 ) -> None:
+    if log is not None:
+        delta = torch.zeros(max(_LOGGED_BYTES // log.width, 1), log.width, dtype=torch.uint8)
     update = _Update(
         weights=weights.data_ptr(),
         weights_stride=check.row_stride_bytes(weights),
@@ -139,6 +158,7 @@ def _update_on_cpu(
         delta=None if delta is None else delta.data_ptr(),
         delta_stride=0 if delta is None else check.row_stride_bytes(delta),
         n=rows.shape[0],
+        rows_there=rows.shape[0],
         dimension=weights.shape[1],
         type=check.WEIGHT_TYPES.index(weights.dtype),
         optimizer=OPTIMIZERS.index(optimizer),
@@ -150,4 +170,9 @@ def _update_on_cpu(
     for s, tensor in enumerate(states):
         update.state[s] = tensor.data_ptr()
         update.state_stride[s] = check.row_stride_bytes(tensor)
-    native.library().ecrm_sparse_update(ctypes.byref(update))
+    if log is None:
+        native.library().ecrm_sparse_update(ctypes.byref(update))
+        return
+    log.count = native.library().ecrm_sparse_update_logged(
+        ctypes.byref(update), delta.shape[0], log.places.data_ptr(), log.rows.data_ptr(), log.records.data_ptr(), log.count
+    )

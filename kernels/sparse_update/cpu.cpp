@@ -24,6 +24,7 @@ struct Update {
   uint8_t* delta;  // null: no delta wanted
   int64_t delta_stride;
   int64_t n;
+  int64_t rows_there;  // at least n: how many row numbers there are to look ahead at
   int64_t dimension;
   int32_t type;
   int32_t optimizer;
@@ -35,4 +36,28 @@ struct Update {
 #define ECRM_LOOPS "sparse_update/loops.h"
 #include "each_set.h"
 
+// Defined in records/cpu.cpp.
+ECRM_ENTRY int64_t ecrm_merge_records(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there,
+                                      const uint8_t* records, int64_t record_stride, int64_t width, int64_t* log_rows,
+                                      uint8_t* log, int64_t count);
+
 ECRM_ENTRY void ecrm_sparse_update(const ecrm::Update* update) { ECRM_PICK(update)(*update); }
+
+// The same, with the deltas merged into a log of records of delta_stride bytes (records/README.md); returns how many rows
+// that has then. Some rows at a time, whose deltas go no further than `delta`, which has room for so many and is zeros
+// where the update writes none, and stays in the second-level cache.
+ECRM_ENTRY int64_t ecrm_sparse_update_logged(const ecrm::Update* update, int64_t at_a_time, int32_t* places,
+                                             int64_t* log_rows, uint8_t* log, int64_t count) {
+  ecrm::Update some = *update;
+  for (int64_t first = 0; first < update->n; first += at_a_time) {
+    const int64_t rest = update->n - first;
+    some.n = rest < at_a_time ? rest : at_a_time;
+    some.rows = update->rows + first;
+    some.rows_there = rest;
+    some.gradients = update->gradients + first * update->gradient_stride;
+    ecrm_sparse_update(&some);
+    count = ecrm_merge_records(places, some.rows, some.n, rest, some.delta, some.delta_stride, some.delta_stride, log_rows,
+                               log, count);
+  }
+  return count;
+}

@@ -190,8 +190,9 @@ ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool
   const int64_t row_bytes = dimension * (type == kFloat32 ? 4 : 2);
   const int64_t state_bytes = optimizer == kRowwiseAdagrad ? 4 : dimension * 4;
   const int states = optimizer == kSgd ? 0 : optimizer == kAdam ? 2 : 1;
+  const int64_t last = u.rows_there - 1;
   for (int64_t i = 0; i < u.n; ++i) {
-    const int64_t next = u.rows[i + kRowsAhead < u.n ? i + kRowsAhead : u.n - 1];
+    const int64_t next = u.rows[i + kRowsAhead < last ? i + kRowsAhead : last];
     fetch_row(u.weights + next * u.weights_stride, row_bytes);
     for (int s = 0; s < states; ++s) fetch_row(u.state[s] + next * u.state_stride[s], state_bytes);
     const Row row = row_at(u, i, row_bytes, state_bytes, states, with_delta);
