@@ -5,7 +5,8 @@
     python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
 
 Series, each against its own first point in the same round:
-  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower
+  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower; measured behind a pass through every row of every table
+            (swept.py), and with how many different rows a batch has, which grows a little: ids that meet in a row of a small table do not in a large one
   servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
   k         2 to 8 at m = 1, 10 servers
   m         1 to 3 at k = 4, 10 servers
@@ -17,16 +18,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import measure
 import tables
+from swept import sweep
 
+from ecrm.data.dataset import CriteoDataset
 from ecrm.drill.run import read_run
 from ecrm.drill.throughput import before_during_after
 
@@ -63,7 +68,7 @@ SMOKE = Size(
     rounds=1,
     steps=12,
     rows=12_000,
-    points=(("servers", 2, {"cluster.servers": 2, "protection.k": 1}),),
+    points=(("tables", 500, {"cluster.servers": 2, "protection.k": 1, "model.max_rows_per_table": 500}),),
     killed={"cluster.servers": 2, "protection.k": 1},
     sets={
         "model.max_rows_per_table": 1000, "model.dense_arch": "native", "train.global_batch": 64, "train.slots": 1, "cluster.trainers": 1,
@@ -90,6 +95,26 @@ def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
         "protection.verify_parity_at_end": False,
         **size.sets,
     }
+
+
+def undisturbed(folder: Path, sets: dict[str, Any], swept: Path | None) -> dict[str, Any]:
+    """A run, of as many steps behind a pass through all rows where there is a folder for such data; what is counted begins a quarter of its steps later."""
+    skipped = 0
+    if swept is not None:
+        skipped = sweep(Path(sets["data.path"]), swept, sets["model.max_rows_per_table"], sets["train.global_batch"])
+        sets = {**sets, "data.path": str(swept), "train.steps": skipped + sets["train.steps"]}
+    first = skipped + (sets["train.steps"] - skipped) // 4
+    measure.run(folder, sets)
+    finished = [time for step, time in read_run(folder).finished if step >= first]
+    found = {"step_ms": 1e3 * statistics.median(after - before for before, after in pairwise(finished))}
+    return found if swept is None else {**found, "rows_per_step": rows_per_step(sets, first)}
+
+
+def rows_per_step(sets: dict[str, Any], first: int) -> float:
+    """Different rows in the batch of an average step from `first` on, in all tables together."""
+    data = CriteoDataset.open(sets["data.path"], sets["model.max_rows_per_table"], sets["data.eval_fraction"])
+    batches = (data.batch_for(step, 0, 1, sets["train.global_batch"])[1] for step in range(first, sets["train.steps"]))
+    return statistics.mean(sum(table.unique().numel() for table in ids.T) for ids in batches)
 
 
 def killed(folder: Path, sets: dict[str, Any], step: int) -> dict[str, Any]:
@@ -134,8 +159,9 @@ def main(words: Sequence[str] | None = None) -> None:
         shared = settings(data, steps, size)
         for number in range(rounds):
             for series, value, sets in (point for point in size.points if point[0] in wanted):
-                summary = measure.run(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets})
-                rows.append(_row(number, series, value, {"step_ms": 1e3 * summary["step_seconds"]["p50"]}, about))
+                swept = Path(scratch) / f"swept-{value}" if series == "tables" else None
+                found = undisturbed(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets}, swept)
+                rows.append(_row(number, series, value, found, about))
             if "rebuild" in wanted:
                 found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 4 * steps}, steps)
                 rows.append(_row(number, "rebuild", 1, found, about))
@@ -145,7 +171,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _row(number: int, series: str, value: int, found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    fields = ("step_ms", "gap_ms", "noticing_ms", "recovery_ms", "kept_while_rebuilding")
+    fields = ("step_ms", "rows_per_step", "gap_ms", "noticing_ms", "recovery_ms", "kept_while_rebuilding")
     shown = {name: "" if found.get(name) is None else round(found[name], 3) for name in fields}
     row = {"series": series, "value": value, "round": number, **shown, **about}
     print(json.dumps({key: row[key] for key in ("series", "value", "round", *fields)}), flush=True)

@@ -176,8 +176,9 @@ def scaling(rows: Sequence[Row]) -> list[str]:
     for (series, value), mine in groups(rows, "series", "value").items():
         if series != "rebuild":
             ratios = scaling_ratios(rows, series)[int(value)]
-            lines.append((series, f"{int(value):,}", spread(numbers(mine, "step_ms"), 1), spread(ratios, 2)))
-    return markdown(("series", "value", "a step ms", "ratio to the first"), lines)
+            different = [float(row["rows_per_step"]) for row in mine if row.get("rows_per_step")]
+            lines.append((series, f"{int(value):,}", spread(numbers(mine, "step_ms"), 1), spread(ratios, 2), f"{max(different):,.0f}" if different else ""))
+    return markdown(("series", "value", "a step ms", "ratio to the first", "different rows a step"), lines)
 
 
 def rebuilding(rows: Sequence[Row]) -> list[str]:
