@@ -58,7 +58,7 @@ def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer)
     rows = torch.tensor([0, 5, boundary - 1, boundary, boundary + 5, 2 * boundary - 1, 2 * boundary, 2 * boundary + 5])
     stores = [
         store_factory(backend, SparseOptimizer(optimizer, 0.05))(
-            2 * boundary + 6, dim, lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).expand(-1, dim)
+            2 * boundary + 6, dim, lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).repeat(1, dim)
         )
         for backend in ("native", "fbgemm")
     ]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.kernels.records import gather_records, scatter_records
 from ecrm.protection.parity import ParityRows
 from ecrm.storage.base import Allocate, lazy_zeros
 
@@ -15,6 +16,7 @@ class BackupRows(ParityRows):
 
     def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
         super().__init__(rows, record_bytes, missing, allocate)
+        self._words = self.records.view(torch.float32)
         self._stale = lazy_zeros(rows, dtype=np.bool_)
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._marked: list[tuple[Tensor, Tensor]] = []
@@ -25,19 +27,16 @@ class BackupRows(ParityRows):
 
     def passed_over(self, rows: Tensor) -> None:
         """These rows have changed, and are not sent; missing ones are rebuilt as they are then."""
-        self._mark(self._kept(rows)[0], True)
+        self._mark(rows[self._kept(rows)], True)
 
     def _mark(self, rows: Tensor, stale: bool) -> None:
         if rows.numel():
             self._marked.append((rows, self._stale[rows]))
             self._stale[rows] = stale
 
-    def _kept(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of `rows` that are not missing, and their places."""
-        keep = torch.arange(rows.numel())
-        if self.missing is not None:
-            keep = (~self.missing.among(rows)).nonzero().squeeze(1)
-        return rows[keep], keep
+    def _kept(self, rows: Tensor) -> Tensor | slice:
+        """The places of those of `rows` that are not missing."""
+        return slice(None) if self.missing is None else (~self.missing.among(rows)).nonzero().squeeze(1)
 
     @property
     def log_bytes(self) -> int:
@@ -45,15 +44,16 @@ class BackupRows(ParityRows):
 
     def put(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite unique rows with records, uint8 [R, B]; missing ones are passed over: rebuilding them reads rows as they are then."""
-        rows, keep = self._kept(rows)
+        keep = self._kept(rows)
+        rows, records = rows[keep], records[keep]
         self._mark(rows, False)
         if rows.numel():
-            self._overwritten.append((rows, self.records.index_select(0, rows)))
-            self.records[rows] = records[keep]
+            self._overwritten.append((rows, gather_records(self._words, (), rows)))
+            scatter_records(self._words, (), rows, records)
 
     def undo(self) -> None:
         for rows, records in reversed(self._overwritten):
-            self.records[rows] = records
+            scatter_records(self._words, (), rows, records)
         for rows, stale in reversed(self._marked):
             self._stale[rows] = stale
         self._overwritten.clear()

@@ -30,8 +30,6 @@ class SparseOptimizer:
     epsilon: float = 1e-8
 
 
-_ONE = int(torch.ones(1).view(torch.int32))
-
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
 
@@ -84,7 +82,7 @@ class Store(ABC):
         values = self.weights.index_select(0, rows)
         fresh = self._fresh(rows)
         if fresh.numel():
-            values[fresh] = self._initial(rows[fresh])
+            scatter_records(values, (), fresh, self._initial(rows[fresh]).view(torch.uint8))
         return values
 
     def lookup_state(self, rows: Tensor) -> Tensor:
@@ -130,20 +128,21 @@ class Store(ABC):
         fresh, values = self._materialise(rows)
         delta = sums.view(torch.uint8)
         self._fused_step(rows, sums[:, : self.dim], delta[:, : -self._touched.element_size()])
-        words = delta.view(torch.int32)
-        if fresh.numel():  # their records were zeros, not the values that the kernel started from
-            words[fresh, : values.shape[1]] ^= values.view(torch.int32)
-            words[fresh, -1] = _ONE
+        self._correct_fresh(sums, fresh, values)
         return delta
 
     def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog) -> None:
         """`update`, to the same bits, with the XOR of each record before and after merged into a log that has room for it."""
         fresh, values = self._materialise(rows)
         self._fused_step(rows, gradients, log=log)
-        if fresh.numel():  # their records were zeros, not the values that the kernel started from
-            words, places = log.records.view(torch.int32), log.places[rows[fresh]].long() - 1
-            words[places, : self.dim] ^= values.view(torch.int32)
-            words[places, -1] = _ONE
+        self._correct_fresh(log.records.view(torch.float32), log.places[rows[fresh]].long() - 1, values)
+
+    def _correct_fresh(self, records: Tensor, places: Tensor, values: Tensor) -> None:
+        """Of deltas, float32 [R, B / 4], those at `places` are of rows updated for the first time: their records were zeros, not the values, float32
+        [F, dim], that the kernel started from."""
+        if places.numel():
+            xor_records(records[:, : self.dim], (), places, values.view(torch.uint8))
+            records[places, -1] = 1.0
 
     def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None, log: RecordLog | None = None) -> None:
         """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state, which `log` gets merged into it."""
@@ -174,7 +173,7 @@ class Store(ABC):
         if not fresh.numel():
             return fresh, torch.empty(0, self.dim)
         values = self._initial(rows[fresh])
-        self.weights[rows[fresh]] = values
+        scatter_records(self.weights, (), rows[fresh], values.view(torch.uint8))
         self._touched[rows[fresh]] = 1.0
         return fresh, values
 

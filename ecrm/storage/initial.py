@@ -25,5 +25,7 @@ class InitialRows:
         """Float32 [R, dim]; R row numbers of the space, int64, any order. Padding is zero."""
         place = torch.bucketize(rows, self._offsets[1:], right=True)
         values = hash_uniform(self._seed, self._numbers[place], rows - self._offsets[place], self._dim, self._bounds[place])
-        values[place == self._padding] = 0.0  # to the bit: the hash times a bound of 0 has either sign
+        padding = place == self._padding
+        if padding.any():
+            values[padding] = 0.0  # to the bit: the hash times a bound of 0 has either sign
         return values

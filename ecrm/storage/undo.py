@@ -25,14 +25,15 @@ class UndoLog:
     def __init__(self, rows: int, record_bytes: int, units: int = 1) -> None:
         self._rows, self._record_bytes, self._units = rows, record_bytes, units
         self._update: tuple[Tensor, Tensor] | None = None
-        self._merged: list[RecordLog] = []  # each unit's, once there were two updates between two commits
+        nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, record_bytes, dtype=torch.uint8), torch.empty(0, dtype=torch.int32)
+        self._merged = [RecordLog(*nothing) for _ in range(units)]  # with places once there were two updates between two commits
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory it has, the table of places as if all rows had been there."""
         update = sum(part.nbytes for part in self._update or ())
         merged = sum(log.rows.nbytes + log.records.nbytes for log in self._merged)
-        return update + merged + (self._merged[0].places.nbytes if self._merged else 0)
+        return update + merged + self._merged[0].places.nbytes
 
     @property
     def merges(self) -> bool:
@@ -81,11 +82,10 @@ class UndoLog:
         """A second update comes: the one there is becomes the first that is merged."""
         rows, delta = self._update
         counts = split_by_unit(rows, self._units)[0]
-        if not self._merged:
+        if not self._merged[0].places.numel():
             places = lazy_zeros(self._rows, dtype=np.int32)
-            self._merged = [
-                RecordLog(torch.empty(0, dtype=torch.int64), torch.empty(0, self._record_bytes, dtype=torch.uint8), places) for _ in range(self._units)
-            ]
+            for log in self._merged:
+                log.places = places
         self._make_room(counts)
         self._update = None
         for log, some, change in zip(self._merged, rows.split(counts), delta.split(counts), strict=True):
