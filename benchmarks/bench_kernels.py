@@ -16,7 +16,7 @@ have just been summed, as in a step, and the delta written over them, is compare
                     what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
                     its indices.
 
-sparse_update into a log (commit intervals above 1), half of whose rows are there already, is compared with
+sparse_update into a log (commit intervals above 1), which has half of the update's rows already, is compared with
   merged-after      the same kernel with the delta written over the gradients, and merge_records after it.
 
 decode (one unit from k = 4 others) is compared with

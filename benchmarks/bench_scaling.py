@@ -5,8 +5,8 @@
     python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
 
 Series, each against its own first point in the same round:
-  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower; measured behind a pass through every row of every table
-            (swept.py), and with how many different rows a batch has, which grows a little: ids that meet in a row of a small table do not in a large one
+  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower than its rows get more; measured behind a pass through every row
+            of every table (swept.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
   servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
   k         2 to 8 at m = 1, 10 servers
   m         1 to 3 at k = 4, 10 servers
@@ -68,7 +68,10 @@ SMOKE = Size(
     rounds=1,
     steps=12,
     rows=12_000,
-    points=(("tables", 500, {"cluster.servers": 2, "protection.k": 1, "model.max_rows_per_table": 500}),),
+    points=(
+        ("tables", 500, {"cluster.servers": 2, "protection.k": 1, "model.max_rows_per_table": 500}),
+        ("servers", 2, {"cluster.servers": 2, "protection.k": 1}),
+    ),
     killed={"cluster.servers": 2, "protection.k": 1},
     sets={
         "model.max_rows_per_table": 1000, "model.dense_arch": "native", "train.global_batch": 64, "train.slots": 1, "cluster.trainers": 1,

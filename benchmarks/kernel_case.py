@@ -61,6 +61,10 @@ class Batches:
         self._turn = 0
         self.rows = self._sets[0]
 
+    def rewind(self) -> None:
+        """Begin with the first again."""
+        self._turn = 0
+
     def advance(self) -> None:
         self._turn += 1
         self.rows = self._sets[self._turn % len(self._sets)]

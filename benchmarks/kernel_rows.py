@@ -51,7 +51,7 @@ def logged_case(height: int, dimension: int, touched: int) -> Case:
     gradients, record = zeros(touched, dimension).normal_(generator=generator), 4 * dimension + 4
     narrow, wide = zeros(touched, dimension), zeros(touched, dimension + 1)
     delta = wide.view(torch.uint8)
-    room = touched + touched // 2
+    room = touched + (touched + 1) // 2
     log = RecordLog(zeros(room, dtype=torch.int64), zeros(room, record, dtype=torch.uint8), zeros(height, dtype=torch.int32))
 
     def prepare(sums: torch.Tensor) -> None:
@@ -59,7 +59,6 @@ def logged_case(height: int, dimension: int, touched: int) -> Case:
         batches.advance()
         log.places[log.rows[: log.count]] = 0
         log.count = 0
-        sums[:, :dimension] = gradients
         merge_records(log, batches.rows[::2].contiguous(), delta[::2], backend="cpu")
         sums[:, :dimension] = gradients
 
@@ -70,7 +69,19 @@ def logged_case(height: int, dimension: int, touched: int) -> Case:
         sparse_update(weights, state, batches.rows, wide[:, :dimension], "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu")
         merge_records(log, batches.rows, delta, backend="cpu")
 
-    counted = touched * (8 + 4 * dimension + 2 * record + 8 + record + record // 2)  # row, gradient, record both ways; place, log written, half of it read
+    same: list[list[torch.Tensor]] = []
+    for call, sums in ((ours, narrow), (theirs, wide)):
+        batches.rewind()
+        weights.normal_(generator=torch.Generator().manual_seed(8))
+        state[0].zero_()
+        delta.zero_()
+        prepare(sums)
+        call()
+        same.append([weights.clone(), log.rows[: log.count].clone(), log.records[: log.count].clone()])
+    if not all(torch.equal(one, other) for one, other in zip(*same, strict=True)):
+        raise SystemExit("sparse_update into a log and merge_records after it disagree")
+    # Row, gradient, record both ways; place and row in the log, record written there, half of them read.
+    counted = touched * (8 + 4 * dimension + 2 * record + 20 + record + record // 2)
     contenders = [Contender("sparse_update", ours, counted, lambda: prepare(narrow)), Contender("merged-after", theirs, counted, lambda: prepare(wide))]
     return Case(f"sparse_update rowwise_adagrad into a log, of {height} rows", touched, record, contenders, lambda: log.records)
 

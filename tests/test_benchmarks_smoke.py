@@ -79,11 +79,12 @@ def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
 
 
 def test_scaling(results, kept, tmp_path):
-    for series in ("tables", "rebuild"):  # the second leaves what the first has written
+    for series in ("tables", "servers", "rebuild"):  # the second leaves what the first has written
         program("bench_scaling").main(["--smoke", "--series", series, "--data", str(kept), "--output", str(tmp_path / "scaling.csv")])
-    point, killed = measured(tmp_path / "scaling.csv")
-    assert (point["series"], killed["series"]) == ("tables", "rebuild")
+    point, servers, killed = measured(tmp_path / "scaling.csv")
+    assert (point["series"], servers["series"], killed["series"]) == ("tables", "servers", "rebuild")
     assert float(point["step_ms"]) > 0 and point["gap_ms"] == "" and killed["rows_per_step"] == ""
+    assert float(servers["step_ms"]) > 0 and servers["rows_per_step"] == servers["gap_ms"] == ""
     assert 26 < float(point["rows_per_step"]) <= 64 * 26  # samples of a batch, one id in each table
     assert float(killed["gap_ms"]) > float(killed["recovery_ms"]) + float(killed["noticing_ms"]) > float(killed["recovery_ms"]) > 0
     assert float(killed["kept_while_rebuilding"]) > 0

@@ -120,3 +120,37 @@ def test_a_log_without_room_is_refused_before_the_first_write(backend):
     with pytest.raises(TypeError, match="torch.int64"):
         merge_records(RecordLog(log.rows, log.records, log.places.long()), torch.tensor([3, 4]), delta, backend=backend)
     assert (log.records == 7).all() and not log.places.any()
+
+
+def test_nothing_to_do(backend):
+    weights, state = random_table(4, 8, torch.float32, (1,))
+    none = torch.zeros(0, dtype=torch.int64)
+    assert gather_records(weights, state, none, backend=backend).shape == (0, 36)
+    scatter_records(weights, state, none, torch.zeros(0, 36, dtype=torch.uint8), backend=backend)
+    xor_records(weights, state, none, torch.zeros(0, 36, dtype=torch.uint8), backend=backend)
+    assert gather_records(torch.zeros(4, 0), [], torch.arange(3), backend=backend).shape == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"rows": torch.tensor([4])}, ValueError, r"rows\[0\] is 4, outside 0..3"),
+        ({"records": torch.zeros(1, 35, dtype=torch.uint8)}, ValueError, r"records has shape \[1, 35\], needed: \[1,"),
+        ({"records": torch.zeros(1, 36)}, TypeError, "records is torch.float32"),
+        ({"state": [torch.zeros(3)]}, ValueError, r"state\[0\] has shape \[3, 1\], needed: \[4, 1\]"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):
+    weights = torch.ones(4, 8)
+    arguments = {
+        "weights": weights, "state": [torch.ones(4)], "rows": torch.tensor([1]),
+        "records": torch.zeros(1, 36, dtype=torch.uint8),
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        scatter_records(**(arguments | change))
+    assert (weights == 1).all()
+
+
+def test_there_is_no_triton_kernel_to_ask_for():
+    with pytest.raises(ValueError, match="gather_records: no Triton kernel"):
+        gather_records(torch.ones(2, 2), [], torch.tensor([0]), backend="triton")

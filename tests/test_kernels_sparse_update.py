@@ -239,12 +239,16 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
 @pytest.mark.parametrize("instruction_set", (*CPU, "reference"))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("beyond", [0, 4])
-def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instruction_set, optimizer, beyond):
-    """Rows enough for several times what goes at a time, of which some are in the log already; `beyond` the record its bytes are zeros."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instruction_set, optimizer, dtype, beyond, monkeypatch):
+    """A hundred rows at a time, of which some are in the log already; `beyond` the record its bytes are zeros."""
     backend = "reference" if instruction_set == "reference" else "cpu"
     for dimension in (3, 32, 65):
-        found, expected = pair(700, dimension, torch.float32, optimizer, 650, seed=dimension)
+        found, expected = pair(700, dimension, dtype, optimizer, 650, seed=dimension)
         width = found.delta.shape[1] + beyond
+        monkeypatch.setattr("ecrm.kernels.sparse_update._LOGGED_BYTES", 100 * width)
+        wide = torch.zeros(650, dimension + 2)
+        wide[:, 1:-1] = found.gradients
         logs = [RecordLog(torch.full((800,), -7), torch.full((800, width), 7, dtype=torch.uint8), torch.zeros(700, dtype=torch.int32)) for _ in range(2)]
         for log in logs:
             merge_records(log, torch.arange(0, 100), torch.full((100, width), 9, dtype=torch.uint8), backend="reference")
@@ -253,7 +257,7 @@ def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instructio
         delta[:, : width - beyond] = expected.delta
         merge_records(logs[1], expected.rows, delta, backend="reference")
         with native.forced(instruction_set) if backend == "cpu" else contextlib.nullcontext():
-            sparse_update(found.weights, found.state, found.rows, found.gradients, optimizer, **HYPER, log=logs[0], backend=backend)
+            sparse_update(found.weights, found.state, found.rows, wide[:, 1:-1], optimizer, **HYPER, log=logs[0], backend=backend)
         found.delta = expected.delta
         found.assert_equals(expected)
         assert logs[0].count == logs[1].count > 650
@@ -274,7 +278,7 @@ def test_a_log_that_cannot_take_the_deltas_is_refused_before_the_first_write(bac
         update(4, 36)
     with pytest.raises(ValueError, match="records of 32 bytes, needed: at least 36"):
         update(5, 32)
-    with pytest.raises(ValueError, match="no delta beside it"):
+    with pytest.raises(ValueError, match="a delta and a log are given"):
         update(5, 36, delta=table.delta)
     table.assert_equals(same)
     assert not places.any()

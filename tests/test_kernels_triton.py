@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from ecrm.coding import ReedSolomon  # noqa: E402
 from ecrm.kernels.decode import decode  # noqa: E402
 from ecrm.kernels.parity_apply import parity_apply  # noqa: E402
-from ecrm.kernels.records import record_bytes  # noqa: E402
+from ecrm.kernels.records import RecordLog, record_bytes  # noqa: E402
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  # noqa: E402
 
 
@@ -80,6 +80,23 @@ def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
         results.append([weights, *state] + ([delta] if with_delta else []))
     for expected, found in zip(*results):
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_the_deltas_of_sparse_update_may_go_to_a_log():
+    logs = []
+    for backend in ("reference", "triton"):
+        random = torch.Generator().manual_seed(1)
+        weights, state = torch.randn(30, 13, generator=random).to(DEVICE), [torch.rand(30, 1, generator=random).to(DEVICE)]
+        gradients = torch.randn(2, 19, 13, generator=random).to(DEVICE)
+        log = RecordLog(torch.zeros(38, dtype=torch.int64).to(DEVICE), random_bytes(38, 60), torch.zeros(30, dtype=torch.int32).to(DEVICE))
+        log.records.zero_()
+        for first, some in enumerate(gradients):
+            rows = torch.arange(first, first + 19).to(DEVICE)
+            sparse_update(weights, state, rows, some, "rowwise_adagrad", lr=0.05, log=log, backend=backend)
+        logs.append([log.rows, log.records, log.places])
+        assert log.count == 20
+    for expected, found in zip(*logs):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -96,18 +96,28 @@ def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
 def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
     hosted = HostedShard(_filled(backend, optimizer), 50, missing=False, units=units)
     everything = torch.arange(50)
-    for step in range(3):
+    never = set(range(50))
+
+    def update(step: int) -> int:
+        """One update; how many of its rows were never updated before."""
         rows, gradients = _gradients(step, 50)
         rows, places = unique_by_unit(rows, units)
-        hosted.update(rows, _space(hosted.store, gradients[places.argsort()]), keep_delta=True)
+        space = hosted.gradient_space(len(rows), keep_delta=True)
+        assert space.shape[1] == (hosted.store.dim if hosted.log_bytes else hosted.store.record_bytes // 4)
+        space[:, : hosted.store.dim] = gradients[places.argsort()]
+        hosted.update(rows, space, keep_delta=True)
+        first = len(never & set(rows.tolist()))
+        never.difference_update(rows.tolist())
+        return first
+
+    update(0)
     hosted.committed()
     committed = hosted.store.read(everything)
     hosted.undo()
     assert torch.equal(hosted.store.read(everything), committed)
-    for step in range(3, 7):
-        rows, gradients = _gradients(step, 50)
-        rows, places = unique_by_unit(rows, units)
-        hosted.update(rows, _space(hosted.store, gradients[places.argsort()]), keep_delta=True)
+    assert update(1) > 0 and update(2) > 0  # the second of them merges, and has rows that no update had before
+    assert update(3) > 0
+    update(4)
     changed = hosted.store.read(everything)
     parts = hosted.deltas_since_commit()
     assert len(parts) == units and all(((rows % units) == unit).all() for unit, (rows, _) in enumerate(parts))

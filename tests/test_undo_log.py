@@ -19,10 +19,8 @@ def _update(log: UndoLog, expected: dict[int, torch.Tensor], seed: int, units: i
     for row, change in zip(rows.tolist(), delta):
         expected[row] = expected.get(row, torch.zeros(BYTES, dtype=torch.uint8)) ^ change
     merging = log.expect(rows)
-    first = 0
-    for count, into in merging:
-        merge_records(into, rows[first : first + count], delta[first : first + count])
-        first += count
+    for some, into in merging:
+        merge_records(into, rows[some], delta[some])
     if not merging:
         log.keep(rows, delta)
 

@@ -16,7 +16,7 @@ class BackupRows(ParityRows):
 
     def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
         super().__init__(rows, record_bytes, missing, allocate)
-        self._words = self.records.view(torch.float32)
+        self._words = self.records.view(torch.float32)  # as the kernels take records: whole floats
         self._stale = lazy_zeros(rows, dtype=np.bool_)
         self._overwritten: list[tuple[Tensor, Tensor]] = []
         self._marked: list[tuple[Tensor, Tensor]] = []
@@ -27,7 +27,7 @@ class BackupRows(ParityRows):
 
     def passed_over(self, rows: Tensor) -> None:
         """These rows have changed, and are not sent; missing ones are rebuilt as they are then."""
-        self._mark(rows[self._kept(rows)], True)
+        self._mark(rows[self._kept(rows)].clone(), True)
 
     def _mark(self, rows: Tensor, stale: bool) -> None:
         if rows.numel():
@@ -45,7 +45,7 @@ class BackupRows(ParityRows):
     def put(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite unique rows with records, uint8 [R, B]; missing ones are passed over: rebuilding them reads rows as they are then."""
         keep = self._kept(rows)
-        rows, records = rows[keep], records[keep]
+        rows, records = rows[keep].clone(), records[keep]  # the rows are kept, not the message that they came in
         self._mark(rows, False)
         if rows.numel():
             self._overwritten.append((rows, gather_records(self._words, (), rows)))

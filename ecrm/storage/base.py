@@ -39,7 +39,7 @@ class Store(ABC):
 
     A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has been
     updated: what parity protects, what undo restores, what travels when a row is rebuilt. `initial`
-    gives initial values of local rows, float32 [R, dim]. `allocate` gives the memory, as `lazy_zeros` does: zeros
+    gives initial values of local rows, float32 [R, dim], contiguous. `allocate` gives the memory, as `lazy_zeros` does: zeros
     unless it holds a store of the same shape already.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how many,

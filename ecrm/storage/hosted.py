@@ -66,9 +66,8 @@ class HostedShard:
         if not keep_delta:
             self.store.update(rows, sums[:, : self.store.dim])
         elif rows.numel():
-            merging, first = self._log.expect(rows), 0
-            for count, log in merging:
-                some = slice(first, first := first + count)
+            merging = self._log.expect(rows)
+            for some, log in merging:
                 self.store.update_logged(rows[some], sums[some, : self.store.dim], log)
             if not merging:
                 self._log.keep(rows, self.store.update_with_delta(rows, sums))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,8 +42,8 @@ class UndoLog:
         """Whether the next update is merged with what there is, and not kept as it comes."""
         return self._update is not None or any(log.count for log in self._merged)
 
-    def expect(self, rows: Tensor) -> list[tuple[int, RecordLog]]:
-        """Make room for an update of unique rows, int64 [R]: how many of them, one unit's after the other's, the update must merge into which log.
+    def expect(self, rows: Tensor) -> list[tuple[slice, RecordLog]]:
+        """Make room for an update of unique rows, int64 [R]: which of them the update must merge into which log.
 
         Where nothing `merges` there are none of these, and `keep` must get the update. Raises ValueError where units do not ascend.
         """
@@ -53,7 +55,8 @@ class UndoLog:
         if self._update is not None:
             self._merge_first()
         self._make_room(counts)
-        return list(zip(counts, self._merged, strict=True))
+        ends = list(accumulate(counts))
+        return [(slice(end - count, end), log) for count, end, log in zip(counts, ends, self._merged, strict=True)]
 
     def keep(self, rows: Tensor, delta: Tensor) -> None:
         """The first update since a commit: its rows and their old XOR new records, uint8 [R, B], are this log's from now on."""

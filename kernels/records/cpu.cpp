@@ -1,5 +1,6 @@
 // Records (a row's bytes followed by its optimizer state's) gathered, scattered, XORed and merged; see README.md.
 #include "native.h"
+#include "records/merge.h"
 
 namespace ecrm {
 

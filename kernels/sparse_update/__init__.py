@@ -110,15 +110,20 @@ def sparse_update(
         check.shape("delta", delta, (rows.shape[0], record_bytes(weights, states)))
     if log is not None:
         log.check_room(rows)
-        if delta is not None or log.width < record_bytes(weights, states):
-            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}, and no delta beside it")
+        if delta is not None:
+            raise ValueError("a delta and a log are given, needed: one of them, or none")
+        if log.width < record_bytes(weights, states):
+            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}")
     if step < 1:
         raise ValueError(f"step is {step}, needed: at least 1")
     tensors = {"weights": weights, "rows": rows, "gradients": gradients}
     tensors |= {f"state[{s}]": tensor for s, tensor in enumerate(states)}
     tensors |= {} if delta is None else {"delta": delta}
     tensors |= {} if log is None else log.tensors
-    chosen = dispatch.choose("sparse_update", backend, check.one_device(tensors))
+    device = check.one_device(tensors)
+    chosen = dispatch.choose("sparse_update", backend, device)
+    if log is not None:
+        dispatch.choose("merge_records", "cpu" if chosen == "cpu" else "reference", device, has_triton=False)
     if rows.shape[0] == 0 or dimension == 0:
         return
     hyper = Hyper.of(lr, eps, betas, step)
@@ -148,7 +153,7 @@ def _update_on_cpu(
     log: RecordLog | None,
 ) -> None:
     if log is not None:
-        delta = torch.zeros(max(_LOGGED_BYTES // log.width, 1), log.width, dtype=torch.uint8)
+        delta = torch.zeros(min(rows.shape[0], max(_LOGGED_BYTES // log.width, 1)), log.width, dtype=torch.uint8)
     update = _Update(
         weights=weights.data_ptr(),
         weights_stride=check.row_stride_bytes(weights),

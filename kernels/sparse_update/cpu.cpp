@@ -1,5 +1,6 @@
 // The sparse optimizers, in place, with the delta of each touched record written in the same pass; see README.md.
 #include "native.h"
+#include "records/merge.h"
 
 namespace ecrm {
 
@@ -35,11 +36,6 @@ struct Update {
 
 #define ECRM_LOOPS "sparse_update/loops.h"
 #include "each_set.h"
-
-// Defined in records/cpu.cpp.
-ECRM_ENTRY int64_t ecrm_merge_records(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there,
-                                      const uint8_t* records, int64_t record_stride, int64_t width, int64_t* log_rows,
-                                      uint8_t* log, int64_t count);
 
 ECRM_ENTRY void ecrm_sparse_update(const ecrm::Update* update) { ECRM_PICK(update)(*update); }
 
