@@ -152,9 +152,10 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
 
 
 BUFFER = """
-import resource, torch
+import ctypes, resource, torch
 from ecrm.train.allocator import have_free_memory, keep_freed_memory
 
+ctypes.CDLL(None).prctl(41, {without_huge_pages}, 0, 0, 0)  # PR_SET_THP_DISABLE
 keep_freed_memory()
 {before}
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -163,10 +164,22 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="this C library gives 64 MB back at once")
-def test_a_first_buffer_is_made_of_memory_that_was_handed_out_ahead():
-    def faults(before: str) -> int:
-        run = subprocess.run([sys.executable, "-c", BUFFER.format(before=before)], capture_output=True, text=True, check=True)
-        return int(run.stdout)
+def _faults(before: str, without_huge_pages: int) -> int:
+    """Pages that the system hands out while a process fills its first large buffer."""
+    program = BUFFER.format(before=before, without_huge_pages=without_huge_pages)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return int(run.stdout)
 
-    assert 10 * faults("have_free_memory(64 << 20)") < faults("")
+
+LARGE_IN_THE_HEAP = pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="this C library gives 64 MB back at once")
+
+
+@LARGE_IN_THE_HEAP
+def test_a_first_buffer_is_made_of_memory_that_was_handed_out_ahead():
+    assert 10 * _faults("have_free_memory(64 << 20)", without_huge_pages=1) < _faults("", without_huge_pages=1)
+
+
+@LARGE_IN_THE_HEAP
+@pytest.mark.skipif(not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this system has no huge pages")
+def test_buffers_lie_in_huge_pages():
+    assert 2 * _faults("", without_huge_pages=0) < _faults("", without_huge_pages=1)
