@@ -90,7 +90,12 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         from ecrm.train import job
 
         build_engine = job.build_engine
-        job.build_engine = lambda *args: (os.kill(os.getpid(), signal.SIGINT), build_engine(*args))[1]
+        def asked_first(*args: object) -> object:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # the thread that waits for signals has it by then; one that comes later may find the first step begun
+            return build_engine(*args)
+
+        job.build_engine = asked_first
     if how.startswith("asked in "):  # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
         from ecrm.train.kill import KillSwitch
 
