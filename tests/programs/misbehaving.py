@@ -90,6 +90,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         from ecrm.train import job
 
         build_engine = job.build_engine
+
         def asked_first(*args: object) -> object:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)  # the thread that waits for signals has it by then; one that comes later may find the first step begun
