@@ -27,6 +27,7 @@ from ecrm.protection.backup import BackupRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.replicate import Held
 from ecrm.storage.hosted import HostedShard
+from ecrm.storage.undo import UndoLog
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ def _no_row_undo(patch):
         right(self)
 
     patch.setattr(HostedShard, "undo", undo)
+
+
+def _changed_too_early(patch):
+    right = UndoLog.clear
+
+    def clear(self):
+        if self._update is not None:
+            self._update[1].zero_()  # which holders of its parity may still have to take back
+        right(self)
+
+    patch.setattr(UndoLog, "clear", clear)
 
 
 def _no_dense_undo(engine):
@@ -242,6 +254,7 @@ def _says_nothing(patch):
 CANARIES = {
     "parity is not undone": Canary(40, damage=_no_parity_undo),
     "rows are not undone": Canary(20, patch=_no_row_undo),
+    "lent deltas are changed too early": Canary(40, patch=_changed_too_early),
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
     "wrong decoding matrix": Canary(20, damage=_wrong_decode),
     "decoding reads other rows": Canary(10, damage=_wrong_source),

@@ -120,6 +120,7 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     cores = sorted(os.sched_getaffinity(0))
     assert run.summary["bound_to_cores"] is (len(cores) < run.summary["world_size"])
     assert set(ran_on) == ({str([core]) for core in cores[:2]} if run.summary["bound_to_cores"] else {str(cores)})
+    assert len(run.summary["lends_memory_to"]) == run.summary["world_size"] - 1
 
 
 @pytest.mark.drill

@@ -135,9 +135,9 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
         config, plan.command(["ecrm"], Path("/runs/x")), mpirun="mpirun", cores=64, root=False, subnet=str(plan.network.subnet)
     )
     assert shlex.join(line) == (
-        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' "
+        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' --pmixmca gds hash "
         "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --pmixmca ptl_tcp_remote_connections 1 "
-        "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --pmixmca gds hash --mca pml ob1 --mca btl tcp,self "
+        "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --mca pml ob1 --mca btl tcp,self "
         "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1 -n 3 "
         f"{sys.executable} -m ecrm.launch.reach --hosts {path} --head 127.0.0.1 --keep-alive 3 "
         "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.allocate import lazy_zeros
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
-from ecrm.storage.base import lazy_zeros
 from ecrm.storage.prefault import Prefault
 from ecrm.train.ready import ReadyMemory
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster

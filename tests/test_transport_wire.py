@@ -130,8 +130,8 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
     shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]  # MPI takes no words that begin between words
     sent = [(7,), large, odd, picked, (), shifted, large.neg(), torch.empty(0), (1, 2)]
-    assert wire.places_apart(sent, 6) == (1, 6) and wire.places_apart(sent, 1) == (1,)
-    places = wire.places_apart(sent, 6)
+    places = wire.large_places(sent)
+    assert places == [1, 6]
     buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
     wire.pack_into(buffer, sent, places)
     assert buffer.size == wire.packed_bytes(sent) - 2 * large.nbytes
@@ -146,3 +146,18 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
         wire.unpack(buffer, [apart[0], apart[0][:8]])
     with pytest.raises(ValueError, match="3 came apart, fewer announced"):
         wire.unpack(buffer, [*apart, apart[0]])
+
+
+def test_what_is_lent_is_read_where_it_lies() -> None:
+    memory = np.arange(4 << 10, dtype=np.uint8)
+    first, second = torch.from_numpy(memory[8:24]).view(torch.int32), torch.from_numpy(memory[100:103])
+    sent, lent = [(7, 8), first, torch.tensor([1.5]), second, (9,)], {1: 8, 3: 100}
+    buffer = np.empty(wire.packed_bytes(sent, (), lent), np.uint8)
+    wire.pack_into(buffer, sent, (), lent)
+    assert buffer.size == 8 * (1 + 2 * 5 + 3 + 2) + 8
+    received = wire.unpack(buffer, (), memory)
+    assert [told(part) for part in received] == [told(part) for part in sent]
+    assert [received[place].data_ptr() for place in (1, 3)] == [first.data_ptr(), second.data_ptr()]
+    for there, said in ((memory[:102], "3 elements of dtype code 0 lent at byte 100, 102 bytes can be read"), (None, "4 elements .* 0 bytes can be read")):
+        with pytest.raises(ValueError, match=said):
+            wire.unpack(buffer, (), there)

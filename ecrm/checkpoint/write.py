@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.rows import FRAME_ROWS, SummedFile, write_rows
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import RowLayout
-from ecrm.storage.base import lazy_zeros
 from ecrm.storage.hosted import HostedShard
 
 Window = tuple[np.ndarray, np.ndarray]

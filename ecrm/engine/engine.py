@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.lookup import Lookup
@@ -36,7 +37,6 @@ from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
-from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part
 
@@ -64,7 +64,7 @@ class Engine(Recovery):
         allocate: Allocate = lazy_zeros,
     ) -> None:
         self._riding = RidingTransport(transport)
-        stores = ShardStores(make_store, tables, seed, allocate)
+        stores = ShardStores(make_store, tables, seed, allocate, transport.lendable)
         super().__init__(self._riding, stores, view, protection, make_dense, policy, hooks, clock, durable)
         self.confirmed = False
         self._last_finished = clock()

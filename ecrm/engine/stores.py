@@ -8,21 +8,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection.base import Protection, ShardSpace
 from ecrm.storage import StoreFactory
-from ecrm.storage.base import Allocate, Store, lazy_zeros
+from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import InitialRows
 
 
 class ShardStores:
-    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory."""
+    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `lendable` gives
+    that of what they send at a commit."""
 
-    def __init__(self, make_store: StoreFactory, tables: Sequence[Table], seed: int, allocate: Allocate = lazy_zeros) -> None:
+    def __init__(
+        self, make_store: StoreFactory, tables: Sequence[Table], seed: int, allocate: Allocate = lazy_zeros, lendable: Allocate = lazy_zeros
+    ) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._make_store = allocate, make_store
+        self.allocate, self._lendable, self._make_store = allocate, lendable, make_store
         self._initial = [InitialRows(space, seed) for space in self.spaces]
         # Making a store now lets a spare load what it would otherwise load when it takes over.
         self.record_bytes = tuple(make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces)
@@ -36,7 +40,9 @@ class ShardStores:
     ) -> dict[ShardSpace, HostedShard]:
         """New shards, all rows of which are `missing` or were never updated, unless `protection` gives memory that holds some."""
         return {
-            (shard, space): HostedShard(self._new(shard, space, layout, protection), layout.data_rows_per_shard, missing, layout.shape.k)
+            (shard, space): HostedShard(
+                self._new(shard, space, layout, protection), layout.data_rows_per_shard, missing, layout.shape.k, self._lendable
+            )
             for shard in shards
             for space, layout in enumerate(layouts)
         }

@@ -59,6 +59,8 @@ def mpirun_line(
     # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what --with-ft
     # excludes by itself, which an option of the same name replaces.
     line += ["--mca", "coll", "^han,cuda,hcoll,portals4"]
+    # PMIx's store in shared memory: neither for ranks on other hosts, nor safe from a lock whose holder has died (prterun aborted on one).
+    line += ["--pmixmca", "gds", "hash"]
     if subnet is not None:
         line += over_network(subnet)
     for name, value in thread_environment(config).items():
@@ -75,6 +77,5 @@ def over_network(subnet: str) -> list[str]:
     return [
         *("--prtemca", "ras", "^slurm,pbs", "--prtemca", "plm", "^slurm"),
         *("--pmixmca", "ptl_tcp_remote_connections", "1", "--pmixmca", "ptl_tcp_if_include", subnet),
-        *("--pmixmca", "gds", "hash"),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet),
     ]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import gather_records, scatter_records
 from ecrm.protection.parity import ParityRows
-from ecrm.storage.base import Allocate, lazy_zeros
 
 
 class BackupRows(ParityRows):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View, failures_left
-from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import Deltas
 from ecrm.transport.base import Transport

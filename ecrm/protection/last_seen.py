@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from ecrm.storage.base import lazy_zeros
+from ecrm.allocate import lazy_zeros
 
 
 class LastSeen:

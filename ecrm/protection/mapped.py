@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ecrm.allocate import Allocate
 from ecrm.engine.dense import DenseReplica
 from ecrm.mapped.dense_file import DenseFile
 from ecrm.mapped.shard_file import ShardFile
@@ -17,7 +18,6 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, ShardSpace
 from ecrm.protection.none import NoProtection
-from ecrm.storage.base import Allocate
 
 
 class MappedProtection(NoProtection):

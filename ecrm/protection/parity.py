@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.parity_apply import parity_apply
-from ecrm.storage.base import Allocate, lazy_zeros
 from ecrm.storage.missing import MissingRows
 
 

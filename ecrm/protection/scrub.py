@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import lazy_zeros
 from ecrm.coding.code import ReedSolomon
 from ecrm.coding.syndrome import find_wrong_unit
 from ecrm.kernels.decode import decode
@@ -24,7 +25,6 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, ShardSpace
 from ecrm.protection.parity import ParityRows
-from ecrm.storage.base import lazy_zeros
 from ecrm.transport.message import Part, in_groups
 
 

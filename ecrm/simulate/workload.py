@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost import CheckpointRows
@@ -33,7 +34,7 @@ from ecrm.protection.none import NoProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.protection.stateless import StatelessProtection
 from ecrm.storage import store_factory
-from ecrm.storage.base import Allocate, SparseOptimizer, lazy_zeros
+from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5

@@ -7,16 +7,14 @@ tables, and parity that starts as zeros is right.
 
 from __future__ import annotations
 
-import math
-import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 
@@ -28,10 +26,6 @@ class SparseOptimizer:
     name: str
     learning_rate: float
     epsilon: float = 1e-8
-
-
-Allocate = Callable[..., Tensor]
-"""(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
 
 
 class Store(ABC):
@@ -115,15 +109,11 @@ class Store(ABC):
         self._materialise(rows)
         self._step(rows, gradients)
 
-    def gradient_space(self, rows: int, with_delta: bool) -> Tensor:
-        """Zeros to sum gradients of so many rows in, float32 [rows, dim], or `with_delta` [rows, B / 4], of which the first dim are theirs."""
-        return torch.zeros(rows, self.record_bytes // 4 if with_delta else self.dim)
-
     def update_with_delta(self, rows: Tensor, sums: Tensor) -> Tensor:
         """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows.
 
-        `sums` is a `gradient_space` for it with the summed gradients in it; the result takes its memory, a cache line that is read anyway
-        instead of another.
+        `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns and zeros in the rest; the result takes its memory, a
+        cache line that is read anyway instead of another.
         """
         fresh, values = self._materialise(rows)
         delta = sums.view(torch.uint8)
@@ -184,13 +174,3 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
     if optimizer not in shapes:
         raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
     return shapes[optimizer]
-
-
-def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
-    """Zeros whose memory the system hands out page by page as it is used; torch.zeros writes all of it at once.
-
-    Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at a page.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))

@@ -21,7 +21,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from ecrm.storage.base import Allocate, SparseOptimizer, Store
+from ecrm.allocate import Allocate
+from ecrm.storage.base import SparseOptimizer, Store
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,

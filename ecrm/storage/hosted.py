@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.storage.base import Store
 from ecrm.storage.missing import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
@@ -16,15 +17,15 @@ class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
     `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
     know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
-    None; `units`, of which a stripe has one here: local row r is of unit `r % units`."""
+    None; `units`, of which a stripe has one here: local row r is of unit `r % units`. Deltas lie in memory from `allocate`."""
 
-    def __init__(self, store: Store, rows: int, missing: bool, units: int = 1) -> None:
+    def __init__(self, store: Store, rows: int, missing: bool, units: int = 1, allocate: Allocate = lazy_zeros) -> None:
         self.store, self.units = store, units
         self.missing = MissingRows(rows) if missing and rows else None
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
-        self._log = UndoLog(rows, store.record_bytes, units)
+        self._log = UndoLog(rows, store.record_bytes, units, allocate)
 
     @property
     def missing_rows(self) -> int:
@@ -51,7 +52,7 @@ class HostedShard:
 
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
         """Zeros to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim]: the first dim are theirs."""
-        return self.store.gradient_space(rows, keep_delta and not self._log.merges)
+        return self._log.space(rows) if keep_delta and not self._log.merges else torch.zeros(rows, self.store.dim)
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.storage.base import lazy_zeros
+from ecrm.allocate import lazy_zeros
 
 _WINDOW = 1 << 16
 

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import RecordLog, merge_records
 from ecrm.kernels.unit_order import split_by_unit
-from ecrm.storage.base import Store, lazy_zeros
+from ecrm.storage.base import Store
 
 Deltas = list[tuple[Tensor, Tensor]]
 """Local rows of a shard, int64 [R], and the XOR of each record before and after, uint8 [R, B], in parts; no row is twice in all of them."""
@@ -22,20 +23,30 @@ class UndoLog:
     One update is kept as it came. From the second one on they are merged, each unit's by themselves: a row that is updated again
     takes no more room, and at a commit what goes to one holder of parity lies together. An update is announced by `expect` before it is made, so
     that none is made that cannot be logged.
+
+    Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of which the system hands out what is used.
     """
 
-    def __init__(self, rows: int, record_bytes: int, units: int = 1) -> None:
-        self._rows, self._record_bytes, self._units = rows, record_bytes, units
+    def __init__(self, rows: int, record_bytes: int, units: int = 1, allocate: Allocate = lazy_zeros) -> None:
+        self._rows, self._record_bytes, self._units, self._allocate = rows, record_bytes, units, allocate
+        self._space = allocate(rows, record_bytes // 4)
         self._update: tuple[Tensor, Tensor] | None = None
-        nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, record_bytes, dtype=torch.uint8), torch.empty(0, dtype=torch.int32)
-        self._merged = [RecordLog(*nothing) for _ in range(units)]  # with places once there were two updates between two commits
+        self._merged: list[RecordLog] = []  # a log for each unit once there were two updates between two commits
+        self._most_space = 0  # rows
+        self._most_merged = [0] * units
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it has, the table of places as if all rows had been there."""
-        update = sum(part.nbytes for part in self._update or ())
-        merged = sum(log.rows.nbytes + log.records.nbytes for log in self._merged)
-        return update + merged + self._merged[0].places.nbytes
+        """Bytes of memory it has come to use, the table of places as if all rows had been there."""
+        rows = 0 if self._update is None else self._update[0].nbytes
+        places = self._merged[0].places.nbytes if self._merged else 0
+        merged = sum(max(most, log.count) for most, log in zip(self._most_merged, self._merged))
+        return rows + self._most_space * self._record_bytes + merged * (8 + self._record_bytes) + places
+
+    def space(self, rows: int) -> Tensor:
+        """Zeros for the deltas of an update that is not merged, float32 [rows, B / 4]: valid until the commit after it, or until it is undone."""
+        self._most_space = max(self._most_space, rows)
+        return self._space[:rows].zero_()
 
     @property
     def merges(self) -> bool:
@@ -43,7 +54,7 @@ class UndoLog:
         return self._update is not None or any(log.count for log in self._merged)
 
     def expect(self, rows: Tensor) -> list[tuple[slice, RecordLog]]:
-        """Make room for an update of unique rows, int64 [R]: which of them the update must merge into which log.
+        """An update of unique rows, int64 [R], comes: which of them it must merge into which log.
 
         Where nothing `merges` there are none of these, and `keep` must get the update. Raises ValueError where units do not ascend.
         """
@@ -54,23 +65,25 @@ class UndoLog:
             return []
         if self._update is not None:
             self._merge_first()
-        self._make_room(counts)
         ends = list(accumulate(counts))
         return [(slice(end - count, end), log) for count, end, log in zip(counts, ends, self._merged, strict=True)]
 
     def keep(self, rows: Tensor, delta: Tensor) -> None:
-        """The first update since a commit: its rows and their old XOR new records, uint8 [R, B], are this log's from now on."""
+        """The first update since a commit: its rows and their old XOR new records, uint8 [R, B], in `space`, are this log's from now on."""
         self._update = rows, delta
 
     def deltas(self) -> Deltas:
-        """What changed since the commit: the one update there was, in its order, or a part for each unit, rows in the order in which they were first
+        """What changed since the commit: the one update there was, if any, in its order, or a part for each unit, rows in the order in which they were first
         updated. Views: valid until the next call of another method."""
-        return [self._update] if self._update is not None else [_held(log) for log in self._merged]
+        if self._update is None and self._merged:
+            return [_held(log) for log in self._merged]
+        return [self._update or (torch.empty(0, dtype=torch.int64), self._space[:0].view(torch.uint8))]
 
     def clear(self) -> None:
-        """Forget everything. The memory that it took to merge is kept for the next time."""
-        for log in self._merged:
+        """Forget everything. The memory that it took is kept for the next time."""
+        for unit, log in enumerate(self._merged):
             if log.count:
+                self._most_merged[unit] = max(self._most_merged[unit], log.count)
                 log.places[_held(log)[0]] = 0
                 log.count = 0
         self._update = None
@@ -85,23 +98,16 @@ class UndoLog:
         """A second update comes: the one there is becomes the first that is merged."""
         rows, delta = self._update
         counts = split_by_unit(rows, self._units)[0]
-        if not self._merged[0].places.numel():
+        if not self._merged:
             places = lazy_zeros(self._rows, dtype=np.int32)
-            for log in self._merged:
-                log.places = places
-        self._make_room(counts)
+            self._merged = [self._new_log(len(range(unit, self._rows, self._units)), places) for unit in range(self._units)]
         self._update = None
         for log, some, change in zip(self._merged, rows.split(counts), delta.split(counts), strict=True):
             merge_records(log, some, change)
 
-    def _make_room(self, counts: list[int]) -> None:
-        """For so many more rows of each unit than there are; a quarter more than that where there is too little."""
-        for log, more in zip(self._merged, counts, strict=True):
-            if log.count + more > log.rows.numel():
-                held, capacity = _held(log), (log.count + more) * 5 // 4
-                rows, records = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, self._record_bytes, dtype=torch.uint8)
-                rows[: log.count], records[: log.count] = held
-                log.rows, log.records = rows, records
+    def _new_log(self, rows: int, places: Tensor) -> RecordLog:
+        """With room for twice `rows`: for all of them, and for an update of all of them, as a kernel cannot tell which are there already."""
+        return RecordLog(lazy_zeros(2 * rows, dtype=np.int64), self._allocate(2 * rows, self._record_bytes, dtype=np.uint8), places)
 
 
 def _held(log: RecordLog) -> tuple[Tensor, Tensor]:

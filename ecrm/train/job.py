@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm import __version__
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.checkpoint.fits import identity
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder
@@ -47,7 +47,7 @@ from ecrm.placement.view import View
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend
-from ecrm.storage.base import Allocate, SparseOptimizer, lazy_zeros
+from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
@@ -64,9 +64,10 @@ from ecrm.train.run_folder import RunFolder
 from ecrm.train.start import Start, plan_start
 from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
+from ecrm.train.together import introduce, share_json, together
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
 
 DENSE_FEATURES = 13
@@ -130,23 +131,24 @@ def _run(
     resume: Path | None,
 ) -> int:
     started = len(transport.live)
-    dataset, steps = _together(transport, lambda: _check(started, config, kills))
+    dataset, steps = together(transport, lambda: _check(started, config, kills))
     _check_alike(transport, config, steps)
-    _together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
-    start = _together(transport, lambda: plan_start(config, steps, run_dir, resume))
+    together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
+    start = together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
-    folder = _together(transport, lambda: RunFolder(run_dir))
+    folder = together(transport, lambda: RunFolder(run_dir))
     if start.mapped is not None:
         first = transport.rank == transport.live[0]
         if not goes_on:
-            _together(transport, lambda: make_folder(start.mapped, config, first))
+            together(transport, lambda: make_folder(start.mapped, config, first))
         if run_dir is not None:
-            _together(transport, lambda: first and leave_link(run_dir, start.mapped))
+            together(transport, lambda: first and leave_link(run_dir, start.mapped))
     held = hold(start.mapped) if start.mapped is not None else None
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     protection = make_protection(config, start.mapped, CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints]))
     processes = _processes(transport, config)
-    view = _together(transport, lambda: start_view(config, protection, processes))
+    readers = introduce(transport, _host())
+    view = together(transport, lambda: start_view(config, protection, processes))
     reporter = Reporter(folder, processes, protection.dense_replicas - 1, _durable_in_words(config, start), protection.any_shards_may_be_lost)
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
@@ -191,7 +193,7 @@ def _run(
                 say(line)
         engine.resume()
     if config.storage.prefault:
-        _together(transport, lambda: memory.start(engine))
+        together(transport, lambda: memory.start(engine))
         if start.mapped is None:  # pages of files would count as changed
             hooks.committed = lambda: memory.committed(engine)  # a recovery's, once the step after it is done
     about = {
@@ -201,6 +203,7 @@ def _run(
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
         "bound_to_cores": cores is not None and cores.bound,
+        "lends_memory_to": readers,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
@@ -328,17 +331,6 @@ def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoD
     return CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction), steps
 
 
-def _share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-    """`Transport.share` before there is an engine: without the ranks that have died by then."""
-    while True:
-        try:
-            shared = transport.share(tensors)
-            if transport.agree(True):
-                return shared
-        except PeerFailure:
-            transport.shrink()
-
-
 def _use_instruction_set(name: str) -> None:
     """Raises UsageError where this machine lacks it."""
     try:
@@ -347,31 +339,11 @@ def _use_instruction_set(name: str) -> None:
         raise UsageError(f"kernels.instruction_set is {name}: {error}; set kernels.instruction_set=auto") from None
 
 
-def _together(transport: Transport, action: Callable[[], Any]) -> Any:
-    """Run `action` on every rank; when it fails anywhere, fail everywhere with the lowest rank's error."""
-    result, error = None, None
-    try:
-        result = action()
-    except EcrmError as problem:
-        error = problem
-    except OSError as problem:
-        error = UsageError(f"{problem.filename}: {problem.strerror}")
-    text = f"{error.exit_code} {error}" if error else ""
-    shared = _share_at_start(transport, [torch.tensor(list(text.encode()), dtype=torch.uint8)])
-    for rank, tensors in sorted(shared.items()):
-        if tensors[0].numel():
-            code, _, message = bytes(tensors[0].tolist()).decode().partition(" ")
-            problem = EcrmError(message)
-            problem.exit_code, problem.speaker = int(code), rank
-            raise problem
-    return result
-
-
 def _check_alike(transport: Transport, config: Config, steps: int) -> None:
     """Raise UsageError on every rank unless all have the same data, config and number of steps."""
-    manifest = _together(transport, lambda: read_manifest(Path(config.data.path)))
+    manifest = together(transport, lambda: read_manifest(Path(config.data.path)))
     mine = asdict(given(_host(), config, manifest, steps))
-    ranks = {rank: Given(**fields) for rank, fields in _share_json(transport, mine).items()}
+    ranks = {rank: Given(**fields) for rank, fields in share_json(transport, mine).items()}
     if problem := unlike(ranks):
         error = UsageError(problem)
         error.speaker = min(ranks)
@@ -385,18 +357,12 @@ def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
         domain = f"{host}#{transport.rank % hosts}" if hosts else host
-    return _share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain, "cores": sorted(os.sched_getaffinity(0))})
+    return share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain, "cores": sorted(os.sched_getaffinity(0))})
 
 
 def _host() -> str:
     """This rank's host."""
     return os.environ.get(HOST_VARIABLE) or socket.gethostname()
-
-
-def _share_json(transport: Transport, mine: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Every rank's own `mine`, before there is an engine."""
-    shared = _share_at_start(transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
-    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 
 
 def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> int:

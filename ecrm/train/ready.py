@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.model.dlrm import import_dense_arch
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.storage import store_factory
-from ecrm.storage.base import Allocate, SparseOptimizer, Store, lazy_zeros
+from ecrm.storage.base import SparseOptimizer, Store
 from ecrm.storage.prefault import Prefault
 from ecrm.train.allocator import have_free_memory
 

@@ -12,6 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from torch import Tensor
+
+from ecrm.allocate import lazy_zeros
+from ecrm.transport.lending import Lending
 from ecrm.transport.message import Came, Part
 
 
@@ -30,7 +35,19 @@ class Transport(ABC):
     rank: int
     live: tuple[int, ...]
     sent_bytes: int = 0
-    """Bytes of messages given to other ranks so far, as `wire` packs them; agreements and shrinks are not counted."""
+    """Bytes of messages given to other ranks so far, as `wire` packs them, what is lent included; agreements and shrinks are not counted."""
+    lending: Lending | None = None
+    """What ranks lend one another, for those who introduce them at the start; None where there is nothing to introduce."""
+
+    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
+
+        What `exchange` sends of such memory may come out as a view of it, which shows what becomes of it: whoever sends must leave it as it is until
+        all others are done, and whoever gets it must be before it takes part in another rank's next change of it. The engine's rule: what is
+        sent by `Protection.protect` is used until the step is committed or undone, and changed only behind an
+        exchange that every live rank begins after that.
+        """
+        return lazy_zeros(*shape, dtype=dtype)
 
     @abstractmethod
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
@@ -40,8 +57,8 @@ class Transport(ABC):
         shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result maps
         each rank that sent at least one of them, ascending, to what it sent in order, tensors flattened
         to one dimension, dtypes kept. What was given must not be changed before this returns, nor, after
-        `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result is the caller's own memory: it
-        stays valid and is never a view of what another rank, or this one, passed in.
+        `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result, but for what is `lendable`, is the caller's own
+        memory: it stays valid and is never a view of what another rank, or this one, passed in.
         Raises ValueError for a rank that is not live.
         """
 
@@ -88,6 +105,13 @@ class WrappedTransport(Transport):
     @property
     def sent_bytes(self) -> int:
         return self.inner.sent_bytes
+
+    @property
+    def lending(self) -> Lending | None:
+        return self.inner.lending
+
+    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        return self.inner.lendable(*shape, dtype=dtype)
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         return self.inner.exchange(outgoing)

@@ -25,10 +25,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.lending import Lending
 from ecrm.transport.message import Came, Part
 
 # Bits of an agreement; the library combines them with AND over all live ranks.
@@ -78,16 +80,30 @@ class MpiTransport(Transport):
         self.rank = self._world.Get_rank()
         self._interrupted: list[object] = []
         self._scratch = np.empty(0, np.uint8)
+        self._lending = Lending(self._world.Get_size())
         self._adopt(self._world)
+
+    @property
+    def lending(self) -> Lending:
+        """As in `Transport`."""
+        return self._lending
+
+    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """As in `Transport`."""
+        return self._lending.allocate(*shape, dtype=dtype)
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         """As in `Transport`."""
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
-        lists = [outgoing.get(rank, ()) for rank in self.live if rank != self.rank]
-        places = [wire.places_apart(tensors, MOST_APART) for tensors in lists]
-        packed = self._pack_for_sending(lists, places)
+        others = [rank for rank in self.live if rank != self.rank]
+        lists = [outgoing.get(rank, ()) for rank in others]
+        large = [wire.large_places(tensors) for tensors in lists]
+        lent = [self._lent(rank, tensors, chosen) for rank, tensors, chosen in zip(others, lists, large)]
+        places = [[place for place in chosen if place not in there][:MOST_APART] for chosen, there in zip(large, lent)]
+        packed = self._pack_for_sending(lists, places, lent)
+        self.sent_bytes += sum(wire.padded(tensors[place].nbytes) for tensors, there in zip(lists, lent) for place in there)
         apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
         me = self.live.index(self.rank)
         packed.insert(me, wire.pack(outgoing.get(self.rank, ())))
@@ -153,25 +169,33 @@ class MpiTransport(Transport):
         self._call_number = 0
         group = communicator.Get_group()
         self.live = tuple(group.Translate_ranks(range(group.Get_size()), self._world.Get_group()))
+        self._lending.keep(self.live)
 
-    def _pack_for_sending(self, lists: list[Sequence[Part]], apart: list[tuple[int, ...]]) -> list[np.ndarray]:
-        """Each list packed but for the tensors at its places `apart`, in memory that the next call writes over.
+    def _lent(self, rank: int, tensors: Sequence[Part], places: Sequence[int]) -> dict[int, int]:
+        """Of the tensors at these places, where those begin in this rank's memory that `rank` can read there."""
+        if rank not in self._lending.readers:
+            return {}
+        found = ((place, self._lending.offset(tensors[place])) for place in places)
+        return {place: offset for place, offset in found if offset is not None}
+
+    def _pack_for_sending(self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]) -> list[np.ndarray]:
+        """Each list packed but for the tensors at its places `apart` and in `lent`, in memory that the next call writes over.
 
         Memory that is new in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB,
         because glibc gives freed blocks of this size back to the kernel. An interrupted call changes nothing about it: MPI only reads
         from there, and the next call comes after a `shrink`, which no live rank is through while another still receives.
         """
-        sizes = [wire.packed_bytes(tensors, places) for tensors, places in zip(lists, apart)]
+        sizes = [wire.packed_bytes(tensors, *places) for tensors, *places in zip(lists, apart, lent)]
         if sum(sizes) > self._scratch.size:
             self._scratch = np.empty(sum(sizes), np.uint8)
         packed = []
         position = 0
-        for tensors, places, size in zip(lists, apart, sizes):
+        for tensors, size, *places in zip(lists, sizes, apart, lent):
             if not size:
                 packed.append(NOTHING)
                 continue
             packed.append(self._scratch[position : position + size])
-            wire.pack_into(packed[-1], tensors, places)
+            wire.pack_into(packed[-1], tensors, *places)
             position += size
         return packed
 
@@ -192,8 +216,9 @@ class MpiTransport(Transport):
         except BaseException:  # MPI goes on with its memory all the same
             self._interrupted.append(delivery)
             raise
+        self._lending.completed()
         return {
-            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came])
+            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came], self._lending.memory_of(rank))
             for rank, (words, came) in zip(self.live, received) if words.size
         }  # fmt: skip
 

@@ -8,14 +8,15 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     then                        the words of all heads
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
-A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. An empty list
-takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
+A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. Or it is lent: LENT is added
+to its code, and a word among those of the heads says at which byte of its sender's memory it begins, which whoever gets the message can
+read. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,8 +47,11 @@ DTYPES = (
 )
 HEAD = -1
 APART = 1 << 16
+LENT = 1 << 17
 APART_BYTES = 1 << 17
-"""From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
+"""From this size on a tensor travels apart, or is lent. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
+
+NOTHING_LENT: Mapping[int, int] = {}
 
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
@@ -67,12 +71,12 @@ def check(parts: Sequence[Part]) -> None:
             raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
 
-def places_apart(parts: Sequence[Part], most: int) -> tuple[int, ...]:
-    """Places of those of `parts`, the first `most`, that should travel apart: large, and whole words of 4 bytes."""
-    return tuple(itertools.islice((place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _goes_apart(part)), most))
+def large_places(parts: Sequence[Part]) -> list[int]:
+    """Places of those of `parts` that need not be packed: tensors, large, and whole words of 4 bytes."""
+    return [place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _is_large(part)]
 
 
-def _goes_apart(tensor: torch.Tensor) -> bool:
+def _is_large(tensor: torch.Tensor) -> bool:
     return tensor.nbytes >= APART_BYTES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
 
@@ -83,24 +87,24 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def packed_bytes(parts: Sequence[Part], apart: Collection[int] = ()) -> int:
-    """Bytes that `parts` take when packed, a multiple of 8, the tensors at the places `apart` left out; raises as `check` does."""
+def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> int:
+    """Bytes that `parts` take when packed, a multiple of 8, the tensors at the places `apart` and in `lent` left out; raises as `check` does."""
     if not parts:
         return 0
     check(parts)
-    total = WORD_BYTES * (1 + 2 * len(parts))
+    total = WORD_BYTES * (1 + 2 * len(parts) + len(lent))
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             total += WORD_BYTES * len(part)
-        elif place not in apart:
+        elif place not in apart and place not in lent:
             total += padded(part.numel() * part.element_size())
     return total
 
 
-def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = ()) -> None:
-    """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart)` long, 8-byte aligned.
+def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> None:
+    """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart, lent)` long, 8-byte aligned.
 
-    Does not check again what `packed_bytes` has checked.
+    `lent` says where tensors at some places begin in memory that the receiver can read. Does not check again what `packed_bytes` has checked.
     """
     if not parts:
         return
@@ -111,12 +115,14 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
             heads += part
         else:
             dtype = part.source.dtype if isinstance(part, Picked) else part.dtype
-            words += (CODE_OF_DTYPE[dtype] + (APART if place in apart else 0), part.numel())
+            words += (CODE_OF_DTYPE[dtype] + (APART if place in apart else LENT if place in lent else 0), part.numel())
+            if place in lent:
+                heads.append(lent[place])
     words += heads
     position = len(words) * WORD_BYTES
     buffer[:position].view(np.int64)[:] = words
     for place, part in enumerate(parts):
-        if isinstance(part, tuple) or place in apart:
+        if isinstance(part, tuple) or place in apart or place in lent:
             continue
         end = position + part.numel() * part.element_size()
         if not isinstance(part, Picked):
@@ -134,11 +140,12 @@ def pack(parts: Sequence[Part]) -> np.ndarray:
     return buffer
 
 
-def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[Came]:
-    """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, and of `apart`, what came apart, uint8.
+def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None) -> list[Came]:
+    """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
+    uint8, and of `lent`, all of the sender's memory that can be read, uint8.
 
     The views keep their memory alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
-    (a wrong length, count or dtype code); payload bytes are not checked.
+    (a wrong length, count, dtype code or place in what is lent); payload bytes are not checked.
     """
     if buffer.size == 0:
         return []
@@ -151,7 +158,7 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[Came]:
     header = words[1 : 1 + 2 * count].tolist()
     codes, lengths = header[::2], header[1::2]
     first = 1 + 2 * count
-    last = first + sum(length for code, length in zip(codes, lengths) if code == HEAD)
+    last = first + sum(length if code == HEAD else code >= LENT for code, length in zip(codes, lengths))
     if min(lengths) < 0 or last > words.size:
         raise ValueError(f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes")
     numbers = iter(words[first:last].tolist())
@@ -160,6 +167,9 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = ()) -> list[Came]:
     for code, elements in zip(codes, lengths):
         if code == HEAD:
             parts.append(tuple(itertools.islice(numbers, elements)))
+            continue
+        if code >= LENT:
+            parts.append(_lent(code - LENT, elements, next(numbers), lent))
             continue
         if code >= APART:
             parts.append(_came_apart(code - APART, elements, next(came, None)))
@@ -183,6 +193,13 @@ def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Te
     if not 0 <= code < len(DTYPES) or memory is None or memory.nbytes != elements * DTYPES[code].itemsize:
         raise ValueError(f"packed tensors: {elements} elements of dtype code {code} announced apart, {'nothing' if memory is None else memory.nbytes} came")
     return _view(memory, DTYPES[code], elements, 0)
+
+
+def _lent(code: int, elements: int, position: int, memory: np.ndarray | None) -> torch.Tensor:
+    there = -1 if memory is None else memory.nbytes
+    if not 0 <= code < len(DTYPES) or not 0 <= position <= there - elements * DTYPES[code].itemsize:
+        raise ValueError(f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, {max(there, 0)} bytes can be read")
+    return _view(memory, DTYPES[code], elements, position)
 
 
 def padded(size: int) -> int:

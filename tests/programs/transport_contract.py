@@ -18,10 +18,12 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from ecrm.train.together import introduce  # noqa: E402
 from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
 from ecrm.transport.message import Came, Part, Picked  # noqa: E402
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport  # noqa: E402 - starts no MPI yet
@@ -45,6 +47,7 @@ def contract(transport: Transport, die: Die, large_bytes: int = LARGE_BYTES) -> 
     shares(transport)
     agrees(transport)
     carries_large_messages(transport, large_bytes)
+    lent, _lending = lends(transport)
     told = [interrupts_everybody_when_one_rank_shrinks(transport)]
     for doomed, seconds in (((1,), 0.0), ((2, 4), 0.0), ((5,), 0.005)):
         told.append(survives(transport, doomed, die, seconds, dies_in_recovery=3 if doomed == (5,) else None))
@@ -52,6 +55,7 @@ def contract(transport: Transport, die: Die, large_bytes: int = LARGE_BYTES) -> 
     exchanges_any_tensors(transport)
     shares(transport)
     agrees(transport)
+    assert all((numbers == sender + 100).all() for sender, numbers in lent.items()), "what the dead have lent is gone"
     return {"live": list(transport.live), "failures_seen": told}
 
 
@@ -198,6 +202,26 @@ def carries_large_messages(transport: Transport, large_bytes: int) -> None:
             assert torch.equal(tensors[0], torch.arange(large_bytes // 8) * (sender + 1))
     else:
         assert transport.exchange({}) == {}
+
+
+def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+    """What others have lent, which lies where they have it and shows what becomes of it, and what this rank has, which is there for as long as it keeps it."""
+    me, others = transport.rank, [rank for rank in transport.live if rank != transport.rank]
+    assert introduce(transport, "here") in ([], others)  # nobody in the simulation, where nobody needs to be
+    memory = transport.lendable(400, 256, dtype=np.int32)
+    assert memory.shape == (400, 256) and (memory == 0).all()
+    memory += me
+    before = transport.sent_bytes
+    received = transport.exchange({rank: [(me,), memory[100:], torch.tensor([me])] for rank in others})
+    assert transport.sent_bytes - before >= len(others) * 300 * 1024
+    for sender, (head, numbers, number) in received.items():
+        assert head == (sender,) and number.tolist() == [sender] and (numbers == sender).all() and numbers.shape == (300 * 256,)
+    assert transport.agree(True)  # all have looked
+    memory += 100
+    assert transport.agree(True)
+    lent = {sender: numbers for sender, (_, numbers, _) in received.items()}
+    assert list(lent) == others and all((numbers == sender + 100).all() for sender, numbers in lent.items())
+    return lent, memory
 
 
 def interrupts_everybody_when_one_rank_shrinks(transport: Transport) -> str:

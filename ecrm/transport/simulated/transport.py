@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from torch import Tensor
+
+from ecrm.allocate import lazy_zeros
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part, copied
@@ -20,11 +24,17 @@ class Calls(Protocol):
 
 
 class SimulatedTransport(Transport):
-    """Everything that travels is copied when it is sent, and again for each further receiver."""
+    """Everything that travels is copied when it is sent, and again for each further receiver, but for what is lent, whatever its size."""
 
     def __init__(self, cluster: Calls, rank: int) -> None:
         self._cluster = cluster
         self.rank = rank
+        self._lendable: list[Tensor] = []
+
+    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        memory = lazy_zeros(*shape, dtype=dtype)
+        self._lendable.append(memory)  # so that nothing else comes to lie there
+        return memory
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -34,7 +44,7 @@ class SimulatedTransport(Transport):
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
-        sent = {rank: _copies(tensors) for rank, tensors in outgoing.items() if tensors}
+        sent = {rank: _copies(tensors, self._lendable) for rank, tensors in outgoing.items() if tensors}
         self.sent_bytes += sum(wire.packed_bytes(tensors) for rank, tensors in sent.items() if rank != self.rank)
         contributions = self._cluster.collective(self.rank, "exchange", sent)
         return {
@@ -58,6 +68,10 @@ class SimulatedTransport(Transport):
         self._cluster.leave(self.rank)
 
 
-def _copies(parts: Sequence[Part]) -> list[Came]:
+def _copies(parts: Sequence[Part], lendable: Sequence[Tensor] = ()) -> list[Came]:
     wire.check(parts)
-    return [copied(part) for part in parts]
+    return [part.detach().reshape(-1) if _lies_in(part, lendable) else copied(part) for part in parts]
+
+
+def _lies_in(part: Part, memory: Sequence[Tensor]) -> bool:
+    return isinstance(part, Tensor) and any(0 <= part.data_ptr() - place.data_ptr() < place.nbytes for place in memory)

@@ -1,0 +1,153 @@
+"""Memory of one rank that other ranks of its host read where it lies, so that what is sent of it is not copied.
+
+It is a file in memory without a name: it is gone with the last process that has it, however these end, and what a rank that dies has lent can be
+read all the same. Others reach it through its number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.allocate import lazy_zeros
+
+ADDRESS_SPACE = 4
+"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows."""
+
+ADDRESSES = 1 << 45
+"""And no more than this among all ranks, each of which has the memory of all others: a process has 2^47 on most machines."""
+
+
+class OwnMemory:
+    """The memory that a rank can lend. Raises OSError where the system gives no such memory or address space."""
+
+    def __init__(self, ranks: int) -> None:
+        self.size = min(ADDRESS_SPACE * os.sysconf("SC_PHYS_PAGES"), ADDRESSES // ranks // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.file = os.memfd_create("ecrm")
+        try:
+            os.ftruncate(self.file, self.size)
+            self._map = mmap.mmap(self.file, self.size)
+        except OSError:
+            os.close(self.file)
+            raise
+        self._address = np.frombuffer(self._map, np.uint8, count=1).ctypes.data
+        self._used = 0
+        self._freed: list[tuple[int, int, int]] = []  # (calls completed by then, first byte, bytes)
+        self._calls = 0
+
+    def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """Zeros of that shape, as `lazy_zeros`; of ordinary memory once the address space is used up."""
+        count = math.prod(shape)
+        size = -(-max(count * np.dtype(dtype).itemsize, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._used + size > self.size:
+            return lazy_zeros(*shape, dtype=dtype)
+        start, self._used = self._used, self._used + size
+        array = np.frombuffer(self._map, dtype, count=count, offset=start)
+        weakref.finalize(array, self._free, start, size).atexit = False
+        return torch.from_numpy(array).view(shape)
+
+    def offset(self, tensor: Tensor) -> int | None:
+        """Where a contiguous tensor begins in this memory; None where it is not in it."""
+        offset = tensor.data_ptr() - self._address
+        return offset if 0 <= offset < self.size else None
+
+    def completed(self) -> None:
+        """Every other rank has entered a call that this rank has now completed: after two of them what was freed before is given back."""
+        self._calls += 1
+        while self._freed and self._freed[0][0] + 2 <= self._calls:
+            _, start, size = self._freed.pop(0)
+            self._map.madvise(mmap.MADV_REMOVE, start, size)
+
+    def _free(self, start: int, size: int) -> None:
+        """Nobody here uses these bytes any more; others may, until they have taken back or committed what they were sent."""
+        self._freed.append((self._calls, start, size))
+
+
+class Lending:
+    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory.
+
+    None can before `lend_to`. Where this rank has no memory to lend, all is as if nobody could.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        """`ranks` is how many there are in all."""
+        try:
+            self._own = OwnMemory(ranks)
+        except OSError:
+            self._own = None
+        self._of: dict[int, np.ndarray] = {}
+        self.readers: frozenset[int] = frozenset()
+
+    def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """As `Transport.lendable`."""
+        return lazy_zeros(*shape, dtype=dtype) if self._own is None else self._own.allocate(*shape, dtype=dtype)
+
+    def offer(self, host: str) -> dict[str, Any]:
+        """What another rank of `host` needs to read the memory of this one, as JSON has it; empty where there is none."""
+        if self._own is None:
+            return {}
+        return {"system": _system(host), "pid": os.getpid(), "file": self._own.file, "inode": os.fstat(self._own.file).st_ino, "bytes": self._own.size}
+
+    def accept(self, host: str, offers: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """The ranks whose memory this rank of `host` can read from now on, of those that offer theirs."""
+        for rank, offer in offers.items():
+            memory = _opened(offer) if offer and offer["system"] == _system(host) else None
+            if memory is not None:
+                self._of[rank] = memory
+        return sorted(self._of)
+
+    def lend_to(self, readers: Collection[int]) -> None:
+        """These ranks have accepted."""
+        self.readers = frozenset(readers)
+
+    def offset(self, tensor: Tensor) -> int | None:
+        """Where a contiguous tensor begins in this rank's memory, which its `readers` can read; None where it is elsewhere."""
+        return None if self._own is None else self._own.offset(tensor)
+
+    def memory_of(self, rank: int) -> np.ndarray | None:
+        """The memory of another rank, uint8, which must not be written; None where it cannot be read."""
+        return self._of.get(rank)
+
+    def keep(self, live: Collection[int]) -> None:
+        """Only these ranks are left: what others have lent is gone once nothing here uses it any more."""
+        self._of = {rank: memory for rank, memory in self._of.items() if rank in live}
+
+    def completed(self) -> None:
+        """As `OwnMemory.completed`."""
+        if self._own is not None:
+            self._own.completed()
+
+
+def _system(host: str) -> list[Any]:
+    """What ranks have in common that can find one another's open files."""
+    try:
+        return [host, Path("/proc/sys/kernel/random/boot_id").read_text(), os.stat("/proc/self/ns/pid").st_ino]
+    except OSError:
+        return [host, os.getpid()]  # as nobody else
+
+
+def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
+    """The memory that was offered, uint8, which to write is a segmentation fault; None where the system does not let this process have it."""
+    try:
+        file = os.open(f"/proc/{offer['pid']}/fd/{offer['file']}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(file).st_ino != offer["inode"]:
+                return None
+            memory = np.frombuffer(mmap.mmap(file, offer["bytes"]), np.uint8)
+        finally:
+            os.close(file)
+    except OSError:
+        return None
+    # Not mapped so from the beginning, since torch warns of arrays that cannot be written.
+    protected = ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ)
+    return memory if protected == 0 else None

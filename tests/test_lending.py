@@ -1,0 +1,134 @@
+"""Memory that ranks of a host lend one another, between real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.transport.lending import Lending, OwnMemory
+
+RANKS = 2
+LENDER = """
+import json, sys, time
+from ecrm.transport.lending import Lending
+lending = Lending(2)
+memory = lending.allocate(1000, 300)
+memory += 7
+print(json.dumps([lending.offer("here"), lending.offset(memory[1:])]), flush=True)
+for line in sys.stdin:
+    memory[1:] += 1
+    print("changed", flush=True)
+"""
+
+
+class Lender:
+    """Another process, which lends a tensor of sevens, [1000, 300]; `offset` is where its second row begins."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", LENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.offer, self.offset = json.loads(self._process.stdout.readline())
+
+    def change(self) -> None:
+        print(file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline() == "changed\n"
+
+    def die(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def lender():
+    lender = Lender()
+    yield lender
+    lender.die()
+
+
+def test_what_is_lent_is_read_where_it_lies_and_outlives_its_owner(lender):
+    lending = Lending(RANKS)
+    assert lending.accept("here", {1: lender.offer}) == [1]
+    lent = torch.frombuffer(lending.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300)
+    assert (lent == 7).all()
+    lender.change()
+    assert (lent == 8).all()
+    lender.die()
+    assert (lent == 8).all()
+    lending.keep([0])
+    assert lending.memory_of(1) is None and (lent == 8).all()
+
+
+def test_whoever_reads_cannot_write(lender):
+    pid = os.fork()
+    if not pid:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        lending = Lending(RANKS)
+        lending.accept("here", {1: lender.offer})
+        lending.memory_of(1)[lender.offset] = 1
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"system": ["elsewhere", "", 0]},
+        {"inode": 1},
+        {"pid": 1 << 30},
+        {"file": 999},
+    ],
+    ids=["another host", "another file", "no such process", "no such file"],
+)
+def test_what_cannot_be_had_is_not_accepted(lender, changed):
+    lending = Lending(RANKS)
+    assert lending.accept("here", {1: {**lender.offer, **changed}, 2: {}}) == []
+    assert lending.memory_of(1) is None and lending.accept("there", {1: lender.offer}) == []
+
+
+def test_only_what_lies_in_it_is_lent():
+    lending = Lending(RANKS)
+    first, second = lending.allocate(3, 5), lending.allocate(7, dtype=np.int64)
+    assert lending.offset(first[1:]) == lending.offset(first) + 20 and lending.offset(second) >= lending.offset(first) + first.nbytes
+    assert second.dtype == torch.int64 and not second.any() and lending.offset(torch.ones(3)) is None
+    assert lending.readers == frozenset()
+    lending.lend_to([1])
+    assert lending.readers == {1}
+
+
+def test_memory_is_given_back_once_all_others_are_past_the_call_after_the_next():
+    memory = OwnMemory(RANKS)
+    held, freed = memory.allocate(1 << 20), memory.allocate(1 << 20)
+    held += 1
+    freed += 1
+    blocks = os.fstat(memory.file).st_blocks
+    assert blocks >= (8 << 20) // 512
+    memory.completed()
+    del freed
+    memory.completed()
+    assert os.fstat(memory.file).st_blocks == blocks
+    memory.completed()
+    assert os.fstat(memory.file).st_blocks == blocks // 2 and (held == 1).all()
+
+
+def test_no_more_than_there_is_room_for():
+    memory = OwnMemory(RANKS)
+    rest = memory.allocate(memory.size - (1 << 16), dtype=np.uint8)
+    outside = memory.allocate(1 << 17, dtype=np.uint8)
+    assert memory.offset(rest) == 0 and memory.offset(outside) is None and outside.shape == (1 << 17,)
+
+
+def test_without_address_space_nothing_is_lent():
+    program = (
+        "import resource, numpy as np; from ecrm.transport.lending import Lending;"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); lending = Lending(2);"
+        "assert lending.offer('here') == {} and lending.offset(lending.allocate(4)) is None; lending.completed(); print('well')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "well\n", done.stderr
