@@ -30,7 +30,7 @@ def test_bytes_go_to_the_phase_that_sent_them():
 
     outcome = SimulatedCluster(3, 1).run(program)
     sent = {"start": ONE_ROW, "lookup": 4 * ONE_ROW, "commit": ONE_ROW}
-    assert all(told == [{"rank": rank, "sent": sent, "written": 100 + rank, "kernels": taken()} for rank in range(3)] for told in outcome.results.values())
+    assert all(told == [{"rank": rank, "sent": sent, "lent": 0, "written": 100 + rank, "kernels": taken()} for rank in range(3)] for told in outcome.results.values())
 
 
 def test_what_evaluation_and_the_end_look_up_is_no_part_of_a_step():

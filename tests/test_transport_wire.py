@@ -130,7 +130,7 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
     shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]  # MPI takes no words that begin between words
     sent = [(7,), large, odd, picked, (), shifted, large.neg(), torch.empty(0), (1, 2)]
-    places = wire.large_places(sent)
+    places = wire.places_of(sent, wire.APART_BYTES)
     assert places == [1, 6]
     buffer = np.empty(wire.packed_bytes(sent, places), np.uint8)
     wire.pack_into(buffer, sent, places)

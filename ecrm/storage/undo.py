@@ -17,6 +17,10 @@ Deltas = list[tuple[Tensor, Tensor]]
 """Local rows of a shard, int64 [R], and the XOR of each record before and after, uint8 [R, B], in parts; no row is twice in all of them."""
 
 
+MOST_ROOM = (1 << 31) - 1
+"""Of a `RecordLog`."""
+
+
 class UndoLog:
     """Rows updated since the last commit and the XOR of each record then and now, of one shard of `rows` rows, of `units` of a stripe.
 
@@ -107,7 +111,8 @@ class UndoLog:
 
     def _new_log(self, rows: int, places: Tensor) -> RecordLog:
         """With room for twice `rows`: for all of them, and for an update of all of them, as a kernel cannot tell which are there already."""
-        return RecordLog(lazy_zeros(2 * rows, dtype=np.int64), self._allocate(2 * rows, self._record_bytes, dtype=np.uint8), places)
+        room = min(2 * rows, MOST_ROOM)
+        return RecordLog(lazy_zeros(room, dtype=np.int64), self._allocate(room, self._record_bytes, dtype=np.uint8), places)
 
 
 def _held(log: RecordLog) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ecrm.transport.lending import Lending
 
-def resident_bytes() -> tuple[int, int]:
-    """(anonymous memory resident now, largest resident set ever, libraries included) of this process, in bytes."""
+
+def resident_bytes(lending: Lending | None) -> tuple[int, int]:
+    """(anonymous memory resident now, with what this process can lend, and the largest resident set ever, with libraries and what it has read of
+    what others lend) of this process, in bytes."""
     kibibytes = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name in ("RssAnon", "VmHWM"):
             kibibytes[name] = int(rest.split()[0])
-    return kibibytes["RssAnon"] * 1024, kibibytes["VmHWM"] * 1024
+    own = 0 if lending is None else lending.bytes_used
+    return kibibytes["RssAnon"] * 1024 + own, kibibytes["VmHWM"] * 1024

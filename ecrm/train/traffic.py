@@ -45,8 +45,9 @@ class Traffic:
 
 
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
-    """Collective: {"rank", "sent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
-    Raises PeerFailure as transport calls do."""
-    mine = {"rank": transport.rank, "sent": sent, "written": written, "kernels": taken()}
+    """Collective: {"rank", "sent", "lent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
+    `lent` is part of what was sent. Raises PeerFailure as transport calls do."""
+    lent = 0 if transport.lending is None else transport.lending.lent_bytes
+    mine = {"rank": transport.rank, "sent": sent, "lent": lent, "written": written, "kernels": taken()}
     shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
     return [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]

@@ -200,7 +200,7 @@ class Trainer:
                 self._folder.trace(chrome_trace(profiles))
         engine.enter("finish")
         engine.rebuild_all()
-        resident = resident_bytes()  # before what reads everything: scrubbing, the digests, the check of parity
+        resident = resident_bytes(self._engine.transport.lending)  # before what reads everything: scrubbing, the digests, the check of parity
         engine.scrub_all()
         if self._checkpoints is not None:
             self._checkpoints.finish()

@@ -35,17 +35,15 @@ class Transport(ABC):
     rank: int
     live: tuple[int, ...]
     sent_bytes: int = 0
-    """Bytes of messages given to other ranks so far, as `wire` packs them, what is lent included; agreements and shrinks are not counted."""
+    """Bytes of messages given to other ranks so far, as `wire` packs them, tensors that are lent included; agreements and shrinks are not counted."""
     lending: Lending | None = None
     """What ranks lend one another, for those who introduce them at the start; None where there is nothing to introduce."""
 
     def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
 
-        What `exchange` sends of such memory may come out as a view of it, which shows what becomes of it: whoever sends must leave it as it is until
-        all others are done, and whoever gets it must be before it takes part in another rank's next change of it. The engine's rule: what is
-        sent by `Protection.protect` is used until the step is committed or undone, and changed only behind an
-        exchange that every live rank begins after that.
+        What `exchange` sends of such memory may come out as a view of it, for reading. Its sender may change it only after an exchange that every
+        live rank enters when it has no more use for what it got: in the engine, when it has committed or undone the step.
         """
         return lazy_zeros(*shape, dtype=dtype)
 

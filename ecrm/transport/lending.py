@@ -6,10 +6,12 @@ read all the same. Others reach it through its number among the open files of it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
 import os
+import resource
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -22,16 +24,19 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 
 ADDRESS_SPACE = 4
-"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows."""
+"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows, and
+addresses are not used again when a shard is given up."""
 
 ADDRESSES = 1 << 45
 """And no more than this among all ranks, each of which has the memory of all others: a process has 2^47 on most machines."""
 
 
 class OwnMemory:
-    """The memory that a rank can lend. Raises OSError where the system gives no such memory or address space."""
+    """The memory that a rank can lend. Raises OSError where the system gives no such memory, or addresses are limited and needed for other things."""
 
     def __init__(self, ranks: int) -> None:
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            raise OSError("addresses are limited (ulimit -v)")
         self.size = min(ADDRESS_SPACE * os.sysconf("SC_PHYS_PAGES"), ADDRESSES // ranks // mmap.PAGESIZE) * mmap.PAGESIZE
         self.file = os.memfd_create("ecrm")
         try:
@@ -44,6 +49,11 @@ class OwnMemory:
         self._used = 0
         self._freed: list[tuple[int, int, int]] = []  # (calls completed by then, first byte, bytes)
         self._calls = 0
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes that the system has handed out."""
+        return os.fstat(self.file).st_blocks * 512
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape, as `lazy_zeros`; of ordinary memory once the address space is used up."""
@@ -62,19 +72,21 @@ class OwnMemory:
         return offset if 0 <= offset < self.size else None
 
     def completed(self) -> None:
-        """Every other rank has entered a call that this rank has now completed: after two of them what was freed before is given back."""
+        """Every other rank has entered an exchange or share that this rank has now completed: after two of them what was freed before is given back."""
         self._calls += 1
         while self._freed and self._freed[0][0] + 2 <= self._calls:
             _, start, size = self._freed.pop(0)
-            self._map.madvise(mmap.MADV_REMOVE, start, size)
+            with contextlib.suppress(OSError):  # then it stays
+                self._map.madvise(mmap.MADV_REMOVE, start, size)
 
     def _free(self, start: int, size: int) -> None:
-        """Nobody here uses these bytes any more; others may, until they have taken back or committed what they were sent."""
+        """Nobody here uses these bytes any more; others may, until they have taken back or committed what they were sent, which is when they next
+        exchange or share anything behind an agreement on that: agreements of MPI are uniform."""
         self._freed.append((self._calls, start, size))
 
 
 class Lending:
-    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory.
+    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory, `lent_bytes`, how much they were lent so far.
 
     None can before `lend_to`. Where this rank has no memory to lend, all is as if nobody could.
     """
@@ -87,6 +99,12 @@ class Lending:
             self._own = None
         self._of: dict[int, np.ndarray] = {}
         self.readers: frozenset[int] = frozenset()
+        self.lent_bytes = 0
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of memory that the system has handed out for what this rank can lend."""
+        return 0 if self._own is None else self._own.bytes_used
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """As `Transport.lendable`."""

@@ -99,11 +99,12 @@ class MpiTransport(Transport):
             raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
         others = [rank for rank in self.live if rank != self.rank]
         lists = [outgoing.get(rank, ()) for rank in others]
-        large = [wire.large_places(tensors) for tensors in lists]
-        lent = [self._lent(rank, tensors, chosen) for rank, tensors, chosen in zip(others, lists, large)]
-        places = [[place for place in chosen if place not in there][:MOST_APART] for chosen, there in zip(large, lent)]
+        lent = [self._lent(rank, tensors) for rank, tensors in zip(others, lists)]
+        places = [[place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][:MOST_APART] for tensors, there in zip(lists, lent)]
         packed = self._pack_for_sending(lists, places, lent)
-        self.sent_bytes += sum(wire.padded(tensors[place].nbytes) for tensors, there in zip(lists, lent) for place in there)
+        lent_bytes = sum(wire.padded(tensors[place].nbytes) for tensors, there in zip(lists, lent) for place in there)
+        self.sent_bytes += lent_bytes
+        self._lending.lent_bytes += lent_bytes
         apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
         me = self.live.index(self.rank)
         packed.insert(me, wire.pack(outgoing.get(self.rank, ())))
@@ -171,11 +172,11 @@ class MpiTransport(Transport):
         self.live = tuple(group.Translate_ranks(range(group.Get_size()), self._world.Get_group()))
         self._lending.keep(self.live)
 
-    def _lent(self, rank: int, tensors: Sequence[Part], places: Sequence[int]) -> dict[int, int]:
-        """Of the tensors at these places, where those begin in this rank's memory that `rank` can read there."""
+    def _lent(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
+        """{place of a tensor: where it begins in this rank's memory}, of those that `rank` can read there."""
         if rank not in self._lending.readers:
             return {}
-        found = ((place, self._lending.offset(tensors[place])) for place in places)
+        found = ((place, self._lending.offset(tensors[place])) for place in wire.places_of(tensors, wire.LENT_BYTES))
         return {place: offset for place, offset in found if offset is not None}
 
     def _pack_for_sending(self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]) -> list[np.ndarray]:
@@ -185,17 +186,17 @@ class MpiTransport(Transport):
         because glibc gives freed blocks of this size back to the kernel. An interrupted call changes nothing about it: MPI only reads
         from there, and the next call comes after a `shrink`, which no live rank is through while another still receives.
         """
-        sizes = [wire.packed_bytes(tensors, *places) for tensors, *places in zip(lists, apart, lent)]
+        sizes = [wire.packed_bytes(tensors, places, there) for tensors, places, there in zip(lists, apart, lent)]
         if sum(sizes) > self._scratch.size:
             self._scratch = np.empty(sum(sizes), np.uint8)
         packed = []
         position = 0
-        for tensors, size, *places in zip(lists, sizes, apart, lent):
+        for tensors, size, places, there in zip(lists, sizes, apart, lent):
             if not size:
                 packed.append(NOTHING)
                 continue
             packed.append(self._scratch[position : position + size])
-            wire.pack_into(packed[-1], tensors, *places)
+            wire.pack_into(packed[-1], tensors, places, there)
             position += size
         return packed
 

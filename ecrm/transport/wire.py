@@ -49,7 +49,10 @@ HEAD = -1
 APART = 1 << 16
 LENT = 1 << 17
 APART_BYTES = 1 << 17
-"""From this size on a tensor travels apart, or is lent. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
+"""From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
+
+LENT_BYTES = 1 << 10
+"""From this size on it is lent, if it can be: below, its bytes are as little as the words that say where they lie. Not tuned either."""
 
 NOTHING_LENT: Mapping[int, int] = {}
 
@@ -71,13 +74,13 @@ def check(parts: Sequence[Part]) -> None:
             raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
 
 
-def large_places(parts: Sequence[Part]) -> list[int]:
-    """Places of those of `parts` that need not be packed: tensors, large, and whole words of 4 bytes."""
-    return [place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _is_large(part)]
+def places_of(parts: Sequence[Part], size: int) -> list[int]:
+    """Places of those of `parts` that need not be packed: tensors of at least so many bytes, and whole words of 4."""
+    return [place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _is_words(part, size)]
 
 
-def _is_large(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes >= APART_BYTES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
+def _is_words(tensor: torch.Tensor, size: int) -> bool:
+    return tensor.nbytes >= size and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
