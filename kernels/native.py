@@ -36,12 +36,12 @@ _SIGNATURES = {
     "ecrm_unique_by_unit": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
     "ecrm_split_by_shard": (None, [_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER]),
     "ecrm_split_by_unit": (ctypes.c_int, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
-    "ecrm_scatter_add": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT]),
+    "ecrm_scatter_add": (None, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER]),
     "ecrm_dot_interaction_room": (_INT, [_INT, _INT]),
     "ecrm_dot_interaction": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER]),
     "ecrm_dot_interaction_backward": (
         None,
-        [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER],
+        [_POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER],
     ),
     "ecrm_hash_uniform": (
         None,

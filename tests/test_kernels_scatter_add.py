@@ -56,6 +56,24 @@ def test_strided_views(backend):
     assert storage[:, [0, 8, 9]].abs().sum() == 0
 
 
+@pytest.mark.parametrize("dimension, width", [(1, 1), (8, 8), (13, 16), (64, 66)])
+def test_rows_not_seen_yet_need_hold_nothing(backend, dimension, width):
+    random = torch.Generator().manual_seed(dimension)
+    index = torch.randint(0, 9, (60,), generator=random)
+    index[index == 4] = 5
+    values = torch.randn(60, dimension, generator=random)
+    values[::7] = -0.0
+    storage, seen = torch.full((9, width + 1), torch.nan), torch.zeros(9, dtype=torch.uint8)
+    out = storage[:, :width]
+    for part in (slice(0, 20), slice(20, 60)):
+        scatter_add(out, index[part], values[part], backend=backend, seen=seen)
+    expected = sequential(torch.zeros(9, dimension), index, values)
+    there = torch.arange(9) != 4
+    assert seen.tolist() == there.int().tolist()
+    assert torch.equal(out[there, :dimension].view(torch.int32), expected[there].view(torch.int32))
+    assert not out[there, dimension:].any() and storage[4].isnan().all() and storage[:, width].isnan().all()
+
+
 def test_nothing_to_do(backend):
     out = torch.ones(3, 4)
     scatter_add(out, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), backend=backend)
@@ -69,6 +87,10 @@ def test_nothing_to_do(backend):
         ({"index": torch.tensor([0, 3])}, ValueError, r"index\[1\] is 3, outside 0..2"),
         ({"values": torch.ones(2, 5)}, ValueError, r"values has shape \[2, 5\], needed: \[2, 4\]"),
         ({"values": torch.ones(2, 4).double()}, TypeError, "values is torch.float64"),
+        ({"values": torch.ones(2, 3)}, ValueError, r"values has shape \[2, 3\], needed: \[2, 4\]"),
+        ({"values": torch.ones(2, 5), "seen": torch.zeros(3, dtype=torch.uint8)}, ValueError, r"values has shape \[2, 5\], needed: \[2, 4\]"),
+        ({"seen": torch.zeros(2, dtype=torch.uint8)}, ValueError, r"seen has shape \[2\], needed: \[3\]"),
+        ({"seen": torch.zeros(3, dtype=torch.bool)}, TypeError, "seen is torch.bool"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):

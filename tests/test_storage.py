@@ -104,6 +104,7 @@ def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
         rows, places = unique_by_unit(rows, units)
         space = hosted.gradient_space(len(rows), keep_delta=True)
         assert space.shape[1] == (hosted.store.dim if step > 1 else hosted.store.record_bytes // 4)  # those after the first are merged
+        space[:, hosted.store.dim :] = 0
         space[:, : hosted.store.dim] = gradients[places.argsort()]
         hosted.update(rows, space, keep_delta=True)
         first = len(never & set(rows.tolist()))

@@ -48,7 +48,7 @@ def test_it_holds_the_xor_of_all_updates_since_it_was_cleared(units):
 def test_one_update_is_kept_as_it_came():
     log, rows = UndoLog(ROWS, BYTES, 2), torch.tensor([2, 0, 1, 5])
     delta = log.space(4).view(torch.uint8)
-    assert delta.shape == (4, BYTES) and not delta.sum()
+    assert delta.shape == (4, BYTES)
     delta += 1
     assert not log.merges and log.expect(rows) == []
     log.keep(rows, delta)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ecrm.kernels.records import scatter_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
@@ -107,7 +108,7 @@ class SlotRequests:
                 pieces += [(place, self._stand_in.values(shard, space, wanted[place])) for shard, place, _ in self._away[slot, space]]
             values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
             for place, piece in pieces:
-                values.index_copy_(0, place, piece)
+                scatter_records(values, (), place, piece.view(torch.uint8))
             result[slot].append(values)
         return result
 
@@ -237,9 +238,9 @@ class ShardRequests:
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
-            total = sums[:, : hosted.store.dim]
+            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)  # each row is asked by a slot at least
             for slot, place in asked.places:
-                scatter_add(total, place, gradients[slot, shard, space].view(place.numel(), -1))
+                scatter_add(sums, place, gradients[slot, shard, space].view(place.numel(), -1), seen=seen)
             hosted.update(asked.rows, sums, keep_deltas)
 
 

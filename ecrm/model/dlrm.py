@@ -63,7 +63,7 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradients: Tensor) -> tuple[Tensor, None]:
         (places,) = ctx.saved_tensors
-        sums = torch.zeros(ctx.rows, gradients.shape[1])
+        sums = torch.zeros(ctx.rows, gradients.shape[1])  # some rows may not be among the places
         scatter_add(sums, places, gradients.contiguous())
         return sums, None
 

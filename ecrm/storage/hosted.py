@@ -51,8 +51,9 @@ class HostedShard:
             self.missing.remove_rest()
 
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
-        """Zeros to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim]: the first dim are theirs."""
-        return self._log.space(rows) if keep_delta and not self._log.merges else torch.zeros(rows, self.store.dim)
+        """Room to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim], holding anything: the first dim are theirs, and zeros
+        must follow."""
+        return self._log.space(rows) if keep_delta and not self._log.merges else torch.empty(rows, self.store.dim)
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.

@@ -48,9 +48,10 @@ class UndoLog:
         return rows + self._most_space * self._record_bytes + merged * (8 + self._record_bytes) + places
 
     def space(self, rows: int) -> Tensor:
-        """Zeros for the deltas of an update that is not merged, float32 [rows, B / 4]: valid until the commit after it, or until it is undone."""
+        """Room for the deltas of an update that is not merged, float32 [rows, B / 4], holding anything: valid until the commit after it, or until it
+        is undone."""
         self._most_space = max(self._most_space, rows)
-        return self._space[:rows].zero_()
+        return self._space[:rows]
 
     @property
     def merges(self) -> bool:

@@ -42,20 +42,26 @@ def dot_interaction_backward(
     batch, width = dense.shape
     check.matrix("gradients", gradients, (torch.float32,))
     check.shape("gradients", gradients, (batch, width + features * (features + 1) // 2))
-    sums = torch.zeros(values.shape, device=values.device)
+    sums, seen = torch.empty(values.shape, device=values.device), torch.zeros(values.shape[0], dtype=torch.uint8, device=values.device)
     if chosen == "reference":
         from ecrm.kernels.dot_interaction.reference import backward
 
         of_dense, of_rows = backward(gradients, dense, values, places)
-        scatter_add(sums, places, of_rows.flatten(0, 1), backend)
-        return of_dense, sums
+        scatter_add(sums, places, of_rows.flatten(0, 1), backend, seen)
+        return of_dense, _zero_unseen(sums, seen)
     of_dense, room = torch.empty(batch, width), _room(features, width)
     native.library().ecrm_dot_interaction_backward(
-        of_dense.data_ptr(), sums.data_ptr(), width, gradients.data_ptr(), check.row_stride(gradients),
+        of_dense.data_ptr(), sums.data_ptr(), width, seen.data_ptr(), gradients.data_ptr(), check.row_stride(gradients),
         dense.data_ptr(), check.row_stride(dense), values.data_ptr(), check.row_stride(values),
         places.data_ptr(), batch, features, width, room.data_ptr(),
     )  # fmt: skip
-    return of_dense, sums
+    return of_dense, _zero_unseen(sums, seen)
+
+
+def _zero_unseen(sums: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    if not seen.all():
+        sums[seen == 0] = 0
+    return sums
 
 
 def _checked(dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str) -> tuple[str, int]:

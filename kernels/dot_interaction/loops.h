@@ -119,19 +119,21 @@ ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, con
   }
 }
 
-// The first `count` of sixteen, stored, or added to what is there.
-ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, bool adds) {
+// The first `count` of sixteen, stored, or added to zero, or to what is there.
+enum Writes { kStores, kBegins, kAdds };
+ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, Writes how) {
   if (count >= kSixteen) {
-    if (adds) add16(value, load16(to));
+    if (how != kStores) add16(value, how == kAdds ? load16(to) : Sixteen{});
     store16(to, value);
     return;
   }
   float rest[kSixteen];
   store16(rest, value);
-  for (int64_t d = 0; d < count; ++d) to[d] = adds ? to[d] + rest[d] : rest[d];
+  for (int64_t d = 0; d < count; ++d) to[d] = how == kAdds ? to[d] + rest[d] : how == kBegins ? 0.0f + rest[d] : rest[d];
 }
 
-static void backward(float* dense_gradients, float* sums, int64_t sum_stride, const float* gradients, int64_t stride,
+// `seen`, zeros at first, tells which rows of `sums` hold anything.
+static void backward(float* dense_gradients, float* sums, int64_t sum_stride, uint8_t* seen, const float* gradients, int64_t stride,
                      const float* dense, int64_t dense_stride, const float* values, int64_t value_stride,
                      const int64_t* places, int64_t batch, int64_t features, int64_t dimension, float* room) {
   const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
@@ -153,17 +155,19 @@ static void backward(float* dense_gradients, float* sums, int64_t sum_stride, co
     for (int64_t i = 0; i < rows; ++i) {
       float* to = i == 0 ? dense_gradients + b * dimension : sums + mine[i - 1] * sum_stride;
       const float* start = i == 0 ? first : nullptr;
+      const Writes how = i == 0 ? kStores : seen[mine[i - 1]] ? kAdds : kBegins;
+      if (i > 0) seen[mine[i - 1]] = 1;
       int64_t d = 0;
       for (; d + 4 * kSixteen <= padded; d += 4 * kSixteen) {
         Sixteen found[4];
         gradient_of(found, 4, start, room, padded, factors + i * rows, i, rows, d);
 #pragma GCC unroll 8
-        for (int t = 0; t < 4; ++t) store_part(to + d + kSixteen * t, found[t], dimension - d - kSixteen * t, i > 0);
+        for (int t = 0; t < 4; ++t) store_part(to + d + kSixteen * t, found[t], dimension - d - kSixteen * t, how);
       }
       for (; d < padded; d += kSixteen) {
         Sixteen found[1];
         gradient_of(found, 1, start, room, padded, factors + i * rows, i, rows, d);
-        store_part(to + d, found[0], dimension - d, i > 0);
+        store_part(to + d, found[0], dimension - d, how);
       }
     }
   }

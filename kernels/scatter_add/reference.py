@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 
-def add(out: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
+def add(out: torch.Tensor, index: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None = None) -> None:
+    if seen is not None:
+        out[index[seen[index] == 0]] = 0
+        seen[index] = 1
+        out = out[:, : values.shape[1]]
     order = torch.sort(index, stable=True).indices
     grouped = index[order]
     places = torch.arange(index.shape[0], device=index.device)
