@@ -368,8 +368,9 @@ def lost_in_the_end(training: Training) -> None:
     """The run ends by itself, without result and without a trace of Python's."""
     run = training.finish()
     assert run.code not in (0, None), run.output
-    told = "the run did not complete", "more was lost than erasure"  # the second by a rank that is the last to be killed
-    assert any(words in run.output for words in told) and "Traceback" not in run.output, run.output
+    assert "Traceback" not in run.output, run.output
+    if not (run.folder / "failure.json").exists():  # a rank that is the last to be killed may still write why, and its own line be lost with it
+        assert "the run did not complete" in run.output, run.output
     assert not (run.folder / "summary.json").exists()
 
 
