@@ -29,19 +29,20 @@ struct FieldTables {
 };
 extern FieldTables field;
 
-// Asks for the memory of a scattered row, to write it soon. Four cache lines at a time without a branch: short loops
+// Asks for the memory of a scattered row, to write it soon (kWritten) or only to read it. Four cache lines at a time without a branch: short loops
 // cost more in wrongly guessed branches than the work inside them. Of a long row only the beginning; the hardware
 // guesses the rest.
+template <int kWritten = 1>
 ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   if (bytes > 2048) bytes = 2048;
   int64_t at = 0;
   for (; at + 256 <= bytes; at += 256) {
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(row + at + 64 * line, 1, 3);
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(row + at + 64 * line, kWritten, 3);
   }
 #pragma GCC unroll 1
-  for (; at < bytes; at += 64) __builtin_prefetch(row + at, 1, 3);
+  for (; at < bytes; at += 64) __builtin_prefetch(row + at, kWritten, 3);
   const bool one_more_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % 64) + (bytes - 1) % 64 >= 64;
-  if (one_more_line) __builtin_prefetch(row + bytes - 1, 1, 3);
+  if (one_more_line) __builtin_prefetch(row + bytes - 1, kWritten, 3);
 }
 
 // Picks the loop compiled for the set in use from a table with one entry per set.

@@ -16,6 +16,7 @@ import ecrm.protection.base as base_module
 import ecrm.protection.replicate as replicate_module
 from ecrm.coding.field import PRODUCT
 from ecrm.engine.computed import Computed
+from ecrm.engine.lookup import Lookup
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.routing import ShardRequests
 from ecrm.errors import Unrecoverable
@@ -63,6 +64,28 @@ def _changed_too_early(patch):
         right(self)
 
     patch.setattr(UndoLog, "clear", clear)
+
+
+def _rows_changed_too_early(patch):
+    right = Lookup.take
+
+    def take(self, came):
+        right(self, came)
+        for hosted in self._where.hosted.values():
+            hosted._looked_up._memory.zero_()  # where others have not collected them yet
+
+    patch.setattr(Lookup, "take", take)
+
+
+def _gradients_changed_too_early(engine):
+    right = engine._note_undo_bytes
+
+    def note():
+        right()
+        for room in engine._gradients.values():
+            room._memory.zero_()  # where others have not summed them yet
+
+    engine._note_undo_bytes = note
 
 
 def _no_dense_undo(engine):
@@ -255,6 +278,8 @@ CANARIES = {
     "parity is not undone": Canary(40, damage=_no_parity_undo),
     "rows are not undone": Canary(20, patch=_no_row_undo),
     "lent deltas are changed too early": Canary(40, patch=_changed_too_early),
+    "lent rows are changed too early": Canary(20, patch=_rows_changed_too_early),
+    "lent gradients are changed too early": Canary(20, damage=_gradients_changed_too_early),
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
     "wrong decoding matrix": Canary(20, damage=_wrong_decode),
     "decoding reads other rows": Canary(10, damage=_wrong_source),

@@ -108,3 +108,14 @@ def test_wrong_arguments_are_refused(change, error, message):
 def test_gradients_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"gradients has shape \[2, 6\], needed: \[2, 7\]"):
         dot_interaction_backward(torch.ones(2, 6), torch.ones(2, 4), torch.ones(3, 4), torch.tensor([0, 1, 2, 0]))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_gradients_of_rows_are_summed_where_they_are_wanted(backend):
+    given = (upstream(3, 2, 4), torch.ones(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 4, 4]))
+    room = torch.full((5, 4), torch.nan)  # row 3 is nobody's
+    _, sums = dot_interaction_backward(*given, backend=backend, sums=room)
+    assert sums is room and torch.equal(room, dot_interaction_backward(*given, backend=backend)[1])
+    for wrong, message in ((torch.ones(4, 4), r"sums has shape \[4, 4\], needed: \[5, 4\]"), (torch.ones(5, 8)[:, :4], "sums has strides")):
+        with pytest.raises(ValueError, match=message):
+            dot_interaction_backward(*given, backend=backend, sums=wrong)

@@ -70,6 +70,22 @@ def test_state_may_be_a_vector_and_everything_strided(backend):
     assert storage[:, [0, 6, 8]].abs().sum() == 0
 
 
+def test_scattered_records_are_picked(backend):
+    weights, state = random_table(30, 17, torch.float32, (1,))
+    rows, picked = torch.tensor([5, 29, 0, 7]), torch.tensor([39, 2, 2, 0])
+    wide = torch.randint(0, 256, (40, 80), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    before = expected_records(weights, state, torch.arange(30))
+    scatter_records(weights, state, rows, wide[:, 3:75], backend=backend, picked=picked)
+    before[rows] = wide[:, 3:75][picked]
+    assert torch.equal(expected_records(weights, state, torch.arange(30)), before)
+    for wrong, message in ((torch.tensor([0, 1, 2, 40]), r"picked\[3\] is 40, outside 0..39"), (picked[1:], r"picked has shape \[3\], needed: \[4\]")):
+        with pytest.raises(ValueError, match=message):
+            scatter_records(weights, state, rows, wide[:, 3:75], backend=backend, picked=wrong)
+    with pytest.raises(ValueError, match=r"records has shape \[40, 71\], needed: \[40, 72\]"):
+        scatter_records(weights, state, rows, wide[:, :71], backend=backend, picked=picked)
+    assert torch.equal(expected_records(weights, state, torch.arange(30)), before)
+
+
 def test_many_rows(backend):
     weights, state = random_table(500, 16, torch.float32, (1,))
     rows = torch.randint(0, 500, (3000,), generator=torch.Generator().manual_seed(0))

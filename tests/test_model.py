@@ -125,3 +125,18 @@ def test_gradients_of_rows_sum_over_their_uses():
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     (expected,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(gradients, expected)
+
+
+@pytest.mark.parametrize("arch", ["native", "torchrec"])
+def test_gradients_of_rows_lie_where_they_are_wanted(arch):
+    if arch == "torchrec":
+        pytest.importorskip("torchrec")
+    dense, _, _, labels = _inputs(5, features=4, dim=8)
+    ids = torch.randint(0, 10, (32, 4), generator=torch.Generator().manual_seed(1))
+    batch = SlotBatch.of(dense, ids, labels, torch.tensor([0, 10, 20, 30]))
+    values = torch.randn(batch.rows.numel(), 8, generator=torch.Generator().manual_seed(2))
+    replica = FlatDenseReplica(build_dense_parts(arch, 13, 4, (8,), (8, 1), seed=3), "sgd", 0.1)
+    expected = backward(replica, forward(replica, batch, values, 32)).gradients
+    room = torch.full((len(values) + 3, 8), torch.nan)
+    gradients = backward(replica, forward(replica, batch, values, 32, room[: len(values)])).gradients
+    assert gradients.data_ptr() == room.data_ptr() and torch.equal(gradients, expected) and room[len(values) :].isnan().all()

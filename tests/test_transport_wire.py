@@ -161,3 +161,28 @@ def test_what_is_lent_is_read_where_it_lies() -> None:
     for there, said in ((memory[:102], "3 elements of dtype code 0 lent at byte 100, 102 bytes can be read"), (None, "4 elements .* 0 bytes can be read")):
         with pytest.raises(ValueError, match=said):
             wire.unpack(buffer, (), there)
+
+
+def test_rows_picked_from_what_is_lent_are_picked_by_who_gets_them() -> None:
+    memory = np.arange(4 << 10, dtype=np.uint8)
+    matrix = torch.from_numpy(memory[16:96]).view(torch.int16).view(10, 4)
+    sent = [(7,), Picked(matrix, torch.tensor([9, 0, 9])), torch.tensor([1.5]), Picked(matrix[1:], torch.arange(0)), (8,)]
+    buffer = wire.pack(sent, {1: 16, 3: 24})
+    assert buffer.size == wire.packed_bytes(sent, (), {1: 16, 3: 24}) == 8 * (1 + 2 * 5 + 2 + 2 * 3 + 3 + 1)
+    head, first, number, second, last = wire.unpack(buffer, (), memory)
+    assert (head, number.tolist(), last) == ((7,), [1.5], (8,))
+    assert first.source.data_ptr() == matrix.data_ptr() and torch.equal(first.source, matrix) and first.rows.tolist() == [9, 0, 9]
+    assert torch.equal(second.source, matrix[1:]) and second.rows.numel() == 0
+    for place, wrong, said in ((13, 0, "3 rows of 0 elements"), (14, -1, "-1 rows of 4 elements"), (14, 1 << 40, "elements of torch.int64 at byte")):
+        broken = buffer.copy()
+        broken.view(np.int64)[place] = wrong
+        with pytest.raises(ValueError, match=said):
+            wire.unpack(broken, (), memory)
+    with pytest.raises(ValueError, match="40 elements of dtype code 2 lent at byte 16, 90 bytes can be read"):
+        wire.unpack(buffer, (), memory[:90])
+
+
+def test_what_is_worth_lending() -> None:
+    rows = torch.zeros(wire.LENT_BYTES // 4, 4)
+    parts = [(1,), rows, rows[:1], Picked(rows, torch.arange(64)), Picked(rows, torch.arange(63)), rows[:64]]
+    assert [(place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)] == [(1, True), (3, True), (5, True)]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import Allocate, Room, lazy_zeros
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.lookup import Lookup
@@ -67,6 +67,7 @@ class Engine(Recovery):
         stores = ShardStores(make_store, tables, seed, allocate, transport.lendable)
         super().__init__(self._riding, stores, view, protection, make_dense, policy, hooks, clock, durable)
         self.confirmed = False
+        self._gradients: dict[tuple[int, int], Room] = {}
         self._last_finished = clock()
 
     def enter(self, phase: str) -> None:
@@ -139,6 +140,12 @@ class Engine(Recovery):
         if not lookup.repair_rides:
             repair.finish(self._riding.alight())
         return late
+
+    def gradient_space(self, slot: int, space: int, rows: int) -> Tensor:
+        """Where a slot that this rank runs may sum the gradients of so many rows of a space for the next `apply`, float32 [rows, dim], holding
+        anything: from there they reach ranks of this host uncopied. From `lookup` on it may be written; it is the memory of the last call's result for the slot and space."""
+        room = self._gradients.setdefault((slot, space), Room(self.spaces[space].dim, self.transport.lendable))
+        return room.of(rows)
 
     def apply(
         self,

@@ -16,7 +16,7 @@ from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.message import Came, Part, Picked, in_groups
+from ecrm.transport.message import Came, Part, Picked, in_groups, matrix
 
 if TYPE_CHECKING:
     from ecrm.protection.base import ShardSpace
@@ -88,8 +88,8 @@ class SlotRequests:
         return next(local for number, _, local in self._parts[slot, space] if number == shard)
 
     @staticmethod
-    def found(*replies: Mapping[int, Sequence[Came]]) -> dict[tuple[int, int, int], Tensor]:
-        """{(slot, shard, space): rows in the order asked, flat float32}."""
+    def found(*replies: Mapping[int, Sequence[Came]]) -> dict[tuple[int, int, int], Tensor | Picked]:
+        """{(slot, shard, space): rows in the order asked, float32}."""
         came = (tensors for some in replies for tensors in some.values())
         return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
@@ -101,14 +101,14 @@ class SlotRequests:
             if slot not in result:
                 continue
             wanted = self._rows[slot][space]
-            pieces = [(place, found[slot, shard, space].view(place.numel(), -1)) for shard, place, _ in parts]
+            pieces = [(place, *matrix(found[slot, shard, space], place.numel())) for shard, place, _ in parts]
             if self._stand_in is not None:
-                for place, piece in pieces:
-                    self._stand_in.saw(space, wanted[place], piece)
-                pieces += [(place, self._stand_in.values(shard, space, wanted[place])) for shard, place, _ in self._away[slot, space]]
+                for place, piece, picked in pieces:
+                    self._stand_in.saw(space, wanted[place], piece if picked is None else piece[picked])
+                pieces += [(place, self._stand_in.values(shard, space, wanted[place]), None) for shard, place, _ in self._away[slot, space]]
             values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
-            for place, piece in pieces:
-                scatter_records(values, (), place, piece.view(torch.uint8))
+            for place, piece, picked in pieces:
+                scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)
             result[slot].append(values)
         return result
 
@@ -225,22 +225,23 @@ class ShardRequests:
         for shard, space in keys:
             asked = self._asked[shard, space]
             waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
-            rows = self._hosted[shard, space].store.lookup(asked.rows) if waiting else None
+            rows = self._hosted[shard, space].lookup(asked.rows) if waiting else None
             for slot, place in waiting:
                 outgoing.setdefault(self._ranks[slot], []).extend(((ROWS, slot, shard, space), Picked(rows, place)))
         return outgoing
 
-    def update(self, gradients: Mapping[tuple[int, int, int], Tensor], keep_deltas: bool) -> None:
+    def update(self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool) -> None:
         """Sum gradients in slot order and run the sparse optimizer on every hosted shard that was asked.
 
-        `gradients[slot, shard, space]` are flat float32, in the order of the rows requested.
+        `gradients[slot, shard, space]` are float32, in the order of the rows requested.
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)  # each row is asked by a slot at least
             for slot, place in asked.places:
-                scatter_add(sums, place, gradients[slot, shard, space].view(place.numel(), -1), seen=seen)
+                values, picked = matrix(gradients[slot, shard, space], place.numel())
+                scatter_add(sums, place, values, seen=seen, picked=picked)
             hosted.update(asked.rows, sums, keep_deltas)
 
 
@@ -268,11 +269,11 @@ def soon_requests(
 
 @dataclass(frozen=True)
 class Results:
-    """What slots sent at the end of a step: {(slot, shard, space): flat `gradients`}, `dense`, {slot: slice of its contribution},
+    """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
     `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
     by slot}, and whether a rank asks to `stop`."""
 
-    gradients: dict[tuple[int, ...], Tensor]
+    gradients: dict[tuple[int, ...], Tensor | Picked]
     dense: dict[int, Tensor]
     requests: dict[int, list[Came]]
     soon: dict[ShardSpace, list[Tensor]]

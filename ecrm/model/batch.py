@@ -51,13 +51,13 @@ class SlotResult:
     probabilities: Tensor
 
 
-def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_batch: int) -> SlotForward:
-    """Forward of one slot with its rows' `values`, [U, D].
+def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_batch: int, sums: Tensor | None = None) -> SlotForward:
+    """Forward of one slot with its rows' `values`, [U, D]; their gradients will be in `sums`, [U, D], contiguous, where that is given.
 
     The loss is the slot's share of the mean over the global batch, so shares and gradients add up.
     """
     values = values.detach().requires_grad_()
-    logits = replica.module(batch.dense, values, batch.places)
+    logits = replica.module(batch.dense, values, batch.places, sums)
     loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum") / global_batch
     return SlotForward(batch, values, loss, logits.detach().sigmoid())
 

@@ -19,53 +19,63 @@ from ecrm.kernels.scatter_add import scatter_add
 
 
 class DenseParts(nn.Module):
-    """logits [B] from dense features [B, N], unique embedding rows [U, D] and which of them each (sample, feature) is, int64 [B * F]."""
+    """logits [B] from dense features [B, N], unique embedding rows [U, D] and which of them each (sample, feature) is, int64 [B * F].
+
+    The rows' gradients are written to `sums`, [U, D], contiguous, where that is given, and are that memory.
+    """
 
     def __init__(self, dense_arch: nn.Module, interaction: nn.Module, over_arch: nn.Module) -> None:
         super().__init__()
         self.dense_arch, self.interaction, self.over_arch = dense_arch, interaction, over_arch
 
-    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
-        return self.over_arch(self.interaction(self.dense_arch(dense), values, places)).squeeze(1)
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None = None) -> Tensor:
+        return self.over_arch(self.interaction(self.dense_arch(dense), values, places, sums)).squeeze(1)
+
+
+def _unshared(sums: Tensor | None) -> Tensor | None:
+    """The same memory as a tensor that nobody else has: autograd would copy one that is held elsewhere, too."""
+    return None if sums is None else sums.detach()
 
 
 class _Interact(torch.autograd.Function):
     """The kernel and its gradients."""
 
     @staticmethod
-    def forward(ctx, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
         ctx.save_for_backward(dense, values, places)
+        ctx.sums = sums
         return dot_interaction(dense, values, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *dot_interaction_backward(gradients.contiguous(), *ctx.saved_tensors), None
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return *dot_interaction_backward(gradients.contiguous(), *ctx.saved_tensors, sums=_unshared(ctx.sums)), None, None
 
 
 class _Interaction(nn.Module):
     """Dense features [B, D] followed by the dot products of every pair among them and F embeddings."""
 
-    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
-        return _Interact.apply(dense, values, places)
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
+        return _Interact.apply(dense, values, places, sums)
 
 
 class _Spread(torch.autograd.Function):
     """Rows to where they are used; gradients of a row are summed in the order of `places`, which torch does not promise."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
         ctx.save_for_backward(places)
-        ctx.rows = values.shape[0]
+        ctx.shape, ctx.sums = values.shape, sums
         return values.index_select(0, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, gradients: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
-        sums = torch.zeros(ctx.rows, gradients.shape[1])  # some rows may not be among the places
+        sums = torch.empty(ctx.shape) if ctx.sums is None else _unshared(ctx.sums)
+        sums.zero_()  # some rows may not be among the places
         scatter_add(sums, places, gradients.contiguous())
-        return sums, None
+        return sums, None, None
 
 
 class _OnPooled(nn.Module):
@@ -75,8 +85,8 @@ class _OnPooled(nn.Module):
         super().__init__()
         self.arch = arch
 
-    def forward(self, dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
-        return self.arch(dense, _Spread.apply(values, places).view(dense.shape[0], -1, dense.shape[1]))
+    def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
+        return self.arch(dense, _Spread.apply(values, places, sums).view(dense.shape[0], -1, dense.shape[1]))
 
 
 def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:

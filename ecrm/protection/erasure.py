@@ -27,7 +27,7 @@ from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.storage.undo import Deltas
-from ecrm.transport.message import Part, Picked, in_groups
+from ecrm.transport.message import Part, Picked, gathered, in_groups
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -102,7 +102,7 @@ class ErasureProtection(Protection):
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, delta in in_groups(tensors, 3):
                 holder, space, coefficient = head
-                self.parity[holder, space].apply(rows, coefficient, delta.view(rows.numel(), -1))
+                self.parity[holder, space].apply(rows, coefficient, gathered(delta).view(rows.numel(), -1))
 
     def _route(
         self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]

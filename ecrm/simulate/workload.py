@@ -201,7 +201,8 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
         pull = 0.1 * float(engine.dense.value.sum()) + slot
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
-        computed[slot] = [torch.sin(value * 3 + pull) for value in spaces], contribution
+        rooms = (engine.gradient_space(slot, space, len(value)) for space, value in enumerate(spaces))
+        computed[slot] = [torch.sin(value * 3 + pull, out=room) for value, room in zip(spaces, rooms, strict=True)], contribution
     gradients = {slot: computed[slot][0] for slot in rows}
     contributions = {slot: computed[slot][1] for slot in rows}
     last = step + 1 == workload.steps

@@ -71,9 +71,9 @@ class Store(ABC):
         """All that holds records, as the live tensors."""
         return (self.weights, *self._tail)
 
-    def lookup(self, rows: Tensor) -> Tensor:
-        """Copy of the rows, float32 [R, dim]."""
-        values = self.weights.index_select(0, rows)
+    def lookup(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Copy of the rows, float32 [R, dim]: `out`, contiguous, if that is given."""
+        values = torch.index_select(self.weights, 0, rows, out=out)
         fresh = self._fresh(rows)
         if fresh.numel():
             scatter_records(values, (), fresh, self._initial(rows[fresh]).view(torch.uint8))

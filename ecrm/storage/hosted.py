@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import Allocate, Room, lazy_zeros
 from ecrm.storage.base import Store
 from ecrm.storage.missing import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
@@ -17,7 +17,7 @@ class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
     `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
     know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
-    None; `units`, of which a stripe has one here: local row r is of unit `r % units`. Deltas lie in memory from `allocate`."""
+    None; `units`, of which a stripe has one here: local row r is of unit `r % units`. Rows looked up and deltas lie in memory from `allocate`."""
 
     def __init__(self, store: Store, rows: int, missing: bool, units: int = 1, allocate: Allocate = lazy_zeros) -> None:
         self.store, self.units = store, units
@@ -25,6 +25,7 @@ class HostedShard:
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
+        self._looked_up = Room(store.dim, allocate)
         self._log = UndoLog(rows, store.record_bytes, units, allocate)
 
     @property
@@ -34,6 +35,10 @@ class HostedShard:
     @property
     def log_bytes(self) -> int:
         return self._log.nbytes
+
+    def lookup(self, rows: Tensor) -> Tensor:
+        """Copy of rows, none missing, float32 [R, dim], in the memory of what the last call returned."""
+        return self.store.lookup(rows, self._looked_up.of(rows.numel()))
 
     def missing_among(self, rows: Tensor) -> Tensor:
         """Those of `rows`, int64, that are missing."""

@@ -131,9 +131,12 @@ class Trainer:
         rows = {slot: [batch.rows] for slot, batch in batches.items()}
         values = engine.lookup(rows, self._computed.keys() & batches.keys(), apply_follows=True)
         engine.enter("forward")
-        ahead = {slot: forward(engine.dense, batches[slot], looked_up, self._global_batch) for slot, (looked_up,) in values.items()}
+        forwards = {}
+        for slot, (looked_up,) in values.items():
+            sums = engine.gradient_space(slot, 0, len(looked_up))
+            forwards[slot] = forward(engine.dense, batches[slot], looked_up, self._global_batch, sums)
         engine.enter("backward")
-        for slot, between in ahead.items():
+        for slot, between in forwards.items():
             self._computed[slot] = backward(engine.dense, between)
         results = {slot: self._computed[slot] for slot in batches}
         row_gradients = {slot: [result.gradients] for slot, result in results.items()}

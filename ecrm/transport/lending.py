@@ -45,7 +45,8 @@ class OwnMemory:
         except OSError:
             os.close(self.file)
             raise
-        self._address = np.frombuffer(self._map, np.uint8, count=1).ctypes.data
+        self.memory = np.frombuffer(self._map, np.uint8)
+        self._address = self.memory.ctypes.data
         self._used = 0
         self._freed: list[tuple[int, int, int]] = []  # (calls completed by then, first byte, bytes)
         self._calls = 0
@@ -131,6 +132,11 @@ class Lending:
     def offset(self, tensor: Tensor) -> int | None:
         """Where a contiguous tensor begins in this rank's memory, which its `readers` can read; None where it is elsewhere."""
         return None if self._own is None else self._own.offset(tensor)
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """All that this rank can lend, uint8; None where it has no such memory."""
+        return None if self._own is None else self._own.memory
 
     def memory_of(self, rank: int) -> np.ndarray | None:
         """The memory of another rank, uint8, which must not be written; None where it cannot be read."""

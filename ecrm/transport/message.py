@@ -13,7 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Picked:
-    """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n]. What arrives is `source[rows]`, flattened.
+    """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n]. What arrives is `source[rows]`, flattened, or, where
+    `source` is lent, another of these, [R, D], whose rows whoever got it picks himself.
 
     The rows are gathered as the message is packed, which saves a copy; until then `source` must not change.
     """
@@ -38,8 +39,18 @@ Head = tuple[int, ...]
 Part = Tensor | Picked | Head
 """What a message is made of."""
 
-Came = Tensor | Head
-"""What comes out of one."""
+Came = Tensor | Picked | Head
+"""What comes out of one. A `Picked` only where one was sent: who expects that takes the part by `matrix` or `gathered`."""
+
+
+def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
+    """So many rows that came as a matrix, [R, D], and which of its rows they are, int64 [n], None for all of them in order."""
+    return (came.source, came.rows) if isinstance(came, Picked) else (came.view(rows, -1), None)
+
+
+def gathered(came: Tensor | Picked) -> Tensor:
+    """Rows that came, flattened: memory of the caller's own only if they were picked."""
+    return came.gathered().reshape(-1) if isinstance(came, Picked) else came
 
 
 def copied(part: Part) -> Came:

@@ -102,12 +102,13 @@ class MpiTransport(Transport):
         lent = [self._lent(rank, tensors) for rank, tensors in zip(others, lists)]
         places = [[place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][:MOST_APART] for tensors, there in zip(lists, lent)]
         packed = self._pack_for_sending(lists, places, lent)
-        lent_bytes = sum(wire.padded(tensors[place].nbytes) for tensors, there in zip(lists, lent) for place in there)
+        lent_bytes = sum(wire.padded(wire.size_of(tensors[place])) for tensors, there in zip(lists, lent) for place in there)
         self.sent_bytes += lent_bytes
         self._lending.lent_bytes += lent_bytes
         apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
         me = self.live.index(self.rank)
-        packed.insert(me, wire.pack(outgoing.get(self.rank, ())))
+        mine = outgoing.get(self.rank, ())
+        packed.insert(me, wire.pack(mine, self._lent(self.rank, mine)))
         apart.insert(me, [])
         return self._deliver(EXCHANGE, packed, apart)
 
@@ -174,10 +175,13 @@ class MpiTransport(Transport):
 
     def _lent(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
         """{place of a tensor: where it begins in this rank's memory}, of those that `rank` can read there."""
-        if rank not in self._lending.readers:
+        if rank != self.rank and rank not in self._lending.readers:
             return {}
-        found = ((place, self._lending.offset(tensors[place])) for place in wire.places_of(tensors, wire.LENT_BYTES))
+        found = ((place, self._lending.offset(memory)) for place, memory in wire.worth_lending(tensors))
         return {place: offset for place, offset in found if offset is not None}
+
+    def _memory_of(self, rank: int) -> np.ndarray | None:
+        return self._lending.memory if rank == self.rank else self._lending.memory_of(rank)
 
     def _pack_for_sending(self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]) -> list[np.ndarray]:
         """Each list packed but for the tensors at its places `apart` and in `lent`, in memory that the next call writes over.
@@ -219,7 +223,7 @@ class MpiTransport(Transport):
             raise
         self._lending.completed()
         return {
-            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came], self._lending.memory_of(rank))
+            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came], self._memory_of(rank))
             for rank, (words, came) in zip(self.live, received) if words.size
         }  # fmt: skip
 

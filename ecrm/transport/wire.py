@@ -10,7 +10,8 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
 
 A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. Or it is lent: LENT is added
 to its code, and a word among those of the heads says at which byte of its sender's memory it begins, which whoever gets the message can
-read. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
+read. Of rows that are picked from what is lent (PICKED) three words say where the matrix begins, how wide it is and how many are picked; which ones, int64,
+is in the run in place of the rows. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ DTYPES = (
 HEAD = -1
 APART = 1 << 16
 LENT = 1 << 17
+PICKED = 1 << 18
+WORDS_OF_PICKED = 3
 APART_BYTES = 1 << 17
 """From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
 
@@ -79,6 +82,17 @@ def places_of(parts: Sequence[Part], size: int) -> list[int]:
     return [place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _is_words(part, size)]
 
 
+def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
+    """Places of those of `parts` that should be lent if they can be, and the memory that would be."""
+    found = ((place, part.source if isinstance(part, Picked) else part) for place, part in enumerate(parts) if not isinstance(part, tuple))
+    return [(place, memory) for place, memory in found if size_of(parts[place]) >= LENT_BYTES]
+
+
+def size_of(part: torch.Tensor | Picked) -> int:
+    """Bytes of what a tensor, or what is picked of one, comes to."""
+    return part.numel() * part.element_size()
+
+
 def _is_words(tensor: torch.Tensor, size: int) -> bool:
     return tensor.nbytes >= size and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
@@ -95,12 +109,14 @@ def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mappi
     if not parts:
         return 0
     check(parts)
-    total = WORD_BYTES * (1 + 2 * len(parts) + len(lent))
+    total = WORD_BYTES * (1 + 2 * len(parts))
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             total += WORD_BYTES * len(part)
-        elif place not in apart and place not in lent:
-            total += padded(part.numel() * part.element_size())
+        elif place in lent:
+            total += WORD_BYTES * (WORDS_OF_PICKED + part.rows.numel() if isinstance(part, Picked) else 1)
+        elif place not in apart:
+            total += padded(size_of(part))
     return total
 
 
@@ -117,17 +133,22 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
             words += (HEAD, len(part))
             heads += part
         else:
-            dtype = part.source.dtype if isinstance(part, Picked) else part.dtype
-            words += (CODE_OF_DTYPE[dtype] + (APART if place in apart else LENT if place in lent else 0), part.numel())
+            picked = isinstance(part, Picked)
+            tensor = part.source if picked else part
             if place in lent:
-                heads.append(lent[place])
+                words += (CODE_OF_DTYPE[tensor.dtype] + (PICKED if picked else LENT), tensor.numel())
+                heads += (lent[place], tensor[:1].numel(), part.rows.numel()) if picked else (lent[place],)
+            else:
+                words += (CODE_OF_DTYPE[tensor.dtype] + (APART if place in apart else 0), part.numel())
     words += heads
     position = len(words) * WORD_BYTES
     buffer[:position].view(np.int64)[:] = words
     for place, part in enumerate(parts):
-        if isinstance(part, tuple) or place in apart or place in lent:
+        if place in lent and isinstance(part, Picked):
+            part = part.rows
+        elif isinstance(part, tuple) or place in apart or place in lent:
             continue
-        end = position + part.numel() * part.element_size()
+        end = position + size_of(part)
         if not isinstance(part, Picked):
             buffer[position:end] = bytes_of(part)
         elif end > position:
@@ -136,16 +157,16 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
         buffer[end:position] = 0
 
 
-def pack(parts: Sequence[Part]) -> np.ndarray:
-    """`parts` as one new uint8 buffer of `packed_bytes(parts)` bytes; errors as there."""
-    buffer = np.empty(packed_bytes(parts), np.uint8)
-    pack_into(buffer, parts)
+def pack(parts: Sequence[Part], lent: Mapping[int, int] = NOTHING_LENT) -> np.ndarray:
+    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), lent)` bytes; errors as there."""
+    buffer = np.empty(packed_bytes(parts, (), lent), np.uint8)
+    pack_into(buffer, parts, (), lent)
     return buffer
 
 
 def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None) -> list[Came]:
     """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
-    uint8, and of `lent`, all of the sender's memory that can be read, uint8.
+    uint8, and of `lent`, all of the sender's memory that can be read, uint8. Of rows picked from that, the `Picked` matrix and rows.
 
     The views keep their memory alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
     (a wrong length, count, dtype code or place in what is lent); payload bytes are not checked.
@@ -161,7 +182,7 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
     header = words[1 : 1 + 2 * count].tolist()
     codes, lengths = header[::2], header[1::2]
     first = 1 + 2 * count
-    last = first + sum(length if code == HEAD else code >= LENT for code, length in zip(codes, lengths))
+    last = first + sum(length if code == HEAD else _words_lent(code) for code, length in zip(codes, lengths))
     if min(lengths) < 0 or last > words.size:
         raise ValueError(f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes")
     numbers = iter(words[first:last].tolist())
@@ -171,9 +192,14 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
         if code == HEAD:
             parts.append(tuple(itertools.islice(numbers, elements)))
             continue
+        picked = code >= PICKED
         if code >= LENT:
-            parts.append(_lent(code - LENT, elements, next(numbers), lent))
-            continue
+            parts.append(_lent(code - (PICKED if picked else LENT), elements, next(numbers), lent))
+            if not picked:
+                continue
+            columns, code, elements = next(numbers), CODE_OF_DTYPE[torch.int64], next(numbers)
+            if columns < 1 or elements < 0:
+                raise ValueError(f"packed tensors: {elements} rows of {columns} elements picked")
         if code >= APART:
             parts.append(_came_apart(code - APART, elements, next(came, None)))
             continue
@@ -183,13 +209,19 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
         end = position + padded(elements * dtype.itemsize)
         if end > buffer.size:
             raise ValueError(f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}")
-        parts.append(_view(buffer, dtype, elements, position))
+        came_here = _view(buffer, dtype, elements, position)
+        parts.append(Picked(parts.pop().view(-1, columns), came_here) if picked else came_here)
         position = end
     if position != buffer.size:
         raise ValueError(f"packed tensors: {buffer.size} bytes, only {position} announced")
     if next(came, None) is not None:
         raise ValueError(f"packed tensors: {len(apart)} came apart, fewer announced")
     return parts
+
+
+def _words_lent(code: int) -> int:
+    """How many words say where something lent lies."""
+    return WORDS_OF_PICKED if code >= PICKED else int(code >= LENT)
 
 
 def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Tensor:

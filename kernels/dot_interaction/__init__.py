@@ -31,18 +31,31 @@ def dot_interaction(dense: torch.Tensor, values: torch.Tensor, places: torch.Ten
 
 
 def dot_interaction_backward(
-    gradients: torch.Tensor, dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str = "auto"
+    gradients: torch.Tensor,
+    dense: torch.Tensor,
+    values: torch.Tensor,
+    places: torch.Tensor,
+    backend: str = "auto",
+    sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `dense`, float32 [B, D], and of `values`, float32 [U, D], both new, from those of the result of `dot_interaction`.
+    """Gradients of `dense`, float32 [B, D], and of `values`, float32 [U, D], from those of the result of `dot_interaction`.
 
-    gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. Each row's gradients are summed in the order of
+    gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. sums: float32 [U, D], contiguous, overwritten by the
+    gradients of `values`; None: new, as those of `dense` are. Each row's gradients are summed in the order of
     `places`, so that the bits are the same on every machine.
     """
     chosen, features = _checked(dense, values, places, backend)
     batch, width = dense.shape
     check.matrix("gradients", gradients, (torch.float32,))
     check.shape("gradients", gradients, (batch, width + features * (features + 1) // 2))
-    sums, seen = torch.empty(values.shape, device=values.device), torch.zeros(values.shape[0], dtype=torch.uint8, device=values.device)
+    if sums is None:
+        sums = torch.empty(values.shape, device=values.device)
+    check.matrix("sums", sums, (torch.float32,), written=True)
+    check.shape("sums", sums, values.shape)
+    if not sums.is_contiguous():
+        raise ValueError(f"sums has strides {sums.stride()}, needed: contiguous")
+    check.one_device({"sums": sums, "values": values})
+    seen = torch.zeros(values.shape[0], dtype=torch.uint8, device=values.device)
     if chosen == "reference":
         from ecrm.kernels.dot_interaction.reference import backward
 

@@ -76,11 +76,18 @@ def scatter_records(
     rows: torch.Tensor,
     records: torch.Tensor,
     backend: str = "auto",
+    picked: torch.Tensor | None = None,
 ) -> None:
-    """Overwrite the named rows and their state with `records` uint8 [n, B]. Not checked: that no row repeats."""
+    """Overwrite the named rows and their state with `records`, uint8 [n, B]; with `picked`, int64 [n], contiguous, which may repeat, with
+    `records[picked]` of any number of records, [any, B]. Not checked: that no row repeats."""
     parts = _parts(weights, state, rows)
-    _check_records(parts, rows, records)
-    _run("scatter_records", parts, rows, records, backend)
+    if picked is None:
+        _check_records(parts, rows.shape[0], records)
+    else:
+        check.shape("picked", picked, rows.shape)
+        check.row_numbers("picked", picked, records.shape[0])
+        _check_records(parts, records.shape[0], records)
+    _run("scatter_records", parts, rows, records, backend, picked)
 
 
 def xor_records(
@@ -95,7 +102,7 @@ def xor_records(
     Rows may repeat on "cpu"; on "reference" each at most once (not checked).
     """
     parts = _parts(weights, state, rows)
-    _check_records(parts, rows, delta)
+    _check_records(parts, rows.shape[0], delta)
     _run("xor_records", parts, rows, delta, backend)
 
 
@@ -126,20 +133,23 @@ def _parts(weights: torch.Tensor, state: Sequence[torch.Tensor], rows: torch.Ten
     return [part for part in parts if part.shape[1] > 0]
 
 
-def _check_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor) -> None:
+def _check_records(parts: list[torch.Tensor], count: int, records: torch.Tensor) -> None:
     check.matrix("records", records, (torch.uint8,))
-    check.shape("records", records, (rows.shape[0], record_bytes(parts[0], parts[1:]) if parts else 0))
+    check.shape("records", records, (count, record_bytes(parts[0], parts[1:]) if parts else 0))
 
 
-def _run(operation: str, parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor, backend: str) -> None:
+def _run(
+    operation: str, parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor, backend: str, *picked: torch.Tensor | None
+) -> None:
     tensors = {"rows": rows, "records": records} | {f"part {p}": part for p, part in enumerate(parts)}
+    tensors |= {"picked": some for some in picked if some is not None}
     chosen = dispatch.choose(operation, backend, check.one_device(tensors), has_triton=False)
     if rows.shape[0] == 0 or not parts:
         return
     if chosen == "reference":
         from ecrm.kernels.records import reference
 
-        getattr(reference, operation)(parts, rows, records)
+        getattr(reference, operation)(parts, rows, records, *picked)
         return
     count = len(parts)
     getattr(native.library(), f"ecrm_{operation}")(
@@ -147,4 +157,5 @@ def _run(operation: str, parts: list[torch.Tensor], rows: torch.Tensor, records:
         (ctypes.c_int64 * count)(*(check.row_stride_bytes(part) for part in parts)),
         (ctypes.c_int64 * count)(*(part.shape[1] * part.element_size() for part in parts)),
         count, rows.data_ptr(), rows.shape[0], records.data_ptr(), check.row_stride_bytes(records),
+        *(None if some is None else some.data_ptr() for some in picked),
     )  # fmt: skip

@@ -29,8 +29,8 @@ ECRM_ENTRY void ecrm_gather_records(uint8_t* const* bases, const int64_t* stride
 
 ECRM_ENTRY void ecrm_scatter_records(uint8_t* const* bases, const int64_t* strides, const int64_t* widths,
                                      int64_t count, const int64_t* rows, int64_t n, const uint8_t* records,
-                                     int64_t record_stride) {
-  ECRM_PICK(scatter)({bases, strides, widths, count}, rows, n, records, record_stride);
+                                     int64_t record_stride, const int64_t* picked) {
+  ECRM_PICK(scatter)({bases, strides, widths, count}, rows, n, records, record_stride, picked);
 }
 
 ECRM_ENTRY void ecrm_xor_records(uint8_t* const* bases, const int64_t* strides, const int64_t* widths, int64_t count,

@@ -65,10 +65,15 @@ static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* 
   }
 }
 
-static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride) {
+// `picked`: which record is the i-th; null: the i-th.
+static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride,
+                    const int64_t* picked) {
   for (int64_t i = 0; i < n; ++i) {
     fetch_parts(parts, rows, i, n);
-    const uint8_t* record = records + i * record_stride;
+    if (picked != nullptr) {
+      fetch_row<0>(records + picked[i + kRowsAhead < n ? i + kRowsAhead : n - 1] * record_stride, parts.width[0]);
+    }
+    const uint8_t* record = records + (picked == nullptr ? i : picked[i]) * record_stride;
     for (int64_t part = 0; part < parts.count; ++part) {
       copy_bytes(parts.base[part] + rows[i] * parts.stride[part], record, parts.width[part]);
       record += parts.width[part];

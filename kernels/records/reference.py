@@ -14,7 +14,8 @@ def gather_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch
     records[:] = torch.cat([_bytes(part[rows]) for part in parts], dim=1)
 
 
-def scatter_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor) -> None:
+def scatter_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor, picked: torch.Tensor | None = None) -> None:
+    records = records if picked is None else records[picked]
     at = 0
     for part in parts:
         width = part.shape[1] * part.element_size()

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ecrm.train.together import introduce  # noqa: E402
 from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
-from ecrm.transport.message import Came, Part, Picked  # noqa: E402
+from ecrm.transport.message import Came, Part, Picked, gathered, matrix  # noqa: E402
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport  # noqa: E402 - starts no MPI yet
 
 WORLD_SIZE = 7
@@ -212,15 +212,19 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     assert memory.shape == (400, 256) and (memory == 0).all()
     memory += me
     before = transport.sent_bytes
-    received = transport.exchange({rank: [(me,), memory[100:], torch.tensor([me])] for rank in others})
-    assert transport.sent_bytes - before >= len(others) * 300 * 1024
-    for sender, (head, numbers, number) in received.items():
+    picked = Picked(memory, torch.tensor([me, 399]))
+    received = transport.exchange({rank: [(me,), memory[100:], torch.tensor([me]), picked] for rank in transport.live})
+    assert transport.sent_bytes - before >= len(others) * 302 * 1024
+    for sender, (head, numbers, number, rows) in received.items():
         assert head == (sender,) and number.tolist() == [sender] and (numbers == sender).all() and numbers.shape == (300 * 256,)
+        assert rows.source.shape == (400, 256) and rows.rows.tolist() == [sender, 399]
+        assert matrix(rows, 2)[0] is rows.source and (gathered(rows) == sender).all() and len(gathered(rows)) == 512
     assert transport.agree(True)  # all have looked
     memory += 100
     assert transport.agree(True)
-    lent = {sender: numbers for sender, (_, numbers, _) in received.items()}
-    assert list(lent) == others and all((numbers == sender + 100).all() for sender, numbers in lent.items())
+    assert list(received) == list(transport.live)
+    lent = {sender: received[sender][1] for sender in others}
+    assert all((numbers == sender + 100).all() for sender, numbers in lent.items())
     return lent, memory
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Came, Part, copied
+from ecrm.transport.message import Came, Part, Picked, copied
 
 
 class Calls(Protocol):
@@ -70,8 +70,15 @@ class SimulatedTransport(Transport):
 
 def _copies(parts: Sequence[Part], lendable: Sequence[Tensor] = ()) -> list[Came]:
     wire.check(parts)
-    return [part.detach().reshape(-1) if _lies_in(part, lendable) else copied(part) for part in parts]
+    return [_lent(part) if _lies_in(part, lendable) else copied(part) for part in parts]
+
+
+def _lent(part: Tensor | Picked) -> Came:
+    return Picked(part.source.detach(), part.rows.clone()) if isinstance(part, Picked) else part.detach().reshape(-1)
 
 
 def _lies_in(part: Part, memory: Sequence[Tensor]) -> bool:
-    return isinstance(part, Tensor) and any(0 <= part.data_ptr() - place.data_ptr() < place.nbytes for place in memory)
+    if isinstance(part, tuple):
+        return False
+    first = (part.source if isinstance(part, Picked) else part).data_ptr()
+    return any(0 <= first - place.data_ptr() < place.nbytes for place in memory)
