@@ -32,6 +32,7 @@ extern FieldTables field;
 // Asks for the memory of a scattered row, to write it soon (kWritten) or only to read it. Four cache lines at a time without a branch: short loops
 // cost more in wrongly guessed branches than the work inside them. Of a long row only the beginning; the hardware
 // guesses the rest.
+// A template, since what __builtin_prefetch is told must be constant; outside of files that are compiled once per set, so GCC cannot forget the target.
 template <int kWritten = 1>
 ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   if (bytes > 2048) bytes = 2048;

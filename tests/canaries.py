@@ -78,14 +78,23 @@ def _rows_changed_too_early(patch):
 
 
 def _gradients_changed_too_early(engine):
-    right = engine._note_undo_bytes
+    """Where others have not summed them yet; there again for a step done again."""
+    note, shrink, kept = engine._note_undo_bytes, engine.transport.shrink, []
 
-    def note():
-        right()
-        for room in engine._gradients.values():
-            room._memory.zero_()  # where others have not summed them yet
+    def noted():
+        note()
+        there = [room._memory for room in engine._gradients.values() if room._memory.any()]  # else noted already
+        kept[:] = [(memory, memory.clone()) for memory in there] or kept
+        for memory in there:
+            memory.zero_()
 
-    engine._note_undo_bytes = note
+    def shrunk():
+        shrink()
+        for memory, was in kept:
+            memory.copy_(was)
+        kept.clear()
+
+    engine._note_undo_bytes, engine.transport.shrink = noted, shrunk
 
 
 def _no_dense_undo(engine):

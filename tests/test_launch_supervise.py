@@ -124,6 +124,15 @@ def test_mpirun_that_lingers_after_the_run_is_done_is_ended(tmp_path, monkeypatc
     judge(tmp_path, ending)
 
 
+@pytest.mark.parametrize("over_hosts", [False, True])
+def test_why_a_run_failed_is_told_again_where_the_rank_that_said_so_may_not_be_heard(tmp_path, over_hosts):
+    (tmp_path / "failure.json").write_text('{"message": "shards 1, 2 are lost", "exit_code": 3}')
+    with pytest.raises(RunFailed) as failed:
+        judge(tmp_path, supervise(["false"], tmp_path), over_hosts)
+    assert (failed.value.exit_code, failed.value.told) == (3, not over_hosts)
+    assert ("shards 1, 2 are lost" in str(failed.value)) == over_hosts and str(tmp_path) in str(failed.value)
+
+
 def test_only_ranks_of_this_run_are_killed_by_pid(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     rank = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)

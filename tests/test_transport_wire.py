@@ -173,7 +173,7 @@ def test_rows_picked_from_what_is_lent_are_picked_by_who_gets_them() -> None:
     assert (head, number.tolist(), last) == ((7,), [1.5], (8,))
     assert first.source.data_ptr() == matrix.data_ptr() and torch.equal(first.source, matrix) and first.rows.tolist() == [9, 0, 9]
     assert torch.equal(second.source, matrix[1:]) and second.rows.numel() == 0
-    for place, wrong, said in ((13, 0, "3 rows of 0 elements"), (14, -1, "-1 rows of 4 elements"), (14, 1 << 40, "elements of torch.int64 at byte")):
+    for place, wrong, said in ((13, 0, "3 rows of 0 of 40 elements"), (13, 7, "3 rows of 7 of 40 elements"), (14, -1, "-1 rows of 4 of 40 elements"), (14, 1 << 40, "elements of torch.int64 at byte")):
         broken = buffer.copy()
         broken.view(np.int64)[place] = wrong
         with pytest.raises(ValueError, match=said):
@@ -183,6 +183,14 @@ def test_rows_picked_from_what_is_lent_are_picked_by_who_gets_them() -> None:
 
 
 def test_what_is_worth_lending() -> None:
-    rows = torch.zeros(wire.LENT_BYTES // 4, 4)
-    parts = [(1,), rows, rows[:1], Picked(rows, torch.arange(64)), Picked(rows, torch.arange(63)), rows[:64]]
-    assert [(place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)] == [(1, True), (3, True), (5, True)]
+    """What makes a message shorter by enough."""
+    rows, narrow = torch.zeros(1000, 4), torch.zeros(1000, 2)
+    parts = [(1,), rows, rows[:1], Picked(rows, torch.arange(132)), Picked(rows, torch.arange(130)), rows[:64], rows[:65], Picked(narrow, torch.arange(1000))]
+    assert [(place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)] == [(1, True), (3, True), (6, True)]
+    for place in (1, 3, 6):
+        assert wire.spared(parts[place]) == wire.packed_bytes(parts) - wire.packed_bytes(parts, (), {place: 0})
+
+
+def test_what_is_picked_is_numbered_by_int64() -> None:
+    with pytest.raises(ValueError, match="tensor 1: picked are torch.int32"):
+        wire.pack([(1,), Picked(torch.zeros(3, 4), torch.arange(2, dtype=torch.int32))])

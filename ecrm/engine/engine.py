@@ -141,11 +141,14 @@ class Engine(Recovery):
             repair.finish(self._riding.alight())
         return late
 
-    def gradient_space(self, slot: int, space: int, rows: int) -> Tensor:
+    def gradient_room(self, slot: int, space: int, rows: int) -> Tensor:
         """Where a slot that this rank runs may sum the gradients of so many rows of a space for the next `apply`, float32 [rows, dim], holding
-        anything: from there they reach ranks of this host uncopied. From `lookup` on it may be written; it is the memory of the last call's result for the slot and space."""
-        room = self._gradients.setdefault((slot, space), Room(self.spaces[space].dim, self.transport.lendable))
-        return room.of(rows)
+        anything: from there they reach ranks of this host uncopied. From `lookup` on it may be written; it is the memory of the last call's result
+        for the slot and space."""
+        if (slot, space) not in self._gradients:
+            self._gradients = {key: room for key, room in self._gradients.items() if key[0] in self.slots}
+            self._gradients[slot, space] = Room(self.spaces[space].dim, self.transport.lendable)
+        return self._gradients[slot, space].of(rows)
 
     def apply(
         self,

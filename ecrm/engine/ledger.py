@@ -31,7 +31,8 @@ class Ledger:
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
-        lost its state, all that hold a dense replica, and the step that all resume, from one view. Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        lost its state, all that hold a dense replica, and the step that all resume, from one view.
+        Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
         numbers = torch.tensor([self.commits, self.begun, self.asks, self.doubts, self.state_lost, transport.rank in self.dense, self.resumes])
         shared = transport.share([numbers, _to_bytes(self.view.to_json()), *self.told.get(transport.rank, ())])
         if not transport.agree(True):

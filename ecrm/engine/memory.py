@@ -14,7 +14,8 @@ MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, what was lent counted where it lies and where it is read, `dense` replicas."""
+    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, deltas lent
+    counted where they lie and where they are read, `dense` replicas. Rows and gradients of a step are not counted."""
 
     total: dict[str, int]
     per_rank: list[dict[str, int]]

@@ -20,7 +20,7 @@ from ecrm.storage.initial import InitialRows
 
 class ShardStores:
     """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `lendable` gives
-    that of what they send at a commit."""
+    that of rows looked up and of what they send at a commit."""
 
     def __init__(
         self, make_store: StoreFactory, tables: Sequence[Table], seed: int, allocate: Allocate = lazy_zeros, lendable: Allocate = lazy_zeros

@@ -89,7 +89,7 @@ def launch(
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
     ending = supervise(line, folder, config.cluster.stop_seconds)
     try:
-        judge(folder, ending)
+        judge(folder, ending, hosts is not None)
     except RunFailed as error:
         if error.told and folder.exists():
             print(f"what there is of the run is in {folder}", flush=True)
@@ -124,9 +124,10 @@ def fresh_run_dir(config_name: str) -> Path:
     return folder
 
 
-def judge(folder: Path, ending: Ending) -> None:
+def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way.
 
+    `over_hosts` the line in which a rank said why may be lost with the connection to its host, so the error says it (again).
     The error of a run that has stopped when asked to says nothing, since the run has said it.
     """
     if read_json(folder / "summary.json").get("completed") is True:
@@ -140,6 +141,8 @@ def judge(folder: Path, ending: Ending) -> None:
     where = f"; see {folder}" if left else ""
     if failure:
         code = int(failure.get("exit_code") or 1)
+        if over_hosts:
+            raise RunFailed(f"the run did not complete{where}: {failure.get('message')}", code)
         raise RunFailed(f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True)
     stopped = read_json(folder / "stopped.json")
     if stopped:

@@ -28,7 +28,7 @@ from ecrm.protection.base import RepairReport, ShardSpace
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copies import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
-from ecrm.transport.message import Came, Part, gathered, in_groups
+from ecrm.transport.message import Came, Part, in_groups, matrix
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
@@ -183,7 +183,8 @@ class ReplicateProtection(ChainProtection):
         found = asked.found(replies) if self._tails else {}
         for (slot, shard, space), (places, tails) in self._tails.items():
             local = asked.local(slot, shard, space)
-            values = gathered(found[slot, shard, space]).view(local.numel(), -1)[places]
+            values, picked = matrix(found[slot, shard, space], local.numel())
+            values = values[places if picked is None else picked[places]]
             records = torch.cat([values.view(torch.uint8), tails], dim=1)
             self._next.setdefault((shard, space), []).append(Held(local[places], records))
         self._tails = {}

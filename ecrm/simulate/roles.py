@@ -106,8 +106,8 @@ class Roles:
 
 
 def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
-    """Returns whether all placements could be compared. Shards that dead ranks had, and those that had begun to be rebuilt where they may move, are together placed so that as few
-    units of a stripe as possible share a failure domain."""
+    """Returns whether all placements could be compared. Shards that dead ranks had, and those that had begun to be rebuilt where
+    they may move, are together placed so that as few units of a stripe as possible share a failure domain."""
     handed_on = {shard for shard, host in enumerate(before.shards) if host not in after.live}
     if rebuilding_may_move:
         handed_on |= set(before.rebuilding).intersection(after.rebuilding)

@@ -201,7 +201,7 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
         pull = 0.1 * float(engine.dense.value.sum()) + slot
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
-        rooms = (engine.gradient_space(slot, space, len(value)) for space, value in enumerate(spaces))
+        rooms = (engine.gradient_room(slot, space, len(value)) for space, value in enumerate(spaces))
         computed[slot] = [torch.sin(value * 3 + pull, out=room) for value, room in zip(spaces, rooms, strict=True)], contribution
     gradients = {slot: computed[slot][0] for slot in rows}
     contributions = {slot: computed[slot][1] for slot in rows}
@@ -228,7 +228,8 @@ def run_workload(
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
 
-    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
+    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints` writes it.
+    `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
     """
     engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
     after_start(engine)

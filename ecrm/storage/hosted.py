@@ -37,7 +37,7 @@ class HostedShard:
         return self._log.nbytes
 
     def lookup(self, rows: Tensor) -> Tensor:
-        """Copy of rows, none missing, float32 [R, dim], in the memory of what the last call returned."""
+        """Copy of rows, of missing ones anything, float32 [R, dim], in the memory of what the last call returned."""
         return self.store.lookup(rows, self._looked_up.of(rows.numel()))
 
     def missing_among(self, rows: Tensor) -> Tensor:

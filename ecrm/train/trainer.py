@@ -133,7 +133,7 @@ class Trainer:
         engine.enter("forward")
         forwards = {}
         for slot, (looked_up,) in values.items():
-            sums = engine.gradient_space(slot, 0, len(looked_up))
+            sums = engine.gradient_room(slot, 0, len(looked_up))
             forwards[slot] = forward(engine.dense, batches[slot], looked_up, self._global_batch, sums)
         engine.enter("backward")
         for slot, between in forwards.items():

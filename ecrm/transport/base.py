@@ -42,8 +42,9 @@ class Transport(ABC):
     def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
 
-        What `exchange` sends of such memory may come out as a view of it, for reading. Its sender may change it only after an exchange that every
-        live rank enters when it has no more use for what it got: in the engine, when it has committed or undone the step.
+        What `exchange` sends of such memory may come out as a view of it, for reading, and of rows picked from it as a `Picked`. Its sender may change
+        it only after an exchange or shrink that every live rank enters when it has no more use for what it got (docs/design.md, "Memory that ranks
+        lend one another").
         """
         return lazy_zeros(*shape, dtype=dtype)
 
@@ -54,7 +55,7 @@ class Transport(ABC):
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
         shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result maps
         each rank that sent at least one of them, ascending, to what it sent in order, tensors flattened
-        to one dimension, dtypes kept. What was given must not be changed before this returns, nor, after
+        to one dimension but for what rows are picked from, dtypes kept. What was given must not be changed before this returns, nor, after
         `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result, but for what is `lendable`, is the caller's own
         memory: it stays valid and is never a view of what another rank, or this one, passed in.
         Raises ValueError for a rank that is not live.

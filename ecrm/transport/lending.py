@@ -24,7 +24,7 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 
 ADDRESS_SPACE = 4
-"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows, and
+"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows and what a step needs of them, and
 addresses are not used again when a shard is given up."""
 
 ADDRESSES = 1 << 45
@@ -81,8 +81,8 @@ class OwnMemory:
                 self._map.madvise(mmap.MADV_REMOVE, start, size)
 
     def _free(self, start: int, size: int) -> None:
-        """Nobody here uses these bytes any more; others may, until they have taken back or committed what they were sent, which is when they next
-        exchange or share anything behind an agreement on that: agreements of MPI are uniform."""
+        """Nobody here uses these bytes any more; others may: of rows and gradients until they enter the next exchange, of deltas until they have taken
+        back or committed them, which is when they next exchange or share anything behind an agreement on that: agreements of MPI are uniform."""
         self._freed.append((self._calls, start, size))
 
 

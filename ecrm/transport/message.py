@@ -16,7 +16,8 @@ class Picked:
     """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n]. What arrives is `source[rows]`, flattened, or, where
     `source` is lent, another of these, [R, D], whose rows whoever got it picks himself.
 
-    The rows are gathered as the message is packed, which saves a copy; until then `source` must not change.
+    The rows are gathered as the message is packed, which saves a copy; until then `source` must not change, and if it is lent, until
+    `Transport.lendable` lets it.
     """
 
     source: Tensor

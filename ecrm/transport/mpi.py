@@ -102,7 +102,7 @@ class MpiTransport(Transport):
         lent = [self._lent(rank, tensors) for rank, tensors in zip(others, lists)]
         places = [[place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][:MOST_APART] for tensors, there in zip(lists, lent)]
         packed = self._pack_for_sending(lists, places, lent)
-        lent_bytes = sum(wire.padded(wire.size_of(tensors[place])) for tensors, there in zip(lists, lent) for place in there)
+        lent_bytes = sum(wire.spared(tensors[place]) for tensors, there in zip(lists, lent) for place in there)
         self.sent_bytes += lent_bytes
         self._lending.lent_bytes += lent_bytes
         apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]

@@ -11,7 +11,8 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
 A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. Or it is lent: LENT is added
 to its code, and a word among those of the heads says at which byte of its sender's memory it begins, which whoever gets the message can
 read. Of rows that are picked from what is lent (PICKED) three words say where the matrix begins, how wide it is and how many are picked; which ones, int64,
-is in the run in place of the rows. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional. Nothing is pickled, so bytes from a peer can never run code.
+is in the run in place of the rows. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix
+that rows are picked from. Nothing is pickled, so bytes from a peer can never run code.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ APART_BYTES = 1 << 17
 """From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
 
 LENT_BYTES = 1 << 10
-"""From this size on it is lent, if it can be: below, its bytes are as little as the words that say where they lie. Not tuned either."""
+"""It is lent, if it can be, where the message gets so much shorter. Not tuned either."""
 
 NOTHING_LENT: Mapping[int, int] = {}
 
@@ -69,6 +70,8 @@ def check(parts: Sequence[Part]) -> None:
         if isinstance(part, tuple):
             continue
         tensor = part.source if isinstance(part, Picked) else part
+        if isinstance(part, Picked) and (part.rows.dtype != torch.int64 or part.rows.dim() != 1 or not part.rows.is_contiguous()):
+            raise ValueError(f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, needed: torch.int64 of one dimension, contiguous")
         if tensor.dtype not in CODE_OF_DTYPE:
             raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
         if not tensor.is_cpu:
@@ -84,11 +87,24 @@ def places_of(parts: Sequence[Part], size: int) -> list[int]:
 
 def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
     """Places of those of `parts` that should be lent if they can be, and the memory that would be."""
-    found = ((place, part.source if isinstance(part, Picked) else part) for place, part in enumerate(parts) if not isinstance(part, tuple))
-    return [(place, memory) for place, memory in found if size_of(parts[place]) >= LENT_BYTES]
+    return [
+        (place, part.source if isinstance(part, Picked) else part)
+        for place, part in enumerate(parts)
+        if not isinstance(part, tuple) and spared(part) >= LENT_BYTES
+    ]
 
 
-def size_of(part: torch.Tensor | Picked) -> int:
+def spared(part: torch.Tensor | Picked) -> int:
+    """Bytes by which a message is shorter when a part of it is lent."""
+    return padded(_size(part)) - WORD_BYTES * _words_of_lent(part)
+
+
+def _words_of_lent(part: torch.Tensor | Picked) -> int:
+    """How many words say where a part that is lent lies."""
+    return WORDS_OF_PICKED + part.rows.numel() if isinstance(part, Picked) else 1
+
+
+def _size(part: torch.Tensor | Picked) -> int:
     """Bytes of what a tensor, or what is picked of one, comes to."""
     return part.numel() * part.element_size()
 
@@ -114,16 +130,16 @@ def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mappi
         if isinstance(part, tuple):
             total += WORD_BYTES * len(part)
         elif place in lent:
-            total += WORD_BYTES * (WORDS_OF_PICKED + part.rows.numel() if isinstance(part, Picked) else 1)
+            total += WORD_BYTES * _words_of_lent(part)
         elif place not in apart:
-            total += padded(size_of(part))
+            total += padded(_size(part))
     return total
 
 
 def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> None:
     """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart, lent)` long, 8-byte aligned.
 
-    `lent` says where tensors at some places begin in memory that the receiver can read. Does not check again what `packed_bytes` has checked.
+    `lent` says where tensors at some places, or those that rows are picked from, begin in memory that the receiver can read. Does not check again what `packed_bytes` has checked.
     """
     if not parts:
         return
@@ -148,7 +164,7 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
             part = part.rows
         elif isinstance(part, tuple) or place in apart or place in lent:
             continue
-        end = position + size_of(part)
+        end = position + _size(part)
         if not isinstance(part, Picked):
             buffer[position:end] = bytes_of(part)
         elif end > position:
@@ -168,7 +184,7 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
     """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
     uint8, and of `lent`, all of the sender's memory that can be read, uint8. Of rows picked from that, the `Picked` matrix and rows.
 
-    The views keep their memory alive and do not overlap. Raises ValueError for bytes that no `pack` wrote
+    The views keep their memory alive and, but for those of what is lent, do not overlap. Raises ValueError for bytes that no `pack` wrote
     (a wrong length, count, dtype code or place in what is lent); payload bytes are not checked.
     """
     if buffer.size == 0:
@@ -197,9 +213,10 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
             parts.append(_lent(code - (PICKED if picked else LENT), elements, next(numbers), lent))
             if not picked:
                 continue
-            columns, code, elements = next(numbers), CODE_OF_DTYPE[torch.int64], next(numbers)
-            if columns < 1 or elements < 0:
-                raise ValueError(f"packed tensors: {elements} rows of {columns} elements picked")
+            columns, rows = next(numbers), next(numbers)
+            if rows < 0 or columns < 1 or elements % columns:
+                raise ValueError(f"packed tensors: {rows} rows of {columns} of {elements} elements picked")
+            code, elements = CODE_OF_DTYPE[torch.int64], rows
         if code >= APART:
             parts.append(_came_apart(code - APART, elements, next(came, None)))
             continue

@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from ecrm.allocate import Room  # noqa: E402
 from ecrm.train.together import introduce  # noqa: E402
 from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
 from ecrm.transport.message import Came, Part, Picked, gathered, matrix  # noqa: E402
@@ -219,6 +220,7 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
         assert head == (sender,) and number.tolist() == [sender] and (numbers == sender).all() and numbers.shape == (300 * 256,)
         assert rows.source.shape == (400, 256) and rows.rows.tolist() == [sender, 399]
         assert matrix(rows, 2)[0] is rows.source and (gathered(rows) == sender).all() and len(gathered(rows)) == 512
+    outgrows_a_room(transport)
     assert transport.agree(True)  # all have looked
     memory += 100
     assert transport.agree(True)
@@ -226,6 +228,20 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     lent = {sender: received[sender][1] for sender in others}
     assert all((numbers == sender + 100).all() for sender, numbers in lent.items())
     return lent, memory
+
+
+def outgrows_a_room(transport: Transport) -> None:
+    """Memory that has been lent and given up is taken back by the system, and not what came in its place."""
+    room = Room(64, transport.lendable)
+    for number, rows in enumerate((10, 3, 400, 400, 2000, 1000)):
+        there = room.of(rows)
+        assert there.shape == (rows, 64)
+        there[:] = transport.rank + number
+        received = transport.exchange({rank: [Picked(there, torch.arange(rows))] for rank in transport.live})
+        assert list(received) == list(transport.live)
+        for sender, (came,) in received.items():
+            assert len(gathered(came)) == 64 * rows and (gathered(came) == sender + number).all()
+        assert transport.agree(True)  # all have looked
 
 
 def interrupts_everybody_when_one_rank_shrinks(transport: Transport) -> str:
