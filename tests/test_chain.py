@@ -43,6 +43,7 @@ def test_a_commit_costs_one_exchange_per_link_and_one_record_per_copy():
     assert calls["chain"] - calls["erasure"] == 2 * ranks * commits
 
 
+@pytest.mark.parallel
 def test_schedules_of_chains_survive_what_they_promise():
     """The survivable suite draws chains too; here 20 of them, of which most lose ranks."""
     schedules = [s for s in map(lambda seed: draw(seed, "survivable"), range(1000)) if s.workload.protection == "chain"][:20]

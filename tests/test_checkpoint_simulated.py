@@ -25,6 +25,8 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 from simulating import dies_once
 
+pytestmark = pytest.mark.parallel
+
 
 class Run:
     """One simulated run with checkpoints: `tables` reported, `events` of all ranks, `killed`, whether `finished`."""

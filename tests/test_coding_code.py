@@ -7,6 +7,8 @@ import pytest
 
 from ecrm.coding import ReedSolomon
 
+pytestmark = pytest.mark.parallel
+
 SHAPES = [
     (2, 1), (3, 1), (4, 1), (8, 1),
     (2, 2), (3, 2), (4, 2), (6, 2), (8, 2),

@@ -5,6 +5,8 @@ import pytest
 
 from ecrm.coding import field
 
+pytestmark = pytest.mark.parallel
+
 ALL = np.arange(256)
 
 

@@ -17,6 +17,8 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
+pytestmark = pytest.mark.parallel
+
 
 @pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])
 @pytest.mark.parametrize("size", [1, 3, 1001])

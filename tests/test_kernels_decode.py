@@ -10,6 +10,8 @@ from ecrm.coding import ReedSolomon
 from ecrm.kernels import native
 from ecrm.kernels.decode import decode
 
+pytestmark = pytest.mark.parallel
+
 CPU = native.supported_instruction_sets()
 
 

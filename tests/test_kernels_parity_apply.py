@@ -7,6 +7,8 @@ from ecrm.coding.field import PRODUCT
 from ecrm.kernels import native
 from ecrm.kernels.parity_apply import parity_apply
 
+pytestmark = pytest.mark.parallel
+
 CPU = native.supported_instruction_sets()
 WIDTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 130, 191, 256, 260, 264, 520, 1000, 1087, 1088, 4100)
 

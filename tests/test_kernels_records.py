@@ -6,6 +6,8 @@ import torch
 from ecrm.kernels import native
 from ecrm.kernels.records import RecordLog, gather_records, merge_records, record_bytes, scatter_records, xor_records
 
+pytestmark = pytest.mark.parallel
+
 BACKENDS = ("reference", *native.supported_instruction_sets())
 
 

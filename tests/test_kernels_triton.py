@@ -5,6 +5,8 @@ import os
 import pytest
 import torch
 
+pytestmark = pytest.mark.parallel
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -32,6 +32,8 @@ from ecrm.storage.base import SparseOptimizer, Store
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
 from simulating import dies_once
 
+pytestmark = pytest.mark.parallel
+
 SMALL = Workload(
     tables=(Table("a", 9, 4), Table("b", 5, 4)), steps=4, servers=2, trainers=1, slots=1, spares=0, ids_per_slot=4, protection="mapped"
 )

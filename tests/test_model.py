@@ -8,6 +8,8 @@ from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 
+pytestmark = pytest.mark.parallel
+
 torchrec = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is not installed")
 
 

@@ -20,6 +20,8 @@ from ecrm.simulate.arithmetic import Circle
 from ecrm.simulate.roles import check_apart, check_spares_first
 from ecrm.simulate.violation import Violation
 
+pytestmark = pytest.mark.parallel
+
 SHAPES = [(3, 2, 1), (4, 3, 1), (4, 2, 2), (5, 4, 1), (6, 4, 2), (7, 2, 1), (9, 4, 3), (3, 1, 0), (1, 1, 0)]
 
 

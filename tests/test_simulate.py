@@ -27,6 +27,8 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from ecrm.transport.simulated.baton import Baton
 
+pytestmark = pytest.mark.parallel
+
 
 def test_survivable_schedules_finish_with_the_oracles_bits():
     totals = run_range(range(350), "survivable", jobs=2)

@@ -11,6 +11,8 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
 
+pytestmark = pytest.mark.parallel
+
 OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
 
 

@@ -27,8 +27,9 @@ def die_in_simulation(seconds: float) -> None:
     raise RankKilled
 
 
+@pytest.mark.parallel
 def test_contract_holds_in_simulation() -> None:
-    schedules = 40
+    schedules = 20
     for seed in range(schedules):
         cluster = SimulatedCluster(RANKS, seed)
         outcome = cluster.run(lambda transport: transport_contract.contract(transport, die_in_simulation, 8 << 10))
