@@ -232,7 +232,7 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
         lines.append(
             (
                 *key,
-                f"{100 * statistics.median(costs[key]):.1f}" if costs.get(key) else "-",
+                spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-",
                 f"{statistics.median(redundancy(row) for row in mine):.2f}",
                 f"{statistics.median(lost[key].values()) / 1e3:.2f}" if key in lost else "the run",
                 f"{statistics.median(whole[key].values()) / 1e3:.2f}" if key in whole else "-",
@@ -272,7 +272,7 @@ def protections_bars(rows: Sequence[Row]) -> list[str]:
     """The bars, and what was found."""
     return markdown(
         ("regime", "what", "median (least to greatest)", "bar", ""),
-        ((bar.regime, bar.what, spread(bar.values, 3), f"{'at least' if bar.at_least else 'below'} {bar.bar:g}", "met" if bar.met else "not met")
+        ((bar.regime, bar.what, spread(bar.values, 3), f"{'at least' if bar.at_least else 'below'} {bar.bar:g}", bar.verdict)
          for bar in bars(rows)),
     )  # fmt: skip
 
