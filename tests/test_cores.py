@@ -1,11 +1,13 @@
-"""Where ranks outnumber cores, each keeps to one, and work of a kind is spread evenly."""
+"""Where ranks outnumber cores, each keeps to one, or all sleep while they wait, by how the slots can be dealt out."""
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from ecrm.placement.view import View
-from ecrm.train.cores import deal
+from ecrm.train.cores import BIND, POLL, SLEEP, Cores, best_manner, deal
 
 VIEW = View(0, live=tuple(range(8)), shards=(0, 1, 2, 3, 4), slots=(5, 6, 5), dense=(5, 6), domains=tuple(range(8)))
 
@@ -17,21 +19,64 @@ def test_ranks_of_each_role_are_dealt_to_the_cores_in_turn():
     assert deal(VIEW, [1, 4, 6, 7], [3, 9, 11]) == {6: 3, 1: 9, 4: 11, 7: 3}
 
 
-def test_a_rank_keeps_to_its_core_as_long_as_ranks_outnumber_cores():
-    program = """
-import os
-from ecrm.placement.view import View
-from ecrm.train.cores import Cores
-def view(*live):
-    return View(0, live, (0, 1), (2,), (2,), domains=tuple(range(999)))
-free = os.sched_getaffinity(0)
-cores = Cores(1, range(999))
-cores.heed(view(*range(999)))
-print(os.sched_getaffinity(0) == {sorted(free)[2 % len(free)]})
-cores.heed(view(*range(len(free) + 1)))
-print(len(os.sched_getaffinity(0)))
-cores.heed(view(*range(len(free))))
-print(os.sched_getaffinity(0) == free)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["True", "1", "True"], done.stdout + done.stderr
+def test_a_rank_with_more_slots_or_shards_shares_its_core_with_fewer_ranks():
+    colocated = View(0, (0, 1, 2, 3), shards=(0, 1, 2, 0, 3), slots=(0, 1, 2, 1), dense=(0, 1), domains=tuple(range(4)))
+    assert deal(colocated, range(4), [0, 1]) == {1: 0, 0: 1, 2: 1, 3: 0}
+    dedicated = replace(colocated, live=(0, 1, 2, 3, 4), shards=(2, 3, 4, 4), slots=(0, 1), domains=tuple(range(5)))
+    assert deal(dedicated, range(5), [0, 1]) == {0: 0, 1: 1, 4: 0, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize(
+    "slots, cores, manner",
+    [
+        ((0, 1), 2, BIND),
+        ((0, 1, 2), 2, SLEEP),
+        ((0, 1, 2, 3), 2, BIND),
+        ((0, 1, 2, 3), 3, SLEEP),
+        ((0, 1, 2, 0), 2, BIND),
+        ((0, 1, 2, 3, 0), 2, SLEEP),
+        ((0, 0, 1), 2, BIND),  # each has a core for itself
+        ((0, 0), 2, BIND),
+        ((6, 7), 2, BIND),  # on other hosts
+    ],
+)
+def test_ranks_sleep_where_cores_would_get_unequal_slots(slots: tuple[int, ...], cores: int, manner: str):
+    view = View(0, tuple(range(8)), (0, 1, 2, 3, 4), slots, (0,), domains=tuple(range(8)))
+    mine = range(5)
+    assert best_manner(view, deal(view, mine, range(cores)), range(cores)) == manner
+
+
+@pytest.fixture
+def free():
+    cores = os.sched_getaffinity(0)
+    yield cores
+    os.sched_setaffinity(0, cores)
+
+
+def ranks(*live: int, slots: tuple[int, ...] = (2,)) -> View:
+    return View(0, live, (0, 1), slots, (2,), domains=tuple(range(999)))
+
+
+def test_a_rank_keeps_to_its_core_as_long_as_ranks_outnumber_cores(free: set[int]):
+    cores = Cores(transport := SimpleNamespace(rank=1), range(999))
+    cores.heed(ranks(*range(999)))
+    assert os.sched_getaffinity(0) == {sorted(free)[2 % len(free)]} and cores.manner == BIND
+    cores.heed(ranks(*range(len(free) + 1)))
+    assert len(os.sched_getaffinity(0)) == 1 and cores.manner == BIND and not transport.sleeps
+    cores.heed(ranks(*range(len(free))))
+    assert os.sched_getaffinity(0) == free and cores.manner is None and not transport.sleeps
+
+
+def test_a_rank_moves_and_sleeps_where_slots_are_one_more_than_cores_or_where_it_is_told_to(free: set[int]):
+    uneven = ranks(*range(999), slots=tuple(range(len(free) + 1)))
+    cores = Cores(transport := SimpleNamespace(rank=1), range(999))
+    cores.heed(uneven)
+    if len(free) > 1:
+        assert cores.manner == SLEEP and transport.sleeps and os.sched_getaffinity(0) == free
+    for wish, sleeps, bound in (SLEEP, True, False), (POLL, False, False), (BIND, False, True):
+        cores = Cores(transport, range(999), wish)
+        cores.heed(uneven)
+        assert (cores.manner, transport.sleeps) == (wish, sleeps)
+        assert os.sched_getaffinity(0) == free or (bound and len(os.sched_getaffinity(0)) == 1)
+        cores.heed(ranks(*range(len(free))))
+        assert cores.manner is None and not transport.sleeps and os.sched_getaffinity(0) == free

@@ -118,8 +118,8 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     ran_on = backwards.read_text().splitlines()
     assert len(ran_on) == BASE["train.steps"] * BASE["train.slots"]
     cores = sorted(os.sched_getaffinity(0))
-    assert run.summary["bound_to_cores"] is (len(cores) < run.summary["world_size"])
-    assert set(ran_on) == ({str([core]) for core in cores[:2]} if run.summary["bound_to_cores"] else {str(cores)})
+    assert run.summary["oversubscribed"] == ("bind" if len(cores) < run.summary["world_size"] else None)
+    assert set(ran_on) == ({str([core]) for core in cores[:2]} if run.summary["oversubscribed"] else {str(cores)})
     assert len(run.summary["lends_memory_to"]) == run.summary["world_size"] - 1
     sent = run.summary["traffic_bytes_per_rank"]
     assert sum(rank["lent"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4  # deltas; rows of the next step come with them

@@ -38,22 +38,25 @@ def test_contract_holds_in_simulation() -> None:
         assert {kill.rank for kill in outcome.killed} == {1, 2, 3, 4, 5}
 
 
-def test_contract_holds_on_mpi(tmp_path: Path) -> None:
-    output = mpirun(RANKS, PROGRAMS / "transport_contract.py", tmp_path)
+@pytest.mark.parametrize("waits", ["poll", "sleep"])
+def test_contract_holds_on_mpi(tmp_path: Path, waits: str) -> None:
+    output = mpirun(RANKS, PROGRAMS / "transport_contract.py", tmp_path, waits)
     results = read_results(tmp_path, output)
     assert sorted(results) == EXPECTED_SURVIVORS, output
     for result in results.values():
         assert result["live"] == EXPECTED_SURVIVORS
         assert result["failures_seen"][1:] == ["survived"] * 3
+    busy = results[max(EXPECTED_SURVIVORS)]["busy"]
+    assert busy < 0.1 if waits == "sleep" else busy > 0.15, "6 ranks that poll share the cores"
     alone, left = (results[rank]["close_seconds"] for rank in EXPECTED_SURVIVORS)
     assert alone < 1
     assert CLOSE_SECONDS <= left < 2 * CLOSE_SECONDS
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_ranks_killed_at_random_instants_on_mpi(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("waits, seed", [("poll", 1), ("sleep", 2)])
+def test_ranks_killed_at_random_instants_on_mpi(tmp_path: Path, waits: str, seed: int) -> None:
     ranks, kills, steps = 6, 3, 30
-    output = mpirun(ranks, PROGRAMS / "transport_drill.py", tmp_path, seed, kills, steps)
+    output = mpirun(ranks, PROGRAMS / "transport_drill.py", tmp_path, waits, seed, kills, steps)
     results = read_results(tmp_path, output)
     assert len(results) == ranks - kills, output
     for result in results.values():
@@ -105,7 +108,7 @@ class SilentMpi:
     Status = lambda self: SimpleNamespace(Get_elements=lambda kind: self.now)  # noqa: E731
 
     def __init__(self, heads: list[int], words: list[int]) -> None:
-        self.head, self.words, self.now = heads, words, 0
+        self.head, self.words, self.now = heads, list(words), 0
 
     def Get_rank(self) -> int:
         return 0
@@ -114,17 +117,22 @@ class SilentMpi:
         return 2
 
     def Isend(self, words: np.ndarray, peer: int) -> SimpleNamespace:
-        return SimpleNamespace(Wait=lambda: None)
+        return SimpleNamespace(Wait=self.nothing, Test=self.nothing)
 
     def Irecv(self, words: np.ndarray, peer: int) -> SimpleNamespace:
         words[: len(self.head)] = self.head
-        return SimpleNamespace(Wait=self.wait)
+        return SimpleNamespace(Wait=self.came, Test=self.came)
 
-    def wait(self, status: object = None) -> None:
+    def nothing(self, status: object) -> bool:
+        return True
+
+    def came(self, status: object) -> bool:
         if self.words:
             self.now = self.words.pop(0)
+        return True
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize(
     "head, words, complaint",
     [
@@ -137,14 +145,14 @@ class SilentMpi:
     ],
 )
 def test_success_reported_for_data_that_never_came_is_a_failure(
-    head: list[int], words: list[int], complaint: str
+    head: list[int], words: list[int], complaint: str, sleeps: bool
 ) -> None:
     mpi = SilentMpi(head, words)
     with pytest.raises(PeerFailure, match=complaint):
-        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE).run()
+        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE, sleeps).run()
 
 
 def test_ranks_in_different_calls_are_told_apart_on_mpi() -> None:
     mpi = SilentMpi([0, 2 * 7 + 1, *NONE_APART], [HEAD_FIELDS])
     with pytest.raises(RuntimeError, match=r"number 1 is in its call 7 \(share\), number 0 in its call 1 \(exchange\)"):
-        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE).run()
+        Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE, sleeps=False).run()

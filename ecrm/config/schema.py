@@ -122,10 +122,12 @@ class ClusterConfig:
         "what may be lost at once: a rank, or all ranks of a host; no two units of a stripe are ever put in one",
         choices=("rank", "host"),
     )
-    bind_cores: bool = key(
-        True,
-        "where ranks outnumber the cores of a host, each keeps to one core, with its helper threads, dealt out by role, unless train.threads "
-        "is more than 1; false = the system moves them about, which is better beside other runs on the same cores",
+    oversubscribed: str = key(
+        "auto",
+        "what ranks do where they outnumber the cores of a host: bind = each keeps to one core, with its helper threads, dealt out by role, and polls "
+        "while it waits; sleep = the system moves them, and they sleep while they wait, which is better beside other runs on the same cores; poll = the "
+        "system moves them, and they poll; auto = bind where the cores get as many slots each, else sleep, and poll with train.threads above 1",
+        choices=("auto", "bind", "sleep", "poll"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)
     stop_seconds: float = key(

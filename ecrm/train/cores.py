@@ -1,42 +1,62 @@
-"""Which core each rank of a host keeps to, where ranks outnumber the cores.
+"""How ranks of a host share its cores where they outnumber them.
 
-A rank that waits polls, and yields whenever another one can run; yet to the system it is as busy as one that computes. So it puts
-ranks that compute on one core and ranks that wait on another. Dealt out by role, work of a kind is spread evenly.
+A rank that waits polls, and yields whenever another one can run; yet to the system it is as busy as one that computes. So the system puts
+ranks that compute on one core and ranks that wait on another. Against that ranks either keep to one core each, dealt out by role, so that work
+of a kind is spread evenly; or, where that leaves some cores with more slots than others, they sleep while they wait, and the system moves who
+computes to the core of who sleeps.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ecrm.placement.view import View
+from ecrm.transport.base import Transport
+
+AUTO, BIND, SLEEP, POLL = "auto", "bind", "sleep", "poll"
 
 
 def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[int, int]:
-    """{rank: its core} of the live ranks among `neighbours`: in turn to those that run slots, those that host shards, and the others."""
+    """{rank: its core} of the live ranks among `neighbours`: to those that run slots, then those that host shards, then the others, each to the
+    core that has the fewest slots, shards or others so far, and of these the fewest ranks."""
+    slots, shards = Counter(view.slots), Counter(view.shards)
+    dealt: dict[int, int] = {}
+    for work in slots, shards, Counter(neighbours):
+        load = dict.fromkeys(cores, 0)
+        for rank in sorted(set(neighbours).intersection(view.live, work) - dealt.keys(), key=lambda rank: (-work[rank], rank)):
+            held = Counter(dealt.values())
+            dealt[rank] = min(cores, key=lambda core: (load[core], held[core]))
+            load[dealt[rank]] += work[rank]
+    return dealt
 
-    def kind(rank: int) -> tuple[bool, bool, int]:
-        return rank not in view.slots, rank not in view.shards, rank
 
-    ranks = sorted((rank for rank in neighbours if rank in view.live), key=kind)
-    return {rank: cores[place % len(cores)] for place, rank in enumerate(ranks)}
+def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
+    """BIND where, dealt out so, all cores have as many slots, or no core has two ranks that run some; else SLEEP."""
+    running = [rank for rank in dealt if rank in view.slots]
+    load = Counter(dealt[rank] for rank in view.slots if rank in dealt)
+    even = len({load[core] for core in cores}) == 1
+    return BIND if even or len(running) <= len(cores) else SLEEP
 
 
 class Cores:
-    """Keeps the thread that makes this and calls it, and threads that it starts later, to one of the cores that it may use.
+    """Has the thread that makes this and calls it, threads that it starts later, and its `transport`, share cores as `wish` says, BIND, SLEEP, POLL or
+    AUTO, the best of the first two, where more of `neighbours`, the ranks that may use the same cores, this one included, live than there are cores.
 
-    `neighbours` are the ranks that may use the same cores, this one included. Where no more of them live than there are cores, all cores are free to it,
-    and `bound` is false.
+    `manner` is how they share them now: BIND, SLEEP or POLL; None where there are cores enough, all of which are then free to this rank, which polls.
     """
 
-    bound = False
-
-    def __init__(self, rank: int, neighbours: Collection[int]) -> None:
-        self._rank, self._neighbours = rank, neighbours
+    def __init__(self, transport: Transport, neighbours: Collection[int], wish: str = AUTO) -> None:
+        self._transport, self._neighbours, self._wish = transport, neighbours, wish
         self._cores = sorted(os.sched_getaffinity(0))
+        self.manner: str | None = None
 
     def heed(self, view: View) -> None:
         """Roles are as in `view` from now on."""
         dealt = deal(view, self._neighbours, self._cores)
-        self.bound = len(dealt) > len(self._cores)
-        os.sched_setaffinity(0, {dealt[self._rank]} if self.bound else self._cores)
+        self.manner = None
+        if len(dealt) > len(self._cores):
+            self.manner = best_manner(view, dealt, self._cores) if self._wish == AUTO else self._wish
+        os.sched_setaffinity(0, {dealt[self._transport.rank]} if self.manner == BIND else self._cores)
+        self._transport.sleeps = self.manner == SLEEP

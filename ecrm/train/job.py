@@ -51,7 +51,7 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
-from ecrm.train.cores import Cores
+from ecrm.train.cores import AUTO, POLL, Cores
 from ecrm.train.counted import CountedTransport
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
@@ -152,6 +152,8 @@ def _run(
     reporter = Reporter(folder, processes, protection.dense_replicas - 1, _durable_in_words(config, start), protection.any_shards_may_be_lost)
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
+    cores = _cores(transport, config, processes)
+    cores.heed(view)
     profile, traffic = None, Traffic(transport)
     if config.train.profile:
         profile = Profile(transport.rank)
@@ -164,15 +166,8 @@ def _run(
         flipping(step, name)
         switch(step, name)
 
-    cores = None
-    if config.cluster.bind_cores and config.train.threads == 1:
-        mine = processes[transport.rank]
-        alike = [rank for rank, process in processes.items() if (process["host"], process["cores"]) == (mine["host"], mine["cores"])]
-        cores = Cores(transport.rank, alike)
-        cores.heed(view)
-
     def event(fields: dict[str, Any]) -> None:
-        if cores is not None and fields["event"] == "view":
+        if fields["event"] == "view":
             cores.heed(fields["view"])
         reporter.event(fields)
 
@@ -202,7 +197,7 @@ def _run(
         "kernels": native.instruction_set(),
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
-        "bound_to_cores": cores is not None and cores.bound,
+        "oversubscribed": cores.manner,
         "lends_memory_to": readers,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
@@ -227,6 +222,13 @@ def _run(
     transport.close()
     del held
     return 0 if folder.is_complete or trainer.stopped else 1
+
+
+def _cores(transport: Transport, config: Config, processes: Mapping[int, Mapping[str, Any]]) -> Cores:
+    mine = processes[transport.rank]
+    alike = [rank for rank, process in processes.items() if (process["host"], process["cores"]) == (mine["host"], mine["cores"])]
+    wish = config.cluster.oversubscribed
+    return Cores(transport, alike, POLL if wish == AUTO and config.train.threads > 1 else wish)
 
 
 def _durable_in_words(config: Config, start: Start) -> str:

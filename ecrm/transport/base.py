@@ -36,6 +36,9 @@ class Transport(ABC):
     live: tuple[int, ...]
     sent_bytes: int = 0
     """Bytes of messages given to other ranks so far, as `wire` packs them, tensors that are lent included; agreements and shrinks are not counted."""
+    sleeps: bool = False
+    """Whether this rank sleeps while it waits for messages, and does not poll, from its next call on; to be set where ranks outnumber the cores. Nothing
+    changes where ranks wait otherwise."""
     lending: Lending | None = None
     """What ranks lend one another, for those who introduce them at the start; None where there is nothing to introduce."""
 

@@ -52,6 +52,9 @@ EXCHANGE, SHARE = range(len(KIND_NAMES))
 LAUNCH_LINE = "mpirun --with-ft ulfm --oversubscribe -n RANKS ..."
 CLOSE_SECONDS = 2.0
 
+FIRST_PAUSE, PAUSE_GROWS, LONGEST_PAUSE = 20e-6, 1.5, 300e-6
+"""Seconds that a rank which `sleeps` first sleeps between two looks for a message, how many times as long each is as the one before, and the most."""
+
 NOTICES_EVERY_MICROSECONDS = 100
 """How often a rank that waits in a call looks whether mpirun has told it of a death. Open MPI's own 10,000 (mpi_event_tick_rate) made `shrink`
 of 7 idle ranks on 2 cores take 4.5 to 10.8 ms, since a survivor that has not heard yet holds up all others; this makes it 0.6 to 1.5 ms."""
@@ -212,7 +215,7 @@ class MpiTransport(Transport):
         self._call_number += 1
         self.sent_bytes += sum(len(message) for message in packed) - len(packed[self.live.index(self.rank)])
         self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
-        delivery = Delivery(self._mpi, self._communicator, packed, apart, self._call_number, kind)
+        delivery = Delivery(self._mpi, self._communicator, packed, apart, self._call_number, kind, self.sleeps)
         try:
             received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
@@ -259,9 +262,12 @@ class Delivery:
     so whoever catches one keeps this object.
     """
 
-    def __init__(self, mpi, communicator, packed: list[np.ndarray], apart: list[list[np.ndarray]], call_number: int, kind: int) -> None:
+    def __init__(
+        self, mpi, communicator, packed: list[np.ndarray], apart: list[list[np.ndarray]], call_number: int, kind: int, sleeps: bool
+    ) -> None:
         self._mpi = mpi
         self._communicator = communicator
+        self._sleeps = sleeps
         self._stamp = call_number * len(KIND_NAMES) + kind
         me = communicator.Get_rank()
         self._peers = [peer for peer in range(len(packed)) if peer != me]
@@ -292,7 +298,7 @@ class Delivery:
                 if self._wait(receive, self._mpi.INT64_T if words.itemsize == 8 else self._mpi.INT32_T) != len(words):
                     raise PeerFailure(f"half a message came from rank {peer} of {self._communicator.Get_size()}")
         for request in self._requests:
-            request.Wait()
+            self._complete(request)
         return list(zip(self._received, self._apart_in))
 
     def _write_head(self, peer: int) -> np.ndarray:
@@ -333,8 +339,18 @@ class Delivery:
 
     def _wait(self, receive, word) -> int:
         """Words of MPI's type `word` that came. One request by one: see the top of this file."""
-        receive.Wait(self._status)
+        self._complete(receive)
         return self._status.Get_elements(word)
+
+    def _complete(self, request) -> None:
+        """Wait for one request; its status is `_status` then."""
+        if not self._sleeps:
+            request.Wait(self._status)
+            return
+        pause = FIRST_PAUSE
+        while not request.Test(self._status):
+            time.sleep(pause)
+            pause = min(PAUSE_GROWS * pause, LONGEST_PAUSE)
 
     def _refuse_mismatch(self, peer: int, stamp: int) -> None:
         (theirs, their_kind), (ours, kind) = divmod(stamp, len(KIND_NAMES)), divmod(self._stamp, len(KIND_NAMES))

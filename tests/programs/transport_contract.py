@@ -1,9 +1,9 @@
 """What every transport must do, as one program for seven ranks; as a script it runs on MPI and writes what it saw.
 
-    mpirun --with-ft ulfm --oversubscribe -n 7 python transport_contract.py RESULT_FOLDER
+    mpirun --with-ft ulfm --oversubscribe -n 7 python transport_contract.py RESULT_FOLDER poll|sleep
 
-Ranks 1 to 5 die on the way, ranks 0 and 6 see the end. A rank at which something is wrong raises; on MPI it
-then kills itself and leaves no result.
+The last word is what a rank that waits does. Ranks 1 to 5 die on the way, ranks 0 and 6 see the end. A rank at which something is wrong
+raises; on MPI it then kills itself and leaves no result.
 """
 
 from __future__ import annotations
@@ -329,12 +329,24 @@ def kill_this_process(seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def waits(transport: Transport) -> float:
+    """The share of its time that this rank is busy while it waits half a second for rank 0, which sleeps."""
+    transport.share([])
+    began, busy = time.monotonic(), time.process_time()
+    if transport.rank == 0:
+        time.sleep(0.5)
+    transport.share([])
+    return (time.process_time() - busy) / (time.monotonic() - began)
+
+
 def main() -> None:
     signal.alarm(SECONDS)  # nobody is left behind whatever happens
     torch.set_num_threads(1)
     transport = MpiTransport()
+    transport.sleeps = sys.argv[2] == "sleep"
     try:
-        result = contract(transport, kill_this_process)
+        busy = waits(transport)
+        result = contract(transport, kill_this_process) | {"busy": busy}
         result |= leaves_one_by_one(transport)
     except BaseException:
         traceback.print_exc()

@@ -1,9 +1,9 @@
 """A loop of steps on MPI in which some ranks kill themselves at random instants; survivors must stay in step.
 
-    mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER SEED KILLS STEPS
+    mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER poll|sleep SEED KILLS STEPS
 
 Each step ends with agree(True). After a failure the ranks compare how far they are: never more than one step
-apart, and the larger number is right. All received data is checked, word by word.
+apart, and the larger number is right. What a rank that waits does is the second word. All received data is checked, word by word.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def recover(transport: Transport, step: int) -> tuple[int, int]:
 def main() -> None:
     signal.alarm(SECONDS)
     torch.set_num_threads(1)
-    folder, seed, kills, steps = sys.argv[1], *map(int, sys.argv[2:])
+    folder, waits, seed, kills, steps = *sys.argv[1:3], *map(int, sys.argv[3:])
     transport = MpiTransport()
+    transport.sleeps = waits == "sleep"
     try:
         result = drill(transport, seed, kills, steps)
         transport.close()
