@@ -192,6 +192,19 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
     )  # fmt: skip
 
 
+def oversubscribed(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step of ranks that outnumber the cores, over those of the same ranks each bound to a core, in turns; `auto`'s choice is marked."""
+    manners = [manner for (manner,) in groups(rows, "manner")]
+    lines = []
+    for (layout, servers, trainers), mine in groups(rows, "layout", "servers", "trainers").items():
+        found = {manner: numbers(each, "over_bind_in_turns") for (manner,), each in groups(mine, "manner").items()}
+        ranks = f"{servers} ranks" if layout == "colocated" else f"{servers} servers, {trainers} trainers"
+        bound = [row for row in mine if row["manner"] == "bind"]
+        lines.append((layout, ranks, bound[0]["cores"], spread(numbers(bound, "step_ms"), 1),
+                      *(spread(found[manner], 2) + (" (auto)" if manner == mine[0]["auto"] else "") for manner in manners)))  # fmt: skip
+    return markdown(("layout", "ranks", "cores", "a step ms, bind", *manners), lines)
+
+
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """Rows of a round lie in the order in which they were run; here in that of contenders.py, regime by regime."""
     regimes, places = [row["regime"] for row in rows], {name: place for place, name in enumerate(CONTENDERS)}
@@ -316,6 +329,7 @@ TABLES = {
     "step": Table("step.csv", step),
     "step bars": Table("step.csv", step_bars),
     "step phases": Table("step_phases.csv", step_phases),
+    "oversubscribed": Table("oversubscribed.csv", oversubscribed),
     "scaling": Table("scaling.csv", scaling),
     "rebuilding": Table("scaling.csv", rebuilding),
     "recovery figure": picture("recovery", "Gap around a SIGKILL and throughput around it, by what is killed"),

@@ -90,6 +90,15 @@ def test_scaling(results, kept, tmp_path):
     assert float(killed["kept_while_rebuilding"]) > 0
 
 
+def test_oversubscribed(results, kept, tmp_path):
+    benchmark = program("bench_oversubscribed")
+    benchmark.main(["--smoke", "--data", str(kept), "--output", str(tmp_path / "oversubscribed.csv")])
+    lines = measured(tmp_path / "oversubscribed.csv")
+    assert [line["manner"] for line in lines] == list(benchmark.MANNERS)
+    assert all(float(line["step_ms"]) > 0 and float(line["over_bind_in_turns"]) > 0 for line in lines)
+    assert {line["auto"] for line in lines} <= {"", "bind"}  # two ranks, a slot each
+
+
 def test_checkpoint(results, tmp_path):
     program("bench_checkpoint").main(["--smoke", "--csv", str(tmp_path / "checkpoint.csv")])
     lines = measured(tmp_path / "checkpoint.csv")
