@@ -200,7 +200,7 @@ def oversubscribed(rows: Sequence[Row]) -> list[str]:
         found = {manner: numbers(each, "over_bind_in_turns") for (manner,), each in groups(mine, "manner").items()}
         ranks = f"{servers} ranks" if layout == "colocated" else f"{servers} servers, {trainers} trainers"
         bound = [row for row in mine if row["manner"] == "bind"]
-        lines.append((layout, ranks, bound[0]["cores"], spread(numbers(bound, "step_ms"), 1),
+        lines.append((layout, ranks, str(bound[0]["cores"]), spread(numbers(bound, "step_ms"), 1),
                       *(spread(found[manner], 2) + (" (auto)" if manner == mine[0]["auto"] else "") for manner in manners)))  # fmt: skip
     return markdown(("layout", "ranks", "cores", "a step ms, bind", *manners), lines)
 
