@@ -1,10 +1,10 @@
 """Stateless parameter servers: no redundancy among ranks; training does not wait for a lost shard, and does not get all of it back.
 
 After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in Parallel Machine Learning Training"
-(Cao, Luo, Gan and Jinesh, 2024), which trades consistency for going on. While a shard is gone, slots go on with its rows as
-they last saw them and keep its gradients (`ecrm/protection/stand_in.py`). Its new host fills it from the newest checkpoint by itself, some rows at each step (`ecrm/protection/restoring.py`); then it is sent
-what was kept and applies it, step by step, and answers for itself from that very step on. What was updated between the
-checkpoint and the failure is lost, and the gradients kept were computed from old rows.
+(Cao, Luo, Gan and Jinesh, 2024), which trades consistency for going on. While a shard is gone, slots go on with its rows as they last saw
+them and keep its gradients (`ecrm/protection/stand_in.py`). Its new host fills it from the newest checkpoint by itself, some rows at each
+step (`ecrm/protection/restoring.py`); then it is sent what was kept and applies it, step by step, and answers for itself from that very step
+on. What was updated between the checkpoint and the failure is lost, and the gradients kept were computed from old rows.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 
 ADDRESS_SPACE = 4
-"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows and what a step needs of them, and
-addresses are not used again when a shard is given up."""
+"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows
+and what a step needs of them, and addresses are not used again when a shard is given up."""
 
 ADDRESSES = 1 << 45
 """And no more than this among all ranks, each of which has the memory of all others: a process has 2^47 on most machines."""

@@ -139,7 +139,8 @@ def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mappi
 def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> None:
     """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart, lent)` long, 8-byte aligned.
 
-    `lent` says where tensors at some places, or those that rows are picked from, begin in memory that the receiver can read. Does not check again what `packed_bytes` has checked.
+    `lent` says where tensors at some places, or those that rows are picked from, begin in memory that the receiver can read. Does not check
+    again what `packed_bytes` has checked.
     """
     if not parts:
         return
@@ -198,7 +199,7 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
     header = words[1 : 1 + 2 * count].tolist()
     codes, lengths = header[::2], header[1::2]
     first = 1 + 2 * count
-    last = first + sum(length if code == HEAD else _words_lent(code) for code, length in zip(codes, lengths))
+    last = first + sum(length if code == HEAD else _head_words_of_lent(code) for code, length in zip(codes, lengths))
     if min(lengths) < 0 or last > words.size:
         raise ValueError(f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes")
     numbers = iter(words[first:last].tolist())
@@ -236,8 +237,8 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
     return parts
 
 
-def _words_lent(code: int) -> int:
-    """How many words say where something lent lies."""
+def _head_words_of_lent(code: int) -> int:
+    """How many of the words between the codes and what is packed say where something lent lies."""
     return WORDS_OF_PICKED if code >= PICKED else int(code >= LENT)
 
 
