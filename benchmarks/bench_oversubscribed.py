@@ -103,6 +103,8 @@ def main(words: Sequence[str] | None = None) -> None:
             for layout, servers, trainers in size.layouts:
                 sets = settings(data, layout, servers, trainers, size)
                 chosen = auto(Path(scratch) / f"{number}-{layout}-{servers}-{trainers}", sets)
+                if not chosen and not arguments.smoke:
+                    sys.exit(f"{layout} with {servers} servers and {trainers} trainers does not outnumber the {about['cores']} cores: bind this program to fewer")
                 try:
                     found = take_turns({name: {**sets, "cluster.oversubscribed": name} for name in MANNERS}, Path(scratch), 8, size.turns, size.seconds)
                 except (RunFailed, ValueError) as error:

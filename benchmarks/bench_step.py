@@ -9,7 +9,7 @@ Contenders of one round run one after the other in a random order, with the same
   erasure     k=4 m=1, a commit every step
   erasure-16  k=4 m=1, a commit every 16 steps
   torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining, its processes free
-              or bound to cores as ECRM's ranks are (benchmarks/peer_torchrec.py), unprotected
+              or each bound to a core (benchmarks/peer_torchrec.py), unprotected
 The model is the same; ECRM computes the interaction by its own kernel (model.dense_arch = native, the default), TorchRec by its own module.
 Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
 the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM

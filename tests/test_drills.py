@@ -76,6 +76,13 @@ def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
     assert run.model == undisturbed
 
 
+def test_ranks_that_sleep_while_they_wait_lose_nothing(tmp_path, criteo_rows, undisturbed):
+    sets = {**BASE, "cluster.servers": 4, "cluster.spares": 1, "cluster.oversubscribed": "sleep", "cluster.stuck_seconds": 30, "train.profile": True}
+    run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "4@13:update"))
+    assert run.model == undisturbed
+    assert run.summary["oversubscribed"] == ("sleep" if len(os.sched_getaffinity(0)) < run.summary["world_size"] else None)
+
+
 @pytest.mark.drill
 def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 4, "protection.k": 2, "protection.m": 2}

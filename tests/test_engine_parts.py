@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from ecrm.placement.tables import Table
 from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
+from ecrm.train.counted import CountedTransport
+from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
@@ -48,6 +52,13 @@ def test_riders_travel_with_the_next_exchange_or_by_themselves(other):
 
     outcome = SimulatedCluster(3, "riders", []).run(program)
     assert outcome.results == {0: True, 1: True, 2: True}
+
+
+def test_that_a_rank_sleeps_reaches_the_transport_within_all_others():
+    inner = SimpleNamespace(rank=0, sleeps=False)
+    wrapped = RidingTransport(ProfiledTransport(CountedTransport(inner, None), Profile(0)))
+    wrapped.sleeps = True
+    assert inner.sleeps and wrapped.sleeps
 
 
 class Counting(WrappedTransport):

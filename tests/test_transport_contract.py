@@ -47,7 +47,7 @@ def test_contract_holds_on_mpi(tmp_path: Path, waits: str) -> None:
         assert result["live"] == EXPECTED_SURVIVORS
         assert result["failures_seen"][1:] == ["survived"] * 3
     busy = results[max(EXPECTED_SURVIVORS)]["busy"]
-    assert busy < 0.1 if waits == "sleep" else busy > 0.15, "6 ranks that poll share the cores"
+    assert 0 < busy["sleep"] < busy["poll"] / 2
     alone, left = (results[rank]["close_seconds"] for rank in EXPECTED_SURVIVORS)
     assert alone < 1
     assert CLOSE_SECONDS <= left < 2 * CLOSE_SECONDS
@@ -121,7 +121,8 @@ class SilentMpi:
 
     def Irecv(self, words: np.ndarray, peer: int) -> SimpleNamespace:
         words[: len(self.head)] = self.head
-        return SimpleNamespace(Wait=self.came, Test=self.came)
+        looks = iter([False] * 20 + [True])
+        return SimpleNamespace(Wait=self.came, Test=lambda status: next(looks) and self.came(status))
 
     def nothing(self, status: object) -> bool:
         return True

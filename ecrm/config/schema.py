@@ -125,8 +125,8 @@ class ClusterConfig:
     oversubscribed: str = key(
         "auto",
         "what ranks do where they outnumber the cores of a host: bind = each keeps to one core, with its helper threads, dealt out by role, and polls "
-        "while it waits; sleep = the system moves them, and they sleep while they wait, which is better beside other runs on the same cores; poll = the "
-        "system moves them, and they poll; auto = bind where the cores get as many slots each, else sleep, and poll with train.threads above 1",
+        "while it waits; sleep = the system moves them, and they sleep while they wait, which leaves the cores to others; poll = the system moves them, and "
+        "they poll; auto = bind where the cores get as many slots each or no core has two ranks that run slots, else sleep; poll with train.threads above 1",
         choices=("auto", "bind", "sleep", "poll"),
     )
     hang_seconds: float = key(2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1)

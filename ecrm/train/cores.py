@@ -19,8 +19,8 @@ AUTO, BIND, SLEEP, POLL = "auto", "bind", "sleep", "poll"
 
 
 def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[int, int]:
-    """{rank: its core} of the live ranks among `neighbours`: to those that run slots, then those that host shards, then the others, each to the
-    core that has the fewest slots, shards or others so far, and of these the fewest ranks."""
+    """{rank: its core} of the live ranks among `neighbours`: those that run slots, then those that only host shards, then the others, each to the core
+    with the fewest slots, shards or others of its own kind so far, and of these the fewest ranks."""
     slots, shards = Counter(view.slots), Counter(view.shards)
     dealt: dict[int, int] = {}
     for work in slots, shards, Counter(neighbours):
@@ -41,8 +41,9 @@ def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
 
 
 class Cores:
-    """Has the thread that makes this and calls it, threads that it starts later, and its `transport`, share cores as `wish` says, BIND, SLEEP, POLL or
-    AUTO, the best of the first two, where more of `neighbours`, the ranks that may use the same cores, this one included, live than there are cores.
+    """Has the thread that makes this and calls it, and its `transport`, share cores as `wish` says, BIND, SLEEP, POLL or AUTO, the best of the first
+    two, where more of `neighbours`, the ranks that may use the same cores, this one included, live than there are cores. Threads that it
+    starts keep to the cores that it could use then.
 
     `manner` is how they share them now: BIND, SLEEP or POLL; None where there are cores enough, all of which are then free to this rank, which polls.
     """

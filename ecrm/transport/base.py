@@ -109,6 +109,14 @@ class WrappedTransport(Transport):
         return self.inner.sent_bytes
 
     @property
+    def sleeps(self) -> bool:
+        return self.inner.sleeps
+
+    @sleeps.setter
+    def sleeps(self, sleeps: bool) -> None:
+        self.inner.sleeps = sleeps
+
+    @property
     def lending(self) -> Lending | None:
         return self.inner.lending
 

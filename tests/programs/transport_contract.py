@@ -329,8 +329,9 @@ def kill_this_process(seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def waits(transport: Transport) -> float:
+def waits(transport: Transport, sleeps: bool) -> float:
     """The share of its time that this rank is busy while it waits half a second for rank 0, which sleeps."""
+    transport.sleeps = sleeps
     transport.share([])
     began, busy = time.monotonic(), time.process_time()
     if transport.rank == 0:
@@ -343,9 +344,9 @@ def main() -> None:
     signal.alarm(SECONDS)  # nobody is left behind whatever happens
     torch.set_num_threads(1)
     transport = MpiTransport()
-    transport.sleeps = sys.argv[2] == "sleep"
     try:
-        busy = waits(transport)
+        busy = {how: waits(transport, sleeps=how == "sleep") for how in ("poll", "sleep")}
+        transport.sleeps = sys.argv[2] == "sleep"
         result = contract(transport, kill_this_process) | {"busy": busy}
         result |= leaves_one_by_one(transport)
     except BaseException:
