@@ -57,7 +57,7 @@ SMOKE = Size(
     seconds=0.5,
     rows=12_000,
     slot_batch=64,
-    layouts=(("colocated", 2, 2),),
+    layouts=(("colocated", 3, 3),),
     sets={"protection.k": 1, "model.max_rows_per_table": 1000, "storage.backend": "native"},
 )
 

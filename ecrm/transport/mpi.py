@@ -8,7 +8,8 @@ What MPI promises and what was measured (Open MPI 5.0.11, one host) decides the 
   survivors; `MPI_Waitall` without statuses did so on a revoked communicator, and then aborted the job
   ("Send error after request freed") in 4 of 8 runs of 8 ranks. Data therefore travels by `Isend` and
   `Irecv` only and every request is waited for by itself: none of 972 survivors of a kill was lied to so,
-  every word checked, and none of 140 where requests were tested by themselves (`sleeps`). A receive must still show the right length and, in its head, the right stamp.
+  every word checked, and none of 140 where each was tested (`sleeps`). A receive must still show the right
+  length and, in its head, the right stamp.
 - `MPI_Comm_agree` is uniform: all survivors get the same value and the same error. It also works on a
   revoked communicator, so a revoke does NOT chase a rank out of it.
 - `MPI_Comm_shrink` begins with an agreement on the same communicator. A rank that shrinks while another
@@ -58,7 +59,7 @@ FIRST_PAUSE, PAUSE_GROWS, LONGEST_PAUSE = 20e-6, 1.5, 300e-6
 """Seconds for which a rank that `sleeps` first sleeps between two looks for a message, how many times as long each pause is as the one before, and
 the most. The system adds some, 50 microseconds by default."""
 TESTS_OF_A_LOOK = 8
-"""How often such a look tests a request: Open MPI reads what mpirun tells of deaths at one of eight."""
+"""How often such a look tests a request: Open MPI reads what mpirun tells of deaths at one of eight calls (opal_progress.c)."""
 
 NOTICES_EVERY_MICROSECONDS = 100
 """How often a rank that waits in a call looks whether mpirun has told it of a death. Open MPI's own 10,000 (mpi_event_tick_rate) made `shrink`
