@@ -4,6 +4,7 @@
     python benchmarks/bench_protections.py --rounds 1          # the same, less often
     python benchmarks/bench_protections.py --regime criteo     # one of the three; what the CSV files say of the others stays
     python benchmarks/bench_protections.py --add               # more rounds, to those that the CSV files have
+    python benchmarks/bench_protections.py --accuracy          # part 5 alone; what the CSV files say of the others stays
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
@@ -20,7 +21,8 @@ all of which was trained; nothing is measured before that.
    before it, with one checkpoint, gives the waiting that is the overhead of synchronous ones; without them what the kill costs is told
    from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
 4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
-5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once.
+5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once; `stateless` once more, restored so slowly that
+   evaluations fall into the time without the shard.
 
 The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of `none` of as many steps. Writes protections.csv and
 protections_bytes.csv, _size.csv, _accuracy.csv and _timeline.csv.
@@ -48,7 +50,7 @@ from protections_files import REGIMES, Files
 from swept import sweep
 from tables import TableError, read_rows
 from turns import ENDLESS, Beside, RunFailed, take_turns
-from versus import bars, overheads, summary_lines
+from versus import auc_differences, bars, overheads, summary_lines
 
 from ecrm.data.manifest import read_manifest
 from ecrm.drill.events import parse_events
@@ -403,21 +405,28 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
             }  # fmt: skip
 
 
+SLOWLY = " slowly"
+"""Behind the name of a contender whose lost shard is restored so slowly that all of its rows would take as many steps as the run has; those that were not trained take none."""
+
+
 def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str, Any]]:
-    """AUC and log loss on held-out rows along runs with four checkpoints, in which a server is killed half-way between the first two, as
+    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, none while a shard is away, in which a server is killed half-way between the first two, as
     rows of protections_accuracy.csv."""
-    for name in size.evaluated:
-        contender, steps, every = CONTENDERS[name], size.accuracy_steps, size.accuracy_steps // 4
+    steps, every = size.accuracy_steps, size.accuracy_steps // 4
+    slowly = {"protection.rebuild_rows_per_step": max(1, regime.shard_rows // steps)}
+    runs = [(name, name, {}) for name in size.evaluated] + [(f"{name}{SLOWLY}", name, slowly) for name in size.evaluated if name.startswith("stateless")]
+    for label, name, more in runs:
+        contender = CONTENDERS[name]
         sets = {
             **regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps, "train.eval_every_steps": size.eval_every,
-            "checkpoint.every_steps": every if contender.minutes else 0,
+            "checkpoint.every_steps": every if contender.minutes else 0, **more,
         }  # fmt: skip
         record, events = run(folder, sets, [f"{VICTIM}@{every + every // 2}:update"] if contender.survives else [])
         began = record.finished[0][1]
         killed = "" if not record.failures else round(record.failures[0].began_at - began, 3)
         for event in of_kind(events, "evaluation"):
-            yield {"regime": regime.name, "contender": name, "step": event["step"], "seconds": round(event["time"] - began, 3),
-                   "killed_seconds": killed, "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}  # fmt: skip
+            yield {"regime": regime.name, "contender": label, "step": event["step"], "seconds": round(event["time"] - began, 3),
+                   "killed_seconds": killed, "shards_away": len(event["shards_away"]), "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}  # fmt: skip
 
 
 def _ms(seconds: float) -> float:
@@ -459,6 +468,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--regime", choices=REGIMES, action="append")
     parser.add_argument("--add", action="store_true", help="keep the rounds that the CSV files have and add to them, on the machine that they are of")
+    parser.add_argument("--accuracy", action="store_true", help="only the accuracy, in place of what the CSV file says of it")
     parser.add_argument("--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none")
     parser.add_argument("--criteo", type=Path, help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data")
     parser.add_argument("--storage-gbit", type=float, default=PAPER.storage_gbit, help="assumed Gbit/s that a server of the papers writes")
@@ -469,6 +479,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1")
+    if options.accuracy and (options.add or options.table):
+        parser.error("--accuracy measures the accuracy anew: without --add and --table")
     if options.storage_gbit <= 0:
         parser.error(f"--storage-gbit {options.storage_gbit:g}: must be above 0")
     return options
@@ -487,9 +499,14 @@ def run_or_tell(options: argparse.Namespace, output: Path) -> None:
     if not options.table:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))
-    rows = read_rows(output / "protections.csv")
+    told = output / ("protections_accuracy.csv" if options.accuracy else "protections.csv")
+    rows = read_rows(told)
     if rows is None:
-        sys.exit(f"there is no {output / 'protections.csv'}: run without --table first")
+        sys.exit(f"there is no {told}: " + ("nothing was measured" if options.accuracy else "run without --table first"))
+    if options.accuracy:
+        for (regime, name), value in auc_differences(rows).items():
+            print(f"{regime:>15} {name:<24} final AUC less that of none {value:+.4f}")
+        return
     print("\n".join(summary_lines(rows)))
     for bar in bars(rows):
         print(bar)
@@ -498,18 +515,29 @@ def run_or_tell(options: argparse.Namespace, output: Path) -> None:
 def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path) -> None:
     """Run it all and write the CSV files."""
     size = TINY if options.smoke else FULL
-    rounds = 1 if options.smoke else options.rounds
     wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
     sized = size.sized if set(size.sized) <= set(wanted) else ()  # which are compared with each other
     size = replace(size, sized=sized, evaluated=tuple(name for name in size.evaluated if name in wanted))
     names = options.regime or (["embedding-heavy"] if options.smoke else list(REGIMES))
     setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names, options.add), scratch / "run"
-    references, regimes = References(folder), []
+    regimes = []
     for name in names:
         if name != "criteo":
             regimes.append(regime_of(name, measure.prepare(data, size.rows, measure.REGIME_DATA[name]), data, size))
         elif real := list(real_rows(options.criteo)):
             regimes.append(regime_of(name, prepare_real(data, real), data, size))
+    if not options.accuracy:
+        side_by_side(options, regimes, wanted, size, setting, files, folder)
+    for regime in regimes:
+        if not files.has("_accuracy", regime.name):
+            files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
+
+
+def side_by_side(
+    options: argparse.Namespace, regimes: Sequence[Regime], wanted: Sequence[str], size: Size, setting: Setting, files: Files, folder: Path
+) -> None:
+    """All but the accuracy."""
+    names, rounds, references = [regime.name for regime in regimes], 1 if options.smoke else options.rounds, References(folder)
     intervals: dict[tuple[str, str], int] = {}
     seconds: dict[str, float] = {}
     for regime in regimes:
@@ -545,9 +573,6 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
                 files.add("_size", tried(lambda regime=regime: size_rows(folder, regime.plain, size, seconds[regime.name], number)))
         for name, middle in overheads(files.rows[""]).items():
             print(f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}", flush=True)
-    for regime in regimes:
-        if not files.has("_accuracy", regime.name):
-            files.add("_accuracy", tried(lambda regime=regime: accuracy_rows(folder, regime, size)))
 
 
 def tried(measured: Callable[[], Iterable[Any]]) -> list[Any]:

@@ -132,7 +132,7 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one."""
+    """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one; rings while shards are away."""
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
     for regime, axes in zip(regimes, canvas.subplots(1, len(regimes), squeeze=False)[0], strict=True):
@@ -141,10 +141,12 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
             lines = [row for row in lines if row["auc"]]
             colour = COLOURS[number % len(COLOURS)]
             axes.plot([float(row["seconds"]) for row in lines], [float(row["auc"]) for row in lines], "o-", color=colour, markersize=3, label=name)
+            away = [row for row in lines if int(row.get("shards_away") or 0)]
+            axes.plot([float(row["seconds"]) for row in away], [float(row["auc"]) for row in away], "o", color=colour, markersize=7, fillstyle="none")
             if lines and lines[0]["killed_seconds"]:
                 axes.axvline(float(lines[0]["killed_seconds"]), color=colour, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(regime)
-        axes.set_xlabel("seconds since the first step; dashed: the SIGKILL")
+        axes.set_xlabel("seconds since the first step; dashed: the SIGKILL, rings: without the shard")
         axes.legend(loc="best", fontsize=7.5)
     canvas.axes[0].set_ylabel("AUC on held-out rows")
 

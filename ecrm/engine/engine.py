@@ -84,7 +84,8 @@ class Engine(Recovery):
         a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
         stand-in gives values in their place. Values that
         came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
-        `apply_follows`, the same on every rank, lets what nobody waits for come with that `apply`. For slots that are `computed`, that `apply`
+        `apply_follows`, the same on every rank, lets what nobody waits for come with that `apply`. A lookup without it only reads: with a stand-in it restores
+        nothing, which each step's must, and the stand-in remembers nothing of it. For slots that are `computed`, that `apply`
         will be given what was computed for this step before a failure: their values are not returned, and need not be there yet. None may
         be with a stand-in; whoever uses it must do so wherever the same step begins again and `confirmed` is true, since a step may be resumed on
         that (`ecrm/engine/resume.py`). Raises StepAborted after a failure.
@@ -98,17 +99,17 @@ class Engine(Recovery):
             ready = self._resumed if resumes else self._ahead
             self._ahead = self._resumed = self._resume = None
             assert not resumes or set(rows) == set(computed)
-            self._lookup = ready or self._ask(rows, computed)
+            self._lookup = ready or self._ask(rows, computed, restores=apply_follows)
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
                 late = self._answer_repair(self._lookup, at_once=not (came_ahead or apply_follows))
             self.confirmed = came_ahead and not late
-            return self._lookup.rows(late)
+            return self._lookup.rows(late, remember=apply_follows)
 
-    def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int]) -> Lookup:
-        """Ask shards for rows, and begin a round of repair if anything is rebuilding."""
+    def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int], restores: bool) -> Lookup:
+        """Ask shards for rows, and begin a round of repair if anything is rebuilding; with a stand-in only where this `restores`."""
         stand_in, budget = self.protection.stand_in, self._rebuild_rows
-        if self.view.rebuilding and stand_in is not None:  # a shard that this makes whole is asked for its rows
+        if self.view.rebuilding and stand_in is not None and restores:  # a shard that this makes whole is asked for its rows
             self._repair({}, budget)
         lookup = Lookup(self._where, rows, computed=computed)
         lookup.hear(self.transport.exchange(lookup.requests()))

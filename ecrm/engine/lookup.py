@@ -97,7 +97,8 @@ class Lookup:
         if self.repair is not None:
             self.repair.hear(came.repairs)
 
-    def rows(self, late: Mapping[int, Sequence[Came]]) -> dict[int, list[Tensor]]:
-        """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair."""
+    def rows(self, late: Mapping[int, Sequence[Came]], remember: bool) -> dict[int, list[Tensor]]:
+        """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair. Whether a stand-in
+        is to `remember` them, and count those that it gives."""
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
-        return self.slot_side.collect(came, late)
+        return self.slot_side.collect(came, late, remember=remember)

@@ -93,8 +93,9 @@ class SlotRequests:
         came = (tensors for some in replies for tensors in some.values())
         return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
-    def collect(self, *replies: Mapping[int, Sequence[Came]]) -> dict[int, list[Tensor]]:
-        """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together."""
+    def collect(self, *replies: Mapping[int, Sequence[Came]], remember: bool = True) -> dict[int, list[Tensor]]:
+        """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together; a stand-in is to `remember`
+        what came, and count what it gives."""
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows if slot not in self._computed}
         for (slot, space), parts in self._parts.items():
@@ -103,9 +104,10 @@ class SlotRequests:
             wanted = self._rows[slot][space]
             pieces = [(place, *matrix(found[slot, shard, space], place.numel())) for shard, place, _ in parts]
             if self._stand_in is not None:
-                for place, piece, picked in pieces:
+                for place, piece, picked in pieces if remember else ():
                     self._stand_in.saw(space, wanted[place], piece if picked is None else piece[picked])
-                pieces += [(place, self._stand_in.values(shard, space, wanted[place]), None) for shard, place, _ in self._away[slot, space]]
+                given = ((place, self._stand_in.values(shard, space, wanted[place], count=remember)) for shard, place, _ in self._away[slot, space])
+                pieces += [(place, values, None) for place, values in given]
             values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
             for place, piece, picked in pieces:
                 scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)

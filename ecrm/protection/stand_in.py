@@ -65,9 +65,9 @@ class StandIn:
             self._last_seen[space] = LastSeen(max(1, min(self._entries, self._layouts[space].rows)), values.shape[1])
         self._last_seen[space].put(rows, values)
 
-    def values(self, shard: int, space: int, rows: Tensor) -> Tensor:
-        """Rows of a shard that is away, as last seen here, or their initial values, float32 [R, dim]."""
-        served = self._served.setdefault(shard, Served())
+    def values(self, shard: int, space: int, rows: Tensor, count: bool = True) -> Tensor:
+        """Rows of a shard that is away, as last seen here, or their initial values, float32 [R, dim]; whether they `count` as `served`."""
+        served = self._served.setdefault(shard, Served()) if count else Served()
         if space not in self._last_seen:
             served.initial += rows.numel()
             return self._initial(space, rows)

@@ -69,7 +69,8 @@ class _Scores:
 def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int) -> Evaluation | None:
     """Collective: score the whole held-out split; the reporter gets the result, every other rank None.
 
-    The result depends on the model and the slots alone, to the bit, not on who runs them. Raises StepAborted after a
+    The result depends on the model and the slots alone, to the bit, not on who runs them; while a stand-in answers for shards that are away, on
+    what its ranks have seen of them, too. Raises StepAborted after a
     failure, StopAgreed when a rank asks to stop, and then has no effect: the next evaluation starts from the split's
     first row.
     """

@@ -165,8 +165,8 @@ class Trainer:
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self) -> Evaluation | None:
-        if self._engine.protection.stand_in is not None:
-            self._engine.rebuild_all()  # what is measured is the model, not what stands in for a part of it
+        stand_in = self._engine.protection.stand_in
+        away = [] if stand_in is None else sorted(stand_in.away)
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
         self._evaluated_at = self._engine.step
         if result is not None:
@@ -178,11 +178,13 @@ class Trainer:
                     "auc": result.auc,
                     "auc_error": result.auc_error,
                     "log_loss": result.log_loss,
+                    "shards_away": away,
                 }
             )
             if result.samples:
                 area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
-                say(f"evaluation at step {self._engine.step}: auc {area}  log loss {loss}")
+                without = f" without shard{'s' if len(away) > 1 else ''} {', '.join(map(str, away))}" if away else ""
+                say(f"evaluation at step {self._engine.step}{without}: auc {area}  log loss {loss}")
         self._progress.restart_clock()
         return result
 
