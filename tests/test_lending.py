@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.storage.prefault import Prefault
 from ecrm.transport.lending import Lending, OwnMemory
 
 RANKS = 2
@@ -119,11 +121,26 @@ def test_memory_is_given_back_once_all_others_are_past_the_exchange_after_the_ne
     assert memory.bytes_used == used // 2 and (held == 1).all()
 
 
+def test_what_is_allocated_next_can_be_handed_out_by_the_system_before():
+    lending = Lending(RANKS)
+    first = lending.allocate(100)
+    Prefault().all_of([lending.ahead(4 << 20)])
+    assert not first.any()
+    used = lending.bytes_used
+    assert used >= 4 << 20
+    next_one, one_more = lending.allocate(1 << 19), lending.allocate(1 << 20)
+    next_one += 1
+    assert lending.bytes_used == used and lending.offset(next_one) == lending.offset(first) + mmap.PAGESIZE
+    one_more += 1
+    assert lending.bytes_used > used, "that is beyond it"
+
+
 def test_no_more_than_there_is_room_for():
     memory = OwnMemory(RANKS)
     rest = memory.allocate(memory.size - (1 << 16), dtype=np.uint8)
     outside = memory.allocate(1 << 17, dtype=np.uint8)
     assert memory.offset(rest) == 0 and memory.offset(outside) is None and outside.shape == (1 << 17,)
+    assert len(memory.ahead(1 << 20)) == 1 << 16
 
 
 @pytest.mark.parametrize("limit", [4 << 30, 1 << 46], ids=["too little", "enough for this memory"])

@@ -227,7 +227,7 @@ class StorageConfig:
         False,
         "have the system hand out all memory of rows and redundancy at the start, in huge pages where it has them, instead of at the first "
         "update of a row: a start that takes longer the larger the tables, faster steps, and no slower first ones. The next 2 m spares have "
-        "memory for one shard ready as well, those of the start also 64 MB to work in; what others take over comes in small pages, in a thread "
+        "memory for one shard ready as well, those of the start also 96 MB to work in; what others take over comes in small pages, in a thread "
         "beside the steps",
     )
 

@@ -253,7 +253,7 @@ def asked_of(told: Mapping[int, Sequence[Came]]) -> dict[ShardSpace, Tensor]:
     for tensors in told.values():
         for head, local in in_groups(tensors, 2):
             asked.setdefault(head[2:], []).append(local)
-    return {key: torch.cat(rows).unique() for key, rows in sorted(asked.items())}
+    return {key: unique_by_unit(torch.cat(rows), 1)[0] for key, rows in sorted(asked.items())}
 
 
 def soon_requests(

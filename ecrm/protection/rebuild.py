@@ -10,7 +10,7 @@ in at most k + m groups per shard, each with one decoding matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,19 +86,20 @@ class Rebuild(RepairRound):
         status = self._statuses
         outgoing = {rank: [(REPAIR,), status] for rank in self._view.live} if status.numel() else {}
         for number, ask in enumerate(self._asks):
-            for rank, head, local in self._of_sources(number, ask):
+            for rank, head, local in self._of_sources(number, ask, self._view.live):
                 outgoing.setdefault(rank, []).extend(((REPAIR, *head), local))
         return outgoing
 
-    def _of_sources(self, number: int, ask: Group | Probe) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
-        """(rank, head without REPAIR, local rows) of what is asked of each source."""
+    def _of_sources(self, number: int, ask: Group | Probe, ranks: Collection[int]) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
+        """(rank, head without REPAIR, local rows) of what is asked of each source on one of `ranks`."""
         residue = self._shape.residue_of_unit(ask.shard, ask.unit)
+        holders = ((source, self._shape.shard_of_unit(residue, source)) for source in ask.sources)
+        here = [(source, holder) for source, holder in holders if self._view.shards[holder] in ranks]
         if isinstance(ask, Group):
-            stripes, how = self._stripes(ask), (int(ask.wanted), 0, 0)
+            stripes, how = self._stripes(ask) if here else None, (int(ask.wanted), 0, 0)
         else:
             stripes, how = torch.empty(0, dtype=torch.int64), (0, ask.first, ask.last)
-        for source in ask.sources:
-            holder = self._shape.shard_of_unit(residue, source)
+        for source, holder in here:
             local = self._context.layouts[ask.space].local_of_unit(stripes, source)
             yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
 
@@ -114,9 +115,7 @@ class Rebuild(RepairRound):
                 for group in self._groups_of(key, range(k), rows[key], none, wanted=False)
             )  # fmt: skip
             for number, group in enumerate(groups):
-                for rank, head, local in self._of_sources(number, group):
-                    if rank == self._context.transport.rank:
-                        self._asked.append((host, head, local))
+                self._asked += [(host, head, local) for _, head, local in self._of_sources(number, group, (self._context.transport.rank,))]
 
     def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         left, on_demand, self.urgent = {}, {}, False

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ecrm.engine.engine import Engine
 
 
-WORKING_BYTES = 64 << 20
-"""Without it a spare that takes over has 8 ms of a core's time to spend on new pages until the step is done: embedding-heavy, 2,048 samples per
-slot."""
+WORKING_BYTES, WORKING_BYTES_TO_LEND = 64 << 20, 32 << 20
+"""Without them a spare that takes over has 8 and 4 ms of a core's time to spend on new pages until the step is done: embedding-heavy, 2,048 samples
+per slot."""
 
 
 def ready_spares(protection: Protection) -> int:
@@ -76,7 +76,7 @@ class ReadyMemory:
     """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
     `waiting` until it is taken.
 
-    `WORKING_BYTES` more, for buffers of their first steps, these spares have from the start. `allocate` is for the engine: memory as
+    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_LEND` for what they lend then, these spares have from the start. `allocate` is for the engine: memory as
     `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
     """
 
@@ -96,7 +96,9 @@ class ReadyMemory:
     def start(self, engine: Engine) -> None:
         """Have it all now. Raises UsageError where the system cannot hand it out."""
         self._heed(engine)
-        self._pages.all_of([*engine.tensors, *self.waiting])
+        lending = engine.transport.lending
+        to_lend = [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
+        self._pages.all_of([*engine.tensors, *self.waiting, *to_lend])
         if self.waiting:
             have_free_memory(WORKING_BYTES)
 

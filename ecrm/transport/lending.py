@@ -67,6 +67,10 @@ class OwnMemory:
         weakref.finalize(array, self._free, start, size).atexit = False
         return torch.from_numpy(array).view(shape)
 
+    def ahead(self, size: int) -> Tensor:
+        """The next `size` bytes that will be allocated, or as many as are left, uint8: for having the system hand them out before."""
+        return torch.from_numpy(self.memory[self._used : self._used + size])
+
     def offset(self, tensor: Tensor) -> int | None:
         """Where a contiguous tensor begins in this memory; None where it is not in it."""
         offset = tensor.data_ptr() - self._address
@@ -110,6 +114,10 @@ class Lending:
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """As `Transport.lendable`."""
         return lazy_zeros(*shape, dtype=dtype) if self._own is None else self._own.allocate(*shape, dtype=dtype)
+
+    def ahead(self, size: int) -> Tensor:
+        """As `OwnMemory.ahead`; empty where this rank has no memory to lend."""
+        return torch.empty(0, dtype=torch.uint8) if self._own is None else self._own.ahead(size)
 
     def offer(self, host: str) -> dict[str, Any]:
         """What another rank of `host` needs to read the memory of this one, as JSON has it; empty where there is none."""
