@@ -54,6 +54,13 @@ def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
     assert cache.memory_bytes == 50 * (8 + 4 * 4)
 
 
+def test_values_may_be_picked_of_others():
+    cache = LastSeen(4, 2)
+    cache.put(torch.tensor([6, 1, 2]), torch.arange(10.0).view(5, 2), picked=torch.tensor([4, 0, 4]))
+    known, values = cache.get(torch.tensor([6, 2, 1]))
+    assert known.sum() == 2 and known[2] and values.tolist() == [[8.0, 9.0], [8.0, 9.0], [0.0, 1.0]]
+
+
 def test_with_an_entry_for_each_row_nothing_is_displaced():
     cache = LastSeen(9, 2)
     cache.put(torch.arange(8), torch.arange(16.0).view(8, 2))
@@ -400,7 +407,7 @@ def test_a_broken_protection_is_caught(tmp_path, monkeypatch, broken):
         restore = "ecrm.storage.hosted.HostedShard.restore"
         monkeypatch.setattr(restore, lambda self, rows, records: self.missing.remove(rows))
     else:
-        monkeypatch.setattr(LastSeen, "put", lambda self, rows, values: put(self, rows, values + 1))
+        monkeypatch.setattr(LastSeen, "put", lambda self, rows, values, picked=None: put(self, rows, values + 1, picked))
     faults = [PhaseFault(1, 5, "update"), PhaseFault(4, 7, "parity")]
     with pytest.raises(ProgramFailed) as failed:
         Run(_workload(tmp_path, trainers=3, slots=3), 3, faults)

@@ -105,7 +105,7 @@ class SlotRequests:
             pieces = [(place, *matrix(found[slot, shard, space], place.numel())) for shard, place, _ in parts]
             if self._stand_in is not None:
                 for place, piece, picked in pieces if remember else ():
-                    self._stand_in.saw(space, wanted[place], piece if picked is None else piece[picked])
+                    self._stand_in.saw(space, wanted[place], piece, picked)
                 given = ((place, self._stand_in.values(shard, space, wanted[place], count=remember)) for shard, place, _ in self._away[slot, space])
                 pieces += [(place, values, None) for place, values in given]
             values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
+from ecrm.kernels.records import scatter_records
 
 
 class LastSeen:
@@ -24,12 +26,12 @@ class LastSeen:
         """Bytes once every place has been used."""
         return self._rows.nbytes + self._values.nbytes
 
-    def put(self, rows: Tensor, values: Tensor) -> None:
-        """These rows have these values now; of several with one place any one stays."""
-        places = rows % self._rows.numel()
-        self._rows[places] = rows + 1
-        stay = (self._rows[places] == rows + 1).nonzero().squeeze(1)  # of each place one row: rows and values must not be mixed up
-        self._values[places[stay]] = values[stay]
+    def put(self, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
+        """These rows have these values now, or `values[picked]`, int64 [R], of any number; of several with one place any one stays."""
+        places, marks = rows % self._rows.numel(), rows + 1
+        self._rows[places] = marks
+        stay = (self._rows[places] == marks).nonzero().squeeze(1)  # of each place one row: rows and values must not be mixed up
+        scatter_records(self._values, (), places[stay], values.view(torch.uint8), picked=stay if picked is None else picked[stay])
 
     def get(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(which rows are held, bool [R]; their values, any value for the others)."""

@@ -57,13 +57,13 @@ class StandIn:
         every = (part for kept in self._kept.values() for entry in kept for part in entry.parts)
         return sum(rows.nbytes + gradients.nbytes for _, rows, gradients in every)
 
-    def saw(self, space: int, rows: Tensor, values: Tensor) -> None:
-        """Rows of a row space, unique int64 [R], were sent by their shard with these values, float32 [R, dim]."""
+    def saw(self, space: int, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
+        """Rows of a row space, unique int64 [R], were sent by their shard with these values, float32 [R, dim], or `values[picked]`, int64 [R]."""
         if not rows.numel():
             return
         if space not in self._last_seen:
             self._last_seen[space] = LastSeen(max(1, min(self._entries, self._layouts[space].rows)), values.shape[1])
-        self._last_seen[space].put(rows, values)
+        self._last_seen[space].put(rows, values, picked)
 
     def values(self, shard: int, space: int, rows: Tensor, count: bool = True) -> Tensor:
         """Rows of a shard that is away, as last seen here, or their initial values, float32 [R, dim]; whether they `count` as `served`."""
