@@ -146,9 +146,9 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
             if lines and lines[0]["killed_seconds"]:
                 axes.axvline(float(lines[0]["killed_seconds"]), color=colour, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(regime)
-        axes.set_xlabel("seconds since the first step; dashed: the SIGKILL, rings: without the shard")
         axes.legend(loc="best", fontsize=7.5)
     canvas.axes[0].set_ylabel("AUC on held-out rows")
+    canvas.axes[len(regimes) // 2].set_xlabel("seconds since the first step; dashed: the SIGKILL, rings: without the shard")
 
 
 def size(canvas: Canvas, rows: Sequence[Row]) -> None:
