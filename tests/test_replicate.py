@@ -138,8 +138,8 @@ def test_where_failure_domains_are_few_every_backup_is_current(monkeypatch):
     """Two copies on ranks of one host had counted for two: the schedules that come to such a cluster pass now, and tell of the old way."""
     right = ReplicateProtection._spread
 
-    def by_rank(self, shard, space, rows, records, askers, view, outgoing):
-        right(self, shard, space, rows, records, askers, replace(view, domains=tuple(range(len(view.domains)))), outgoing)
+    def by_rank(self, shard, space, rows, askers, view, outgoing):
+        right(self, shard, space, rows, askers, replace(view, domains=tuple(range(len(view.domains)))), outgoing)
 
     told = []
     for schedule in (s for s in _drawn(60) if s.workload.domains):

@@ -49,6 +49,7 @@ def test_native_store_is_fbgemm_bit_for_bit(optimizer):
         delta = ours.update_with_delta(rows, _space(ours, gradients))
         assert torch.equal(delta, before ^ theirs.read(rows))
         assert torch.equal(ours.read(everything), theirs.read(everything))
+        assert torch.equal(ours.read_tail(everything), ours.read(everything)[:, 4 * ours.dim :])
         assert torch.equal(ours.lookup(everything), theirs.lookup(everything))
         assert torch.equal(ours.lookup_state(everything), theirs.lookup_state(everything))
     assert ours.record_bytes == theirs.record_bytes == {"sgd": 36, "rowwise_adagrad": 40, "adagrad": 68}[optimizer]

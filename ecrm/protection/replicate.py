@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import Unrecoverable
+from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.backup import BackupRows
@@ -109,9 +110,8 @@ class ReplicateProtection(ChainProtection):
         outgoing: dict[int, list[Part]] = {}
         for shard, space, rows in ((*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]):
             if rows.numel():
-                records = self._context.hosted[shard, space].store.read(rows)
                 askers = {} if ahead is None else ahead.askers(shard, space, rows)
-                self._spread(shard, space, rows, records, askers, view, outgoing)
+                self._spread(shard, space, rows, askers, view, outgoing)
         self._tails, self._next = {}, {}
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, where, records in in_groups(tensors, 3):
@@ -128,7 +128,6 @@ class ReplicateProtection(ChainProtection):
         shard: int,
         space: int,
         rows: Tensor,
-        records: Tensor,
         askers: Mapping[int, tuple[int, Tensor]],
         view: View,
         outgoing: dict[int, list[Part]],
@@ -138,13 +137,12 @@ class ReplicateProtection(ChainProtection):
 
         `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
         """
-        m, layout = self.shape.m, self._context.layouts[space]
+        m, layout, store = self.shape.m, self._context.layouts[space], self._context.hosted[shard, space].store
         copies = torch.zeros(rows.numel(), dtype=torch.int64)
         own = view.domains[view.shards[shard]]
         links = [self._holder(shard, link) for link in reversed(range(m))]
         held_by = {view.domains[view.shards[link]]: torch.zeros(rows.numel(), dtype=torch.bool) for link in links}
         taken: dict[int, Tensor] = {}
-        width = 4 * self._context.hosted[shard, space].store.weights.shape[1]
         for slot, (rank, places) in sorted(askers.items()):
             domain = view.domains[rank]
             if domain == own:
@@ -159,7 +157,7 @@ class ReplicateProtection(ChainProtection):
             if domain in held_by:
                 held_by[domain][here] = True
             outgoing.setdefault(rank, []).extend(
-                ((TAIL, shard, space, slot), places[here], records[here, width:].contiguous())
+                ((TAIL, shard, space, slot), places[here], store.read_tail(rows[here]))
             )
         places = {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
@@ -175,7 +173,7 @@ class ReplicateProtection(ChainProtection):
             for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
                 here = here.nonzero().squeeze(1)
                 if here.numel():
-                    content = records[here] if kind == BACKUP else records[:0]
+                    content = store.read(rows[here] if kind == BACKUP else rows[:0])
                     outgoing.setdefault(view.shards[holder], []).extend(((kind, holder, space, 0), local[here], content))
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
@@ -184,9 +182,11 @@ class ReplicateProtection(ChainProtection):
         for (slot, shard, space), (places, tails) in self._tails.items():
             local = asked.local(slot, shard, space)
             values, picked = matrix(found[slot, shard, space], local.numel())
-            values = values[places if picked is None else picked[places]]
-            records = torch.cat([values.view(torch.uint8), tails], dim=1)
-            self._next.setdefault((shard, space), []).append(Held(local[places], records))
+            records = torch.empty(places.numel(), values.shape[1] + tails.shape[1] // 4)
+            chosen = places if picked is None else picked[places]
+            scatter_records(records[:, : values.shape[1]], (), torch.arange(places.numel()), values.view(torch.uint8), picked=chosen)
+            records.view(torch.uint8)[:, 4 * values.shape[1] :] = tails
+            self._next.setdefault((shard, space), []).append(Held(local[places], records.view(torch.uint8)))
         self._tails = {}
 
     def committed(self) -> None:

@@ -88,6 +88,11 @@ class Store(ABC):
         """Records, uint8 [R, B]."""
         return gather_records(self.weights, self._tail, rows)
 
+    def read_tail(self, rows: Tensor) -> Tensor:
+        """What follows the rows in their records, uint8 [R, B - 4 dim]."""
+        first, *others = self._tail
+        return gather_records(first.view(len(first), -1), others, rows)
+
     def updated(self, rows: Tensor) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
         return self._touched.index_select(0, rows) != 0
