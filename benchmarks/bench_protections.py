@@ -406,12 +406,13 @@ def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int)
 
 
 SLOWLY = " slowly"
-"""Behind the name of a contender whose lost shard is restored so slowly that all of its rows would take as many steps as the run has; those that were not trained take none."""
+"""Behind the name of a contender whose lost shard is restored so slowly that all of its rows would take as many steps as the run has; those that
+were not trained take none."""
 
 
 def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str, Any]]:
-    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, none while a shard is away, in which a server is killed half-way between the first two, as
-    rows of protections_accuracy.csv."""
+    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, none while a shard is away, in which a server is killed half-way between
+    the first two, as rows of protections_accuracy.csv."""
     steps, every = size.accuracy_steps, size.accuracy_steps // 4
     slowly = {"protection.rebuild_rows_per_step": max(1, regime.shard_rows // steps)}
     runs = [(name, name, {}) for name in size.evaluated] + [(f"{name}{SLOWLY}", name, slowly) for name in size.evaluated if name.startswith("stateless")]
