@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from core_dumps import mappings, why_no_core_files
 from drilling import RUN_SECONDS, Run, is_running, launch
 
 from ecrm.launch.supervise import session_members
@@ -32,13 +34,16 @@ def _start(
     program: tuple[str, ...] = ("-m", "ecrm"),
     kills: tuple[str, ...] = (),
     process_group: int | None = None,
+    cores: Path | None = None,
 ) -> subprocess.Popen:
+    """`cores` is a folder for the memory of ranks that crash: the current one, where this machine's core_pattern is a relative name."""
     words = [sys.executable, *program, "launch", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
     for one in ("train.steps=400", "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):
         words += ["--set", one]
     for kill in kills:
         words += ["--kill", kill]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=process_group)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=process_group, cwd=cores,
+                            preexec_fn=cores and (lambda: resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)))  # fmt: skip
 
 
 def _state(pid: int) -> str:
@@ -182,6 +187,24 @@ def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2  # of which Open MPI would take for ever
     assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_core_files() is not None, reason=str(why_no_core_files()))
+def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_rows, undisturbed):
+    folder, cores = tmp_path / "run", tmp_path / "cores"
+    cores.mkdir()
+    process = _start(folder, criteo_rows, cores=cores)
+    ranks = {rank["rank"]: rank["pid"] for rank in _ranks(folder)}
+    lent = [(len(addresses), flags) for addresses, name, flags in mappings(ranks[1]) if name.startswith("/memfd:ecrm")]
+    assert len(lent) == len(ranks) and all("dd" in flags for _, flags in lent)
+    os.kill(ranks[1], signal.SIGSEGV)
+    run = _finish(process, folder)
+    assert (run.model, [failure["ranks"] for failure in run.summary["failures"]]) == (undisturbed, [[1]])
+    (core,) = cores.iterdir()
+    print(f"{sum(size for size, _ in lent):,} bytes lent, core file of {core.stat().st_size:,}, gap {_longest_gap(run):.2f} s")
+    assert 10 << 20 < core.stat().st_size < 2 << 30 < sum(size for size, _ in lent) / 20
+    assert _longest_gap(run) < HANG_SECONDS + 2
 
 
 @pytest.mark.drill

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from core_dumps import flags_of_mapping
 
+from ecrm.allocate import lazy_zeros
 from ecrm.storage.prefault import Prefault
 from ecrm.transport.lending import Lending, OwnMemory
 
@@ -63,6 +66,16 @@ def test_what_is_lent_is_read_where_it_lies_and_outlives_its_owner(lender):
     assert (lent == 8).all()
     lending.keep([0])
     assert lending.memory_of(1) is None and (lent == 8).all()
+
+
+def test_core_dumps_leave_out_what_is_lent_and_tables(lender):
+    """Its owner's mapping, a reader's, and memory that nobody is lent."""
+    lending = Lending(RANKS)
+    lending.accept("here", {1: lender.offer})
+    own, table, other = lending.allocate(1000), lazy_zeros(1000), torch.zeros(1 << 20)
+    for memory in (own, lending.ahead(4096), torch.from_numpy(lending.memory_of(1)), table):
+        assert "dd" in flags_of_mapping(os.getpid(), memory.data_ptr())
+    assert "dd" not in flags_of_mapping(os.getpid(), other.data_ptr())
 
 
 def test_whoever_reads_cannot_write(lender):

@@ -1,7 +1,8 @@
 """Memory of one rank that other ranks of its host read where it lies, so that what is sent of it is not copied.
 
 It is a file in memory without a name: it is gone with the last process that has it, however these end, and what a rank that dies has lent can be
-read all the same. Others reach it through its number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
+read all the same. Core dumps leave it out, owners' and readers': a dump has the system hand out every page of it, and a rank counts as alive until
+its dump is written. Others reach it through its number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class OwnMemory:
         try:
             os.ftruncate(self.file, self.size)
             self._map = mmap.mmap(self.file, self.size)
+            self._map.madvise(mmap.MADV_DONTDUMP)
         except OSError:
             os.close(self.file)
             raise
@@ -175,11 +177,13 @@ def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
         try:
             if os.fstat(file).st_ino != offer["inode"]:
                 return None
-            memory = np.frombuffer(mmap.mmap(file, offer["bytes"]), np.uint8)
+            mapped = mmap.mmap(file, offer["bytes"])
         finally:
             os.close(file)
+        mapped.madvise(mmap.MADV_DONTDUMP)
     except OSError:
         return None
+    memory = np.frombuffer(mapped, np.uint8)
     # Not mapped so from the beginning, since torch warns of arrays that cannot be written.
     protected = ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ)
     return memory if protected == 0 else None
