@@ -22,7 +22,7 @@ PasswordAuthentication no
 PermitRootLogin yes
 StrictModes no
 UsePAM no
-MaxStartups 100
+MaxStartups 10
 """
 CLIENT = """
 IdentityFile {folder}/user

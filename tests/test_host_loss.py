@@ -558,7 +558,7 @@ def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
 
 
 def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):
-    training = train(2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="ip netns exec {host}x")
+    training = train(2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="false {host}")
     run = training.finish()
     assert run.code == 2
     assert f"error: host {training.hosts.namespace('h1')} cannot be used: " in run.output

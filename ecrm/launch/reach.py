@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import json
 import os
+import random
 import secrets
 import select
 import shlex
@@ -31,6 +32,7 @@ from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.launch.hosts import Host, place, read_hosts
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
 from ecrm.launch.prctl import when_parent_ends
+from ecrm.launch.turn import AT_ONCE, turn
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = (
@@ -42,7 +44,11 @@ HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENB
 CLIENTS = "clients"
 OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
+SSH_FAILED = 255  # the exit code of ssh where it is not the command's: above all of a connection that sshd dropped
+DROPPED_SECONDS = 5.0  # after which it is something else that failed
+PAUSES = (0.5, 1.0, 2.0, 4.0)  # before a starter that ended so is started again, at random down to half of it
 _POLL_SECONDS = 0.5
+_TURN_POLL_SECONDS = 0.02
 _MOST_WAITING = 16  # connections that have not shown a token
 _TOKEN_BYTES = 200  # more than the first line from an agent has
 
@@ -81,8 +87,9 @@ def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
 class Reach:
     """One rank on another host: `run` until it has ended, which gives its end or raises Lost."""
 
-    def __init__(self, host: Host, head: str, keep_alive: float, starter: str, command: Sequence[str]) -> None:
-        self._host, self._keep_alive = host, keep_alive
+    def __init__(self, host: Host, place: int, head: str, keep_alive: float, starter: str, command: Sequence[str]) -> None:
+        """The rank is number `place` of those on `host`, from 0."""
+        self._host, self._place, self._keep_alive = host, place, keep_alive
         self._token = secrets.token_hex(32)
         self._listener = socket.create_server((head, 0), backlog=16)
         self._listener.setblocking(False)
@@ -108,8 +115,17 @@ class Reach:
     def run(self, between: Callable[[], None]) -> dict[str, Any]:
         """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up. Calls `between` every now and
         then while it runs."""
-        self._start()
-        link = self._connect()
+        patience = START_SECONDS * (1 + self._place // AT_ONCE)
+        deadline = time.monotonic() + patience
+
+        def wait_for_turn() -> None:
+            self._wait([], _TURN_POLL_SECONDS)
+            self._heed_end()
+            if time.monotonic() > deadline:
+                raise Lost(f"its turn to be started did not come within {patience:.0f} s")
+
+        with turn(self._host.name, self._place, wait_for_turn):
+            link = self._connect()
         while True:
             self._wait([link], link.beat())
             between()
@@ -149,10 +165,14 @@ class Reach:
                 raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None
 
     def _connect(self) -> Link:
-        """The connection of the agent, known by its token; whoever else connects is sent away."""
+        """Start the agent; its connection, known by its token; whoever else connects is sent away."""
         deadline = time.monotonic() + START_SECONDS
+        pauses, tries, started, start_at = iter(PAUSES), 1, 0.0, 0.0
         waiting: list[socket.socket] = []
         while time.monotonic() < deadline:
+            if start_at is not None and time.monotonic() >= start_at:
+                self._start()
+                started, start_at = time.monotonic(), None
             for ready in self._wait([self._listener, *waiting], _POLL_SECONDS):
                 if ready is self._listener:
                     with contextlib.suppress(OSError):  # one that has gone again
@@ -166,10 +186,16 @@ class Reach:
                 else:
                     waiting.remove(ready)
                     ready.close()
-            if self._signalled():
-                raise Lost("ended before the rank was started")
-            if self._process.poll() is not None:
-                raise Lost(f"the starter ended with {self._process.returncode}: {shlex.join(self._words)}")
+            self._heed_end()
+            if start_at is None and self._process.poll() is not None:
+                code = self._process.returncode
+                dropped = code == SSH_FAILED and time.monotonic() - started < DROPPED_SECONDS
+                pause = next(pauses, None) if dropped else None
+                if pause is None:
+                    raise Lost(f"the starter ended with {code}: {shlex.join(self._words)}")
+                tries += 1
+                _say(f"ecrm: host {self._host.name}: the starter ended with {code}, trying again ({tries} of {1 + len(PAUSES)})")
+                start_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
         raise Lost(f"no answer within {START_SECONDS:.0f} s from: {shlex.join(self._words)}")
 
     def _shows_token(self, connection: socket.socket) -> bool:
@@ -181,6 +207,11 @@ class Reach:
             return hmac.compare_digest(token.encode(), self._token.encode())
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
+
+    def _heed_end(self) -> None:
+        """Raises Lost if mpirun has sent a signal."""
+        if self._signalled():
+            raise Lost("ended before the rank was started")
 
     def _wait(self, files: list, seconds: float) -> list:
         """Those of `files` with something to read, after at most so long; raises Lost when mpirun is gone."""
@@ -206,8 +237,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parent = os.getppid()
     try:
         rank, ranks = (int(os.environ[name]) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
-        host = place(read_hosts(args.hosts), ranks, args.hosts)[rank]
-        _be(rank, host, args)
+        placed = place(read_hosts(args.hosts), ranks, args.hosts)
+        _be(rank, placed[rank], placed[:rank].count(placed[rank]), args)
     except (EcrmError, OSError) as error:
         _say(f"ecrm: error: {error}")
     except BaseException as error:  # noqa: BLE001 - see above
@@ -217,11 +248,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _die()
 
 
-def _be(rank: int, host: Host, args: argparse.Namespace) -> NoReturn:
+def _be(rank: int, host: Host, place_there: int, args: argparse.Namespace) -> NoReturn:
     parent = os.getppid()
     Noticeboard(who=CLIENTS).put(rank, os.getpid())
     others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
-    reach = Reach(host, args.head, args.keep_alive, args.starter, args.command)
+    reach = Reach(host, place_there, args.head, args.keep_alive, args.starter, args.command)
     begins = Beginning(args.begun)
     try:
         end = reach.run(lambda: others.look() if begins.is_over() else None)
