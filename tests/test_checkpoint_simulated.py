@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,17 @@ from ecrm.checkpoint import restore
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.engine.hooks import Hooks
+from ecrm.engine.computed import Computed
+from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.placing import place
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.mapped.reopen import Reopened
+from ecrm.placement.tables import Table
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.violation import Violation
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 from simulating import dies_once
@@ -272,6 +276,83 @@ def test_minutes_are_told_by_one_clock(tmp_path):
 
     SimulatedCluster(workload.world_size, 1).run(program)
     assert sorted(set(steps)) == [6, 12, 18, 24, 30, 36, 40]
+
+
+SLOW = {"tables": (Table("a", 9000, 8),), "rebuild_rows_per_step": 1, "spares": 4}
+"""A rebuilding takes longer than the whole job."""
+
+
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_failures_closer_together_than_a_rebuilding_takes(tmp_path, mode, kind):
+    """A checkpoint that is due waits for half an interval, and is rolled back to."""
+    workload = Workload(steps=16, **SLOW)
+    truth = truth_of(workload)
+    deaths = [PhaseFault(rank, step, "update") for rank, step in ((0, 2), (1, 7), (2, 11), (3, 11))]
+    run = Run(workload, tmp_path, CheckpointPolicy(steps=16, every_steps=4, mode=mode, kind=kind), truth, deaths)
+    assert run.killed == 4 and not run.errors
+    assert list(dict.fromkeys(event["step"] for event in run.of("checkpoint"))) == [6, 10, 12, 16]
+    assert {event["step"] for event in run.of("rolled_back")} == {10}
+    assert run.tables == [truth.tables]
+
+
+def test_failures_do_not_put_off_a_checkpoint_that_goes_by_the_clock(tmp_path):
+    """Every step takes 10 s; a checkpoint every minute, though a trainer dies more often than that."""
+    workload = Workload(steps=40, spares=4)
+    times: Counter[int] = Counter()  # told before and after a step
+    steps: list[int] = []
+
+    def program(transport):
+        rank, folder = transport.rank, CheckpointFolder(tmp_path)
+
+        def make(engine):
+            def clock() -> float:
+                return 5.0 * times[rank]
+
+            policy = CheckpointPolicy(steps=40, every_minutes=1)
+            return Checkpoints(engine, folder, {}, policy, lambda event: steps.append(event["step"]), clock)
+
+        return run_workload(
+            workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(rank, *at)),
+            after_step=lambda engine: times.update((rank,)), durable=Restorer(folder), make_checkpoints=make,
+        )  # fmt: skip
+
+    deaths = [PhaseFault(rank, step, "update") for rank, step in ((4, 4), (5, 9), (6, 14), (7, 19))]
+    cluster = SimulatedCluster(workload.world_size, 1, deaths)
+    assert len(cluster.run(program).killed) == 4
+    reached = [0, *sorted(set(steps))]
+    assert reached[-1] == 40
+    assert max(later - earlier for earlier, later in zip(reached, reached[1:])) <= 7
+
+
+@pytest.mark.parametrize("seconds", [1000, 1])
+def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
+    """A rank dies in the rebuilding, too; the clock goes on by a second each time that it is read."""
+    workload = Workload(steps=20, servers=5, k=3, m=2, **SLOW)
+    events: list[dict[str, object]] = []
+
+    def program(transport):
+        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
+        folder, clock, computed = CheckpointFolder(tmp_path), count(), Computed()
+        checkpoints = Checkpoints(engine, folder, {}, CheckpointPolicy(steps=20, every_steps=100), events.append, clock.__next__)
+        while True:
+            try:
+                while engine.step < 5:
+                    train_step(workload, engine, computed)
+                return checkpoints.stop(seconds)
+            except StepAborted:
+                checkpoints.went_back()
+
+    cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(0, 3, "update"), PhaseFault(1, 5, "repair")])
+    assert len(cluster.run(program).killed) == 2
+    if seconds > 1:
+        assert {(event["event"], event["step"]) for event in events} == {("checkpoint", 5)}
+        truth = truth_of(workload)
+        run = Run(workload, tmp_path / "on", CheckpointPolicy(steps=20), truth, resume=tmp_path)
+        assert run.tables == [truth.tables]
+    else:
+        assert {event["event"] for event in events} == {"checkpoint_failed"} and not find(tmp_path)[0]
+        assert all("lost rows were not rebuilt in 1 s" in event["why"] for event in events)
 
 
 def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):

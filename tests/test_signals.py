@@ -196,8 +196,10 @@ def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_ro
 @pytest.mark.drill
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo_rows, mode):
+    """Though a shard is rebuilding, one row a step."""
     folder = tmp_path / "run"
-    process = _begin(folder, _launch(folder, criteo_rows, "checkpoint.every_steps=1000000", f"checkpoint.mode={mode}"))
+    sets = ("checkpoint.every_steps=1000000", f"checkpoint.mode={mode}", "protection.rebuild_rows_per_step=1")
+    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), "failure")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 130, output

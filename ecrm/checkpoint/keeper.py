@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from ecrm.transport.base import PeerFailure
 GIVE_UP_SECONDS = 600.0
 """How long the end of a run waits for the disk before it goes without its last checkpoint."""
 POLL_SECONDS = 0.01
+PATIENCE = 0.5
+"""Intervals for which a checkpoint that is due waits for a rebuilding to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Checkpoints:
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._stopping = False
+        self._stop_by: float | None = None
+        self._last_at: float | None = None
         self._part: Part | None = None
         self._forget()
 
@@ -93,7 +98,7 @@ class Checkpoints:
             with engine.recovering():
                 if engine.transport.agree(self._part.done):
                     self._count()
-        if self._part is None and not engine.view.rebuilding and self._is_due():
+        if self._part is None and self._overdue() >= (PATIENCE if engine.view.rebuilding else 0):
             self._begin()
 
     @property
@@ -101,9 +106,20 @@ class Checkpoints:
         """The step of the newest complete checkpoint of this run, 0 without any: looks into the folder."""
         return self._folder.newest()
 
-    def stop(self) -> None:
-        """Collective, when all have been asked to stop: write a checkpoint of this step, unless something is rebuilding."""
-        self._stopping = True
+    def stop(self, seconds: float) -> None:
+        """Collective, at a commit, when all have been asked to stop: write a checkpoint of this step.
+
+        What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first call on, there is no checkpoint.
+        """
+        engine, self._stopping = self._engine, True
+        if self._stop_by is None:
+            self._stop_by = self._clock() + seconds
+        if engine.view.rebuilding and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
+            left = sum(engine.rebuild_left.values())
+            return self._failed(
+                f"{left:,} lost rows were not rebuilt in {seconds:g} s, half of cluster.stop_seconds: "
+                "set it higher"
+            )
         self.finish()
 
     def finish(self) -> None:
@@ -127,20 +143,27 @@ class Checkpoints:
             if not engine.transport.agree(True):
                 raise PeerFailure("a rank died")
         self._last = max(self._first, *(int(tensors[0]) for tensors in shared.values()))
-        self._last_at = self._clock()
+        if self._last_at is None or engine.step <= self._last:  # a recovery alone does not put the next one off
+            self._last_at = self._clock()
 
-    def _is_due(self) -> bool:
+    def _overdue(self) -> float:
+        """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
         policy, step = self._policy, self._engine.step
         if step <= self._last:
-            return False
-        if self._stopping or step >= policy.steps or (policy.every_steps and step // policy.every_steps > self._last // policy.every_steps):
-            return True
-        return bool(policy.every_minutes) and self._time_is_up(step)
+            return -1.0
+        if self._stopping or step >= policy.steps:
+            return math.inf
+        every, overdue = policy.every_steps, -1.0
+        if every:
+            overdue = (step - (self._last // every + 1) * every) / every
+        if policy.every_minutes and overdue < 0:
+            overdue = self._overdue_by_clock(step)
+        return overdue
 
-    def _time_is_up(self, step: int) -> bool:
+    def _overdue_by_clock(self, step: int) -> float:
         """Collective: by the lowest rank's clock, which is asked rarely at first and more often towards the end."""
         if step < self._look_at:
-            return False
+            return -1.0
         engine = self._engine
         with engine.recovering():
             shared = engine.transport.share([torch.tensor([self._clock() - self._last_at], dtype=torch.float64)])
@@ -149,15 +172,17 @@ class Checkpoints:
         gone, wanted = float(shared[min(shared)][0]), 60 * self._policy.every_minutes
         per_step = gone / (step - self._last)
         self._look_at = step + max(1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1)
-        return gone >= wanted
+        return gone / wanted - 1
 
     def _begin(self) -> None:
-        """Collective: commit, and write this rank's part, or have it written."""
+        """Collective: commit, rebuild what is lost, and write this rank's part, or have it written."""
         engine, policy = self._engine, self._policy
+        self._began = self._clock()
         engine.commit()
+        if engine.view.rebuilding:
+            engine.rebuild_all()
         with engine.recovering():
             engine.enter("checkpoint")
-            self._began = self._clock()
             adds = policy.kind == "incremental" and self._base is not None and self._base.chain + 1 < policy.full_every
             self._adds_to = self._base if adds else None
             self._attempt += 1
@@ -232,7 +257,9 @@ class Checkpoints:
     def _failed(self, why: str, written: bool = False) -> None:
         """This one is not to be; what was noted of touched rows went with it, so the next one is full. It gives its room back where all
         ranks' parts are `written`, or have failed."""
-        step, self._part.cancelled = self._part.step, True
+        step = self._engine.step
+        if self._part is not None:
+            step, self._part.cancelled = self._part.step, True
         if written and self._engine.rank == self._engine.view.reporter:
             with contextlib.suppress(OSError):
                 self._folder.give_up(step)

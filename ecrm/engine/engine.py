@@ -297,14 +297,22 @@ class Engine(Recovery):
         self._agree_on_commit()
         self._ahead = self._resumed = None
 
-    def rebuild_all(self) -> None:
-        """Collective, at a commit: recover everything that is still missing. Raises StepAborted, or StopAgreed."""
+    def rebuild_all(self, in_time: Callable[[], bool] | None = None) -> bool:
+        """Collective, at a commit: recover everything that is still missing; whether all of it is back.
+
+        With `in_time` it ends early once a rank is not; without it raises StopAgreed where one asks to
+        stop. Raises StepAborted after a failure.
+        """
         self._ahead = self._resumed = None  # what they wait for comes now
         with self.recovering():
             while self.view.rebuilding:
                 self._repair({}, max(1 << 16, self._policy.rebuild_rows_per_step))
                 self._agree_on_commit()
-                self.heed_stop()
+                if in_time is None:
+                    self.heed_stop()
+                elif not self.transport.agree(in_time()):
+                    break
+        return not self.view.rebuilding
 
     def scrub_all(self) -> None:
         """Collective, at a commit, nothing rebuilding: scrub once round, if at all. Raises StepAborted after a failure."""

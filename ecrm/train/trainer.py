@@ -238,7 +238,7 @@ class Trainer:
         engine.commit()
         kept = 0
         if self._checkpoints is not None:
-            self._checkpoints.stop()
+            self._checkpoints.stop(self._config.cluster.stop_seconds / 2)  # the rest is for writing
         with engine.recovering():
             if engine.rank == engine.view.reporter:
                 kept = self._checkpoints.newest if self._checkpoints is not None else 0
