@@ -19,6 +19,7 @@ from ecrm.engine.computed import Computed
 from ecrm.engine.lookup import Lookup
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.routing import ShardRequests
+from ecrm.engine.step_log import StepLog
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.recovery import plan_recovery
@@ -100,6 +101,14 @@ def _gradients_changed_too_early(engine):
 def _no_dense_undo(engine):
     if engine.dense is not None:
         engine.dense.undo = lambda: None
+
+
+def _notes_not_undone(patch):
+    patch.setattr(StepLog, "undo", lambda self, step: None)
+
+
+def _no_notes_for_new_holders(patch):
+    patch.setattr(StepLog, "export", lambda self, before: [])
 
 
 def _wrong_decode(engine):
@@ -290,6 +299,8 @@ CANARIES = {
     "lent rows are changed too early": Canary(20, patch=_rows_changed_too_early),
     "lent gradients are changed too early": Canary(20, damage=_gradients_changed_too_early),
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
+    "notes are not undone": Canary(20, patch=_notes_not_undone),
+    "new holders get no notes": Canary(20, patch=_no_notes_for_new_holders),
     "wrong decoding matrix": Canary(20, damage=_wrong_decode),
     "decoding reads other rows": Canary(10, damage=_wrong_source),
     "probed rows count as zeros where they are not": Canary(10, patch=_some_zeros_are_enough),

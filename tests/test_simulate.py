@@ -15,6 +15,7 @@ from canaries import CANARIES, Canary
 
 import ecrm.simulate.run as run_module
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.simulate.arithmetic import Circle, crowded, widest_k
@@ -197,12 +198,12 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
     view = View(0, (0, 1, 2), (0,), (0,), (0,), domains=(0, 1, 2))
     engines = {
         rank: SimpleNamespace(
-            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=SimpleNamespace(value=torch.zeros(1)), hosted={}, spaces=(),
+            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=SimpleNamespace(value=torch.zeros(1)), log=StepLog(), hosted={}, spaces=(),
             protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
         )
         for rank in range(3)
     }  # fmt: skip
-    checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, {}))
+    checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, [{}], {}))
 
     def accept(rank):
         engines[rank].commits = engines[rank].committed = 1

@@ -38,7 +38,7 @@ class Part:
         self.trouble = ""
         self.dense: list[Tensor] | None = None
         if engine.rank == engine.view.reporter:
-            self.dense = engine.dense.export()
+            self.dense = engine.export_dense()
         self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
         for (shard, space), hosted in sorted(engine.hosted.items()):
             touched = hosted.touched if changed_only else None

@@ -68,21 +68,17 @@ class SlicedSum:
 
 
 def spread_dense(
-    transport: Transport, due: Sequence[int], holders: Sequence[int], mine: DenseReplica | None, make: Callable[[], DenseReplica]
-) -> DenseReplica | None:
-    """Collective: send the committed dense state from the lowest of its `holders`, known to all, to those ranks of `due` that have none.
+    transport: Transport, due: Sequence[int], holders: Sequence[int], export: Callable[[], list[Tensor]]
+) -> list[Tensor] | None:
+    """Collective: send what the lowest of its `holders`, known to all, `export`s to those ranks of `due` that have none.
 
-    Returns the replica that this rank has been given, if it has. Raises Unrecoverable on every rank when nobody holds one.
+    Returns the state that this rank has been given, if it has. Raises Unrecoverable on every rank when nobody holds one.
     """
     needing = [rank for rank in due if rank not in holders]
     if not holders:
         raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(due)} had none yet)")
     if not needing:
         return None
-    outgoing = dict.fromkeys(needing, mine.export()) if transport.rank == holders[0] else {}
+    outgoing = dict.fromkeys(needing, export()) if transport.rank == holders[0] else {}
     received = transport.exchange(outgoing)
-    if transport.rank not in needing:
-        return None
-    heir = make()
-    heir.load(received[holders[0]])
-    return heir
+    return received[holders[0]] if transport.rank in needing else None

@@ -30,7 +30,7 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.resume import Resume
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable
-from ecrm.engine.routing import DENSE, STOP, Results, Riders, ShardRequests
+from ecrm.engine.routing import DENSE, NOTE, STOP, Results, Riders, ShardRequests
 from ecrm.engine.stores import ShardStores
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.tables import Table
@@ -158,6 +158,7 @@ class Engine(Recovery):
         commit: bool = False,
         rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
         rows_soon: Mapping[int, Sequence[Tensor]] | None = None,
+        notes: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -167,7 +168,8 @@ class Engine(Recovery):
         ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
         `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. `rows_soon`, with which any rank may
         go without, are likely those of the `lookup` after that: with `repairs_ahead`, those that are missing are recovered before slots
-        have to wait for them. Raises StepAborted after a failure.
+        have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense holder: a note on this step, which is there
+        once, however often the step is done. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
@@ -175,7 +177,7 @@ class Engine(Recovery):
             self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.foresees_repair else None
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
-            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead)))
+            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead, notes or {})))
             if self._lookup.repair_rides:  # before the rows that it read are updated
                 self._lookup.repair.finish(self._riding.alight())
             self._changed = True
@@ -202,6 +204,7 @@ class Engine(Recovery):
                 self.protection.retain(ahead.slot_side, rode.replies)
             if self.dense is not None:
                 self.dense.apply(SlicedSum(self.view.dense).assemble(rode.dense))
+                self.log.add(self.step, came.notes)
             if committing and self.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
                 self.scrub.check(self.view)
@@ -241,13 +244,16 @@ class Engine(Recovery):
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         ahead: Lookup | None,
+        notes: Mapping[int, Tensor],
     ) -> dict[int, list[Part]]:
-        """What this rank's slots send: row gradients to shards, slices to dense holders, and the next lookup's requests."""
+        """What this rank's slots send: row gradients to shards, slices and notes to dense holders, and the next lookup's requests."""
         outgoing = self._lookup.slot_side.gradients(row_gradients)
         self._lookup.slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in SlicedSum(self.view.dense).slices(contribution).items():
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
+                if slot in notes:
+                    outgoing[holder].extend(((NOTE, slot), notes[slot]))
         for rank, tensors in ahead.requests().items() if ahead is not None else ():
             outgoing.setdefault(rank, []).extend(tensors)
         for rank in self.view.live if self._hooks.asks() else ():
@@ -258,7 +264,7 @@ class Engine(Recovery):
         return self.step + 1 - self.committed >= self._policy.commit_interval
 
     def _agree_on_commit(self) -> None:
-        self.protection.prepare(self.step, self.dense)
+        self.protection.prepare(self.step, None if self.dense is None else self.present_dense)
         if not self.transport.agree(self.scrub is None or self.scrub.clean):
             self.scrub.tell()
             if not self.transport.agree(True):

@@ -15,6 +15,7 @@ from ecrm.engine.lookup import Lookup, Where
 from ecrm.engine.resume import Resume
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
+from ecrm.engine.step_log import StepLog
 from ecrm.engine.stores import ShardStores
 from ecrm.errors import EcrmError, Unrecoverable
 from ecrm.placement.recovery import plan_recovery
@@ -115,7 +116,7 @@ class Recovery(EngineState):
                     if ledger.resumes == self.committed:
                         self._resumed = resume.again(self._where, last, self.transport.live, ledger.told)
                     agreed = bool(ledger.dense) and not set(self.view.dense).difference(ledger.dense)  # and nothing was sent after it
-                    heir = spread_dense(self.transport, self.view.dense, ledger.dense, self.dense, self._make_dense)
+                    heir = spread_dense(self.transport, self.view.dense, ledger.dense, self.export_dense)
                 except Unrecoverable as error:
                     self._roll_back(error, began)
                     agreed, self._resumed = False, None
@@ -127,7 +128,7 @@ class Recovery(EngineState):
                 continue
         self._state_lost = False
         if heir is not None:
-            self.dense = heir
+            self._load_dense(heir)
         if self.rollbacks > rollbacks:
             redone = max(begun - self.committed, 0)
         dead = tuple(rank for rank in before.live if rank not in self.transport.live)
@@ -224,9 +225,9 @@ class Recovery(EngineState):
         self._adopt(loaded)
         self._ahead = self._reshape = self._repaired = None
         self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
-        self.dense = self._make_dense() if self.rank in self.view.dense else None
-        if self.dense is not None and loaded.dense is not None:
-            self.dense.load(loaded.dense)
+        self.dense, self.log = None, StepLog()
+        if self.rank in self.view.dense:
+            self._load_dense(loaded.dense)
         self.rollbacks += 1
         if told:
             self._hooks.event(rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED = range(7)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE = range(8)
 
 
 class SlotRequests:
@@ -272,18 +272,20 @@ def soon_requests(
 @dataclass(frozen=True)
 class Results:
     """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
+    `notes`, {slot: its note},
     `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
     by slot}, and whether a rank asks to `stop`."""
 
     gradients: dict[tuple[int, ...], Tensor | Picked]
     dense: dict[int, Tensor]
+    notes: dict[int, Tensor]
     requests: dict[int, list[Came]]
     soon: dict[ShardSpace, list[Tensor]]
     stop: bool
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Came]]) -> Results:
-        gradients, dense, requests, soon, stop = {}, {}, {}, {}, False
+        gradients, dense, notes, requests, soon, stop = {}, {}, {}, {}, {}, False
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -291,13 +293,15 @@ class Results:
                     gradients[key] = payload
                 elif kind == DENSE:
                     dense[key[0]] = payload
+                elif kind == NOTE:
+                    notes[key[0]] = payload
                 elif kind == SOON:
                     soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
                     stop = True
                 else:
                     requests.setdefault(rank, []).extend((head, payload))
-        return cls(gradients, dense, requests, soon, stop)
+        return cls(gradients, dense, notes, requests, soon, stop)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.memory import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Rollback
+from ecrm.engine.step_log import StepLog
 from ecrm.engine.stores import ShardStores
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.stripes import RowLayout
@@ -29,7 +30,7 @@ class EngineState:
     """One rank's shards, redundancy and dense replica at the last commit, with what it takes to go back to it.
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
-    the current map of roles, `dense` this rank's dense replica or None, `failures` what was survived,
+    the current map of roles, `dense` this rank's dense replica or None, `log` what slots have noted, where there is one, `failures` what was survived,
     `live_at_commit` the ranks of the view at the last commit of a step, `rebuild_left` rows still missing, by shard that is rebuilding.
     """
 
@@ -58,6 +59,7 @@ class EngineState:
         self._put_right = False  # whether the last commit changed rows that the next step's values were read from
         self._peak_undo_bytes = 0
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
+        self.log = StepLog()
         self._context = ProtectionContext(
             transport, self.layouts, stores.record_bytes, self.hosted, stores.initial, allocate=stores.allocate
         )
@@ -193,6 +195,23 @@ class EngineState:
         self._reshape_considered = -1
         if self.dense is not None:
             self.dense.undo()
+        self.log.undo(self.committed)
+
+    def export_dense(self) -> list[Tensor]:
+        """The committed dense state, and the notes of the steps in it, for another holder or a checkpoint."""
+        return [*self.dense.export(), *self.log.export(self.committed)]
+
+    def present_dense(self) -> list[Tensor]:
+        """As `export_dense` will be if what has been done so far is committed."""
+        return [*self.dense.present(), *self.log.export(self.step)]
+
+    def _load_dense(self, state: Sequence[Tensor] | None) -> None:
+        """Become a holder of an exported dense state, of the undisturbed start where that is None."""
+        self.dense, self.log = self._make_dense(), StepLog()
+        if state is not None:
+            size = len(self.dense.export())
+            self.dense.load(state[:size])
+            self.log = StepLog(state[size:])  # nothing in checkpoints of earlier versions
 
     def _host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""

@@ -24,7 +24,7 @@ class DenseFile:
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
         self._durable, self.written_bytes = durable, 0
         self._slots = [open_file(folder / f"{name}.dense{slot}") for slot in (0, 1)]
-        self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0}, durable)
+        self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0, "tensors0": 0, "tensors1": 0}, durable)
 
     @property
     def steps(self) -> set[int]:
@@ -35,7 +35,7 @@ class DenseFile:
         """Write the state of `step`, as exported; that of `committed` stays."""
         slot = 1 if self._words["step0"] == committed else 0
         self._words[f"step{slot}"] = NEVER
-        self._words["tensors"] = len(state)
+        self._words[f"tensors{slot}"] = len(state)
         self._flush()
         data = BytesIO()
         for tensor in state:
@@ -47,11 +47,12 @@ class DenseFile:
 
     def state(self, step: int) -> list[Tensor]:
         """The state of `step`. Raises DataError when the file cannot be read as one."""
-        file = self._slots[0 if self._words["step0"] == step else 1]
+        slot = 0 if self._words["step0"] == step else 1
+        file, count = self._slots[slot], self._words[f"tensors{slot}"] or self._words["tensors"]  # one for both in files of earlier versions
         data = BytesIO(read_at(file, os.fstat(file.fileno()).st_size, 0))
         tensors = []
         try:
-            for _ in range(self._words["tensors"]):
+            for _ in range(count):
                 tensors.append(torch.from_numpy(np.load(data, allow_pickle=False)))
         except (ValueError, EOFError) as error:
             raise DataError(f"{file.name}: no dense state can be read from it: {error}") from None

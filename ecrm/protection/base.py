@@ -22,7 +22,6 @@ from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part
 
 if TYPE_CHECKING:
-    from ecrm.engine.dense import DenseReplica
     from ecrm.engine.routing import ShardRequests, SlotRequests
     from ecrm.protection.scrub import Scrub, ScrubReport
     from ecrm.protection.stand_in import StandIn
@@ -182,8 +181,8 @@ class Protection(ABC):
         """After a `protect` with `ahead`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
         return None
 
-    def prepare(self, step: int, dense: DenseReplica | None) -> None:
-        """Before the agreement on a commit: rows, and this rank's dense replica, are complete as of `step`."""
+    def prepare(self, step: int, dense: Callable[[], list[Tensor]] | None) -> None:
+        """Before the agreement on a commit: rows, and the `dense` state that this rank gives if it holds one, are complete as of `step`."""
         return None
 
     @abstractmethod

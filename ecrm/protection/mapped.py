@@ -8,10 +8,12 @@ is the undisturbed model, bit for bit, for as long as the files are there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from ecrm.allocate import Allocate
-from ecrm.engine.dense import DenseReplica
 from ecrm.mapped.dense_file import DenseFile
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.placement.stripes import StripeShape
@@ -59,7 +61,7 @@ class MappedProtection(NoProtection):
         for key, hosted in context.hosted.items():
             hosted.journal = self.files[key].note
 
-    def prepare(self, step: int, dense: DenseReplica | None) -> None:
+    def prepare(self, step: int, dense: Callable[[], list[Tensor]] | None) -> None:
         if step == self._committed:
             return
         for file in self.files.values():
@@ -67,7 +69,7 @@ class MappedProtection(NoProtection):
         if dense is not None:
             if self._dense is None:
                 self._dense = DenseFile(self.folder, f"rank{self._rank}", self.durable)
-            self._dense.keep(step, dense.present(), self._committed)
+            self._dense.keep(step, dense(), self._committed)
         self._prepared = step
 
     def committed(self) -> None:

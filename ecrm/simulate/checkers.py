@@ -13,6 +13,7 @@ from ecrm.simulate.copies import check_copies, check_held
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.roles import Roles
 from ecrm.simulate.violation import Violation
+from ecrm.simulate.workload import REMEMBERED
 
 
 class Checkers:
@@ -118,6 +119,16 @@ class Checkers:
             self._check_parity(rank, engine, step)
         if engine.dense is not None and not torch.equal(engine.dense.value, self._truth.dense[step]):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
+        if engine.dense is not None:
+            self._check_notes(rank, engine, step)
+
+    def _check_notes(self, rank: int, engine: Engine, step: int) -> None:
+        for noted in range(max(step - REMEMBERED, 0), step):
+            notes, truth = engine.log.of(noted), self._truth.notes[noted]
+            if notes.keys() != truth.keys() or not all(torch.equal(note, truth[slot]) for slot, note in notes.items()):
+                raise Violation(f"rank {rank} commit {step}: the notes on step {noted} are not the oracle's")
+        if undone := [late for late in range(engine.step, len(self._truth.notes)) if engine.log.of(late)]:
+            raise Violation(f"rank {rank} commit {step}: it has notes on step {undone[0]}, which is not done")
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
         circle = Circle.of(engine.protection.shape)

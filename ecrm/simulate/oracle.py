@@ -38,10 +38,11 @@ class Alone(Transport):
 
 @dataclass(frozen=True)
 class Truth:
-    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise; final digests."""
+    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise; `notes[s]`, {slot: its note on step s}; final digests."""
 
     records: list[list[Tensor]]
     dense: list[Tensor]
+    notes: list[dict[int, Tensor]]
     tables: dict[str, str]
 
 
@@ -51,12 +52,13 @@ def truth_of(workload: Workload) -> Truth:
         workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
         scrub_rows_per_step=0, skip_undo=False, backend="native",
     )  # fmt: skip
-    truth = Truth([], [], {})
+    truth = Truth([], [], [], {})
 
     def note(engine: Engine) -> None:
         spaces = enumerate(engine.spaces)
         truth.records.append([engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces])
         truth.dense.append(engine.dense.value.clone())
+        truth.notes.extend([dict(engine.log.of(engine.step - 1))] if engine.step else [])
 
     run_workload(alone, Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update)
     return truth

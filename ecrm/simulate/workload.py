@@ -38,6 +38,8 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5
+REMEMBERED = 3
+"""Committed steps whose notes every holder of the dense replica remembers."""
 
 
 class TinyDense:
@@ -210,7 +212,9 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
     kind = 0 if workload.right_hints else hash((workload.seed, step, engine.rank)) % 4
     later = (step + 2, step + 2, None, step + 3)[kind] if engine.repairs_ahead else None  # a hint: right, left out, or wrong
     soon = None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}
-    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon)
+    notes = {slot: contribution.view(torch.uint8)[slot:] for slot, contribution in contributions.items()}  # of several sizes
+    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon, notes=notes)
+    engine.log.forget(engine.committed - REMEMBERED)
 
 
 def run_workload(
