@@ -50,7 +50,11 @@ def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
     bad.write_text("1\t2\n")
     with pytest.raises(DataError, match="bad:1: 2 columns instead of 40"):
         ecrm("prepare", "criteo", bad, "--output", tmp_path / "other", "--strict")
-    assert ecrm("prepare", "criteo", bad, rows, "--output", tmp_path / "other") == 0
+    with pytest.raises(DataError, match="bad: 1 of 1 lines .* type --max-malformed 1 to skip"):
+        ecrm("prepare", "criteo", bad, rows, "--output", tmp_path / "other")
+    capsys.readouterr()
+    words = ["prepare", "criteo", bad, rows, "--output", tmp_path / "other"]
+    assert ecrm(*words, "--max-malformed", 1) == 0
     captured = capsys.readouterr()
     assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed lines skipped (named in malformed.txt), " in captured.out
 

@@ -139,7 +139,11 @@ def test_malformed_lines_are_counted_and_the_first_twenty_shown(rows, tmp_path):
     one.write_text("\n".join(lines))
     two.write_text("\n".join([lines[0], "broken", lines[2]]))
     out = io.StringIO()
-    manifest = prepare([str(one), str(two)], str(tmp_path / "out"), progress=Progress("prepare", out), block_bytes=2000)
+    progress = Progress("prepare", out)
+    inputs = [str(one), str(two)]
+    manifest = prepare(
+        inputs, str(tmp_path / "out"), progress=progress, block_bytes=2000, max_malformed=1
+    )
     assert [(s["rows"], s["malformed"]) for s in manifest["sources"]] == [(37, 23), (2, 1)]
     assert manifest["rows"] == 39
     printed = out.getvalue().splitlines()
@@ -153,11 +157,50 @@ def test_malformed_lines_are_counted_and_the_first_twenty_shown(rows, tmp_path):
     assert not (tmp_path / "out" / "malformed.txt").exists()
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_too_malformed_is_refused(rows, tmp_path, compressed):
+    lines = rows.read_text().splitlines()[:1000]
+    for i in range(5, 75, 7):
+        lines[i] = "broken"
+    lines[10] += "0123456789"
+    path = tmp_path / "rows.txt"
+    path.write_bytes((gzip.compress if compressed else bytes)("\n".join(lines).encode()))
+    with pytest.raises(DataError) as caught:
+        prepare([str(rows), str(path)], str(tmp_path / "out"), block_bytes=2000)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: 11 of 1,000 lines (1.10%) are malformed, ")
+    assert "--max-malformed is 0.01, so nothing was written; line 6: 1 columns instead of 40; line 11: cat_25 is '" in said
+    assert "; line 13: 1 columns instead of 40; and so on; " in said
+    assert said.endswith("; correct the file, or type --max-malformed 1 to skip all such lines")
+    assert os.listdir(tmp_path) == ["rows.txt"]
+    for allowed in (0.011, 1):  # as advised, and just enough
+        prepare([str(rows), str(path)], str(tmp_path / "out"), force=True, max_malformed=allowed)
+    path.write_text("\n".join(lines[6:]))
+    prepare([str(path)], str(tmp_path / "out"), force=True, max_malformed=10 / 994)
+
+
+def test_a_long_file_is_refused_before_its_end(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.manifests, "JUDGED_LINES", 1500)
+    path = tmp_path / "rows.txt"
+    path.write_text("broken\n" * 30 + rows.read_text() * 10)  # 0.15 % of all
+    with pytest.raises(DataError, match=r"rows.txt: 30 of the first 1,5\d\d lines \(1\.\d\d%\)"):
+        prepare([str(path)], str(tmp_path / "out"), block_bytes=2000)
+    monkeypatch.setattr(module.manifests, "JUDGED_LINES", 4000)
+    prepare([str(path)], str(tmp_path / "out"), block_bytes=2000)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(rows, tmp_path, share):
+    with pytest.raises(UsageError, match="type a share, from 0 to 1"):
+        prepare([str(rows)], str(tmp_path / "out"), max_malformed=share)
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_list_of_malformed_lines_is_bounded(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MALFORMED_BYTES", 1000)
     lines = tmp_path / "lines"
     lines.write_text("broken\n" * 5000 + rows.read_text())
-    prepare([str(lines)], str(tmp_path / "out"), block_bytes=2000)
+    prepare([str(lines)], str(tmp_path / "out"), block_bytes=2000, max_malformed=1)
     *named, last = (tmp_path / "out" / "malformed.txt").read_text().splitlines()
     assert sum(len(line) + 1 for line in named[:-1]) < 1000 <= sum(len(line) + 1 for line in named)
     assert named == [f"{lines}:{i + 1}: 1 columns instead of 40" for i in range(len(named))]
@@ -203,19 +246,22 @@ def test_strict_stops_and_leaves_nothing(rows, tmp_path):
 
 
 def test_failures_leave_nothing(rows, tmp_path):
-    truncated, nothing = tmp_path / "day.gz", tmp_path / "nothing"
+    truncated, nothing, broken = tmp_path / "day.gz", tmp_path / "nothing", tmp_path / "broken"
     truncated.write_bytes(gzip.compress(rows.read_bytes())[:-100])
     nothing.write_text("broken\n")
+    broken.write_text(rows.read_text() + "broken\n" * 21)
     before = tree(tmp_path)
     for inputs, error, words in (
         ([rows, truncated], DataError, "truncated"),
         ([nothing], DataError, r"no well-formed row \(1 malformed\)"),
+        ([rows, broken], DataError, r"broken: 21 of 2,021 lines \(1\.04%\) are malformed"),
         ([rows, tmp_path / "absent"], UsageError, "absent: No such file"),
         ([tmp_path], UsageError, "is a directory"),
         ([], UsageError, "at least one input"),
     ):
+        allowed = 1 if nothing in inputs else 0.01
         with pytest.raises(error, match=words):
-            prepare([str(p) for p in inputs], str(tmp_path / "out"))
+            prepare([str(p) for p in inputs], str(tmp_path / "out"), max_malformed=allowed)
         assert tree(tmp_path) == before and not (tmp_path / "out").exists()
 
 

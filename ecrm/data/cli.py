@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ecrm.data.manifest import JUDGED_LINES, MAX_MALFORMED
 from ecrm.errors import UsageError
 
 ZIPF_VALUES = 1_000_000
@@ -22,7 +23,20 @@ def add_parsers(subparsers) -> None:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
     sizes.add_argument("--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each")
-    parser.add_argument("--strict", action="store_true", help="stop at the first malformed line instead of skipping and counting it")
+    skipping = parser.add_mutually_exclusive_group()
+    skipping.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first malformed line instead of skipping and counting it",
+    )
+    skipping.add_argument(
+        "--max-malformed",
+        type=float,
+        default=MAX_MALFORMED,
+        metavar="SHARE",
+        help="stop when more than this share of a file's lines is malformed, from 0 to 1, by "
+        f"default {MAX_MALFORMED:g}; looked at from line {JUDGED_LINES:,} on, and at the file's end",
+    )
     parser.add_argument("--force", action="store_true", help="replace a dataset that is already in DIR")
     parser.set_defaults(run=_run_prepare)
 
@@ -64,7 +78,15 @@ def _run_prepare(args: argparse.Namespace) -> int:
 
     sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
     with Progress("prepare", sys.stderr) as progress:
-        manifest = prepare(args.inputs, args.output, sizes, strict=args.strict, force=args.force, progress=progress)
+        manifest = prepare(
+            args.inputs,
+            args.output,
+            sizes,
+            strict=args.strict,
+            force=args.force,
+            progress=progress,
+            max_malformed=args.max_malformed,
+        )
     rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
     size = sum(record["bytes"] for record in manifest["files"].values())
     named = " (named in malformed.txt)" if malformed else ""

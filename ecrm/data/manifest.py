@@ -21,6 +21,11 @@ FILES: dict[str, tuple[str, tuple[int, ...]]] = {
 MALFORMED = "malformed.txt"
 """Names the lines that were not read, where there were any; nothing reads it."""
 
+MAX_MALFORMED = 0.01
+"""Share of a file's lines that may be malformed unless the user says otherwise."""
+JUDGED_LINES = 100_000
+"""Lines of a file after which it need not be read to its end to be refused as malformed."""
+
 TABLE_NAMES = tuple(f"t_cat_{i}" for i in range(CATEGORIES))
 
 

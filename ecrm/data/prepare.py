@@ -12,15 +12,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ecrm.data import manifest as manifests
-from ecrm.data.criteo import BLOCK_BYTES, Rows, check_input, read_criteo
+from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_criteo
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
@@ -29,6 +30,7 @@ from ecrm.data.staging import staged_directory
 from ecrm.errors import DataError, UsageError
 
 SHOWN_MALFORMED = 20
+NAMED_MALFORMED = 3  # in the error that ends it
 MALFORMED_BYTES = 16 << 20  # of malformed.txt; its last line says how many more there were
 _DAY = re.compile(r"day_(\d+)")
 
@@ -52,16 +54,22 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
+    max_malformed: float = manifests.MAX_MALFORMED,
 ) -> dict:
     """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
 
     `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each in 2 to
-    2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first 20 shown, or with
-    `strict` the first is fatal. The directory appears only when it is complete and on disk; until then, and after a failure,
+    2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first 20 shown.
+    A file is refused when more than the share `max_malformed` of its lines, or of its first 100,000
+    or more, is malformed; with `strict` at the first.
+    The directory appears only when it is complete and on disk; until then, and after a failure,
     `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that is
     not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an output
-    that must not be replaced, `DataError` for damaged or empty inputs, `EcrmError` where writing fails.
+    that must not be replaced, `DataError` for damaged, empty or refused inputs, `EcrmError` where
+    writing fails.
     """
+    if not 0 <= max_malformed <= 1:
+        raise UsageError(f"--max-malformed {max_malformed:g}: type a share, from 0 to 1")
     sizes = check_hash_sizes(hash_sizes)
     if not inputs:
         raise UsageError("prepare needs at least one input file")
@@ -72,7 +80,9 @@ def prepare(
     with staged_directory(target, lambda: _check_replaceable(target, force)) as staged:
         with ExitStack() as stack:
             writer, skipped = _Writer(stack, staged, sizes), _Skipped(stack, staged / manifests.MALFORMED, progress)
-            sources = _copy(inputs, input_bytes, writer, skipped, strict, progress, block_bytes)
+            sources = _copy(
+                inputs, input_bytes, writer, skipped, strict, progress, block_bytes, max_malformed
+            )
             skipped.finish()
             if not writer.rows:
                 raise DataError(f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)")
@@ -136,24 +146,49 @@ def _copy(
     strict: bool,
     progress: Progress | None,
     block_bytes: int,
+    max_malformed: float,
 ) -> list[dict]:
     """Write all rows of all inputs and return the manifest's record of each input."""
     total = None if None in input_bytes else sum(input_bytes)
     sources, done = [], 0
     for path in inputs:
-        first_row, malformed, read = writer.rows, 0, 0
+        first_row, malformed, read, lines = writer.rows, 0, 0, 0
+        first: list[Malformed] = []
         for rows in read_criteo(path, strict=strict, block_bytes=block_bytes):
             writer.write(rows)
             malformed += rows.malformed
+            lines = writer.rows - first_row + malformed
             read = rows.bytes_read
-            skipped.add(rows)
+            more = list(islice(rows.examples, NAMED_MALFORMED - len(first)))
+            first += more
+            skipped.add(rows.malformed, chain(more, rows.examples))
+            if lines >= manifests.JUDGED_LINES:
+                _judge(path, malformed, lines, first, max_malformed, of="the first ")
             if progress:
                 progress.update(writer.rows, done + read, (done + read) / total if total else None)
         done += read
+        _judge(path, malformed, lines, first, max_malformed)
         if progress and malformed:
             progress.note(f"{path}: {malformed:,} malformed lines skipped, {writer.rows - first_row:,} rows read")
         sources.append({"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed})
     return sources
+
+
+def _judge(
+    path: str, malformed: int, lines: int, first: Sequence[Malformed], allowed: float, of: str = ""
+) -> None:
+    """Raise DataError when more than the share `allowed` of a file's lines read is malformed.
+
+    `malformed` of `lines` are, `first` are the first of them; `of` says that more are to be read.
+    """
+    if malformed > allowed * lines:
+        named = "; ".join(f"line {one.line}: {one.reason}" for one in first)
+        raise DataError(
+            f"{path}: {malformed:,} of {of}{lines:,} lines ({malformed / lines:.2%}) are "
+            f"malformed, --max-malformed is {allowed:g}, so nothing was written; "
+            f"{named}{'; and so on' if malformed > len(first) else ''}; "
+            "correct the file, or type --max-malformed 1 to skip all such lines"
+        )
 
 
 class _Skipped:
@@ -164,10 +199,10 @@ class _Skipped:
         self._file: BinaryIO | None = None
         self._count = self._written = self._size = 0
 
-    def add(self, rows: Rows) -> None:
-        """Name the malformed lines of a block."""
-        self._count += rows.malformed
-        while self._size < MALFORMED_BYTES and (example := next(rows.examples, None)) is not None:
+    def add(self, count: int, examples: Iterator[Malformed]) -> None:
+        """Name the malformed lines of a block, so many, which `examples` describes one by one."""
+        self._count += count
+        while self._size < MALFORMED_BYTES and (example := next(examples, None)) is not None:
             if self._progress and self._written < SHOWN_MALFORMED:
                 self._progress.note(f"skipped {example}")
             self._write(f"{example}\n")
