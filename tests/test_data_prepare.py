@@ -1,14 +1,17 @@
 """Prepared datasets: their content, and that one is never half there."""
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import tracemalloc
 from pathlib import Path
@@ -24,8 +27,8 @@ from ecrm.data.layout import COLUMN_NAMES
 from ecrm.data import prepare as module
 from ecrm.data.cli import parse_hash_sizes
 from ecrm.data.prepare import DEFAULT_HASH_SIZES, check_hash_sizes, order_warning, prepare, transform_integers
-from ecrm.data.progress import Progress
 from ecrm.errors import DataError, EcrmError, UsageError
+from ecrm.progress import Progress
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TERABYTE_HEAD = REPOSITORY.parent / "shared/data/terabyte_day0_head10k.txt.gz"
@@ -427,9 +430,10 @@ def test_progress_is_a_line_every_five_seconds_without_a_terminal():
     with Progress("prepare", out, clock) as progress:
         for second in range(12):
             clock.seconds = float(second)
-            progress.update(second * 1000, second * 10**6, second / 100)
+            progress.update(second * 1000, f"{second:.1f} MB", second / 100)
     assert out.getvalue() == (
-        "prepare: 5,000 rows  5.0 MB  1,000 rows/s  5%  ETA 1m35s\nprepare: 10,000 rows  10.0 MB  1,000 rows/s  10%  ETA 1m30s\n"
+        "prepare: 5%  ETA 1m35s  5,000 rows  5.0 MB  1,000 rows/s\n"
+        "prepare: 10%  ETA 1m30s  10,000 rows  10.0 MB  1,000 rows/s\n"
     )
 
 
@@ -438,14 +442,26 @@ def test_progress_is_one_refreshed_line_on_a_terminal():
     with Progress("prepare", out, clock) as progress:
         for second in (1, 2):
             clock.seconds = float(second)
-            progress.update(second, 0, None)
+            progress.update(second, "0.0 MB", None)
         progress.note("skipped x")
         clock.seconds = 10.0
-        progress.update(10_000_000, 0, 0.0005)
+        progress.update(10_000_000, "0.0 MB", 0.0005)
     text = out.getvalue()
     assert text.startswith("\rprepare: 1 rows  0.0 MB  1 rows/s\rprepare: 2 rows  0.0 MB  1 rows/s\r")
     assert "\rskipped x\n" in text and "ETA 5h33m" in text
     assert text.endswith(" \r") and text.count("\n") == 1
+
+
+def test_a_progress_line_is_no_wider_than_its_terminal():
+    reading, writing = os.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    clock = Clock()
+    with open(writing, "w") as terminal, Progress("prepare", terminal, clock) as progress:
+        clock.seconds = 10.0
+        progress.update(10_000_000, "0.0 MB", 0.5)
+        assert os.read(reading, 1000) == b"\rprepare: 50%  ETA 10s  10,000"
+    assert os.read(reading, 1000) == b"\r" + b" " * 29 + b"\r"
+    os.close(reading)
 
 
 def test_real_terabyte_rows(tmp_path):

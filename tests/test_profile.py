@@ -65,7 +65,9 @@ def test_a_profiled_run_prints_the_table_and_leaves_a_trace_of_all_ranks(tmp_pat
     words = [*launch_words(tmp_path / "run", criteo_rows, {"train.steps": 4}), "--profile"]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
     assert done.returncode == 0 and "slowest rank" in done.stdout, done.stdout
-    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    trace = tmp_path / "run" / "trace.json"
+    assert f"trace of the last steps in {trace}, for chrome://tracing" in done.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == set(range(6))
     named = {event["name"] for event in events if event["ph"] == "X"}
     assert {"input", "lookup", "forward", "backward", "update", "parity", "dense", "commit", "transport.exchange"} <= named

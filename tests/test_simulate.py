@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -18,6 +21,8 @@ from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+from ecrm.progress import Progress
+from ecrm.simulate import cli
 from ecrm.simulate.arithmetic import Circle, crowded, widest_k
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.cli import SimulationFailed, run_range
@@ -137,6 +142,19 @@ def test_whatever_goes_wrong_names_its_seed(monkeypatch):
     monkeypatch.setattr(run_module, "truth_of", truth_of)
     with pytest.raises(SimulationFailed, match="on purpose(.|\n)*\nreplay: ecrm simulate --seed 3 --suite survivable$"):
         run_range(range(2, 6), "survivable", jobs=1)
+
+
+def test_a_range_says_how_far_it_is(monkeypatch):
+    numbers = dict.fromkeys(("recoveries", "reshapes", "commits", "rows_checked", "calls"), 0)
+    verdict = SimpleNamespace(refused=None, mix=Counter(), deaths=3, **numbers)
+    monkeypatch.setattr(cli, "_run_some", lambda work: [verdict] * len(work[1]))
+    out, seconds = io.StringIO(), itertools.count(0.0, 20.0)
+    progress = Progress("fatal", out, lambda: next(seconds), "schedules", 30.0)
+    run_range(range(100), "fatal", 1, progress)
+    assert out.getvalue() == (
+        "fatal: 40%  ETA 1m00s  40 schedules  120 ranks killed, nothing wrong  1 schedules/s\n"
+        "fatal: 80%  ETA 20s  80 schedules  240 ranks killed, nothing wrong  1 schedules/s\n"
+    )
 
 
 def test_a_failure_in_another_process_names_its_seed():

@@ -74,7 +74,7 @@ def parse_zipf(text: str) -> tuple[float, float]:
 
 def _run_prepare(args: argparse.Namespace) -> int:
     from ecrm.data.prepare import prepare
-    from ecrm.data.progress import Progress
+    from ecrm.progress import Progress
 
     sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
     with Progress("prepare", sys.stderr) as progress:
@@ -100,7 +100,7 @@ def _run_prepare(args: argparse.Namespace) -> int:
 def _run_generate(args: argparse.Namespace) -> int:
     from ecrm.data.categories import KAGGLE, zipf
     from ecrm.data.generate import generate_criteo
-    from ecrm.data.progress import Progress
+    from ecrm.progress import Progress
 
     if args.values is not None and args.zipf is None:
         raise UsageError("--values goes with --zipf: without it columns have as many values as Kaggle's")

@@ -30,7 +30,7 @@ from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
-from ecrm.data.progress import Progress
+from ecrm.progress import Progress
 from ecrm.data.staging import staged_file
 from ecrm.data.text import format_rows
 from ecrm.errors import UsageError
@@ -181,7 +181,7 @@ def generate_criteo(
             logloss += float(logit_losses(drawn.labels[kept], drawn.log_odds[kept]).sum())
             if progress:
                 done = min((block + 1) * BLOCK_ROWS, rows)
-                progress.update(done, file.tell(), done / rows)
+                progress.update(done, f"{file.tell() / 1e6:,.1f} MB", done / rows)
         if stream is not file:
             stream.close()
         file_bytes = file.tell()

@@ -25,7 +25,7 @@ from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_cri
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
-from ecrm.data.progress import Progress
+from ecrm.progress import Progress
 from ecrm.data.staging import staged_directory
 from ecrm.errors import DataError, UsageError
 
@@ -165,7 +165,8 @@ def _copy(
             if lines >= manifests.JUDGED_LINES:
                 _judge(path, malformed, lines, first, max_malformed, of="the first ")
             if progress:
-                progress.update(writer.rows, done + read, (done + read) / total if total else None)
+                fraction = (done + read) / total if total else None
+                progress.update(writer.rows, f"{(done + read) / 1e6:,.1f} MB", fraction)
         done += read
         _judge(path, malformed, lines, first, max_malformed)
         if progress and malformed:

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import re
+import sys
 import time
 import traceback
 from collections import Counter
@@ -18,11 +19,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ecrm.errors import EcrmError, UsageError
+from ecrm.progress import Progress
 
 if TYPE_CHECKING:
     from ecrm.simulate.run import Verdict
 
 CHUNK = 20
+PLAIN_SECONDS = 30.0
 
 
 class SimulationFailed(EcrmError):
@@ -57,7 +60,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: at least 1")
     for suite in suites:
-        print(run_range(seeds, suite, args.jobs), flush=True)
+        verb = f"simulate, {suite}"
+        with Progress(verb, sys.stderr, noun="schedules", plain_seconds=PLAIN_SECONDS) as progress:
+            totals = run_range(seeds, suite, args.jobs, progress)
+        print(totals, flush=True)
     return 0
 
 
@@ -105,6 +111,10 @@ class Totals:
         for name in ("deaths", "recoveries", "reshapes", "commits", "rows_checked", "calls"):
             setattr(self, name, getattr(self, name) + getattr(verdict, name))
 
+    def so_far(self) -> str:
+        """What has come of those that have run, in plain words."""
+        return f"{self.deaths:,} ranks killed, nothing wrong"
+
     def __str__(self) -> str:
         return (
             f"{self.suite}: {self.schedules:,} schedules, {self.deaths:,} deaths, {self.recoveries:,} recoveries, "
@@ -114,7 +124,9 @@ class Totals:
         )
 
 
-def run_range(seeds: range, suite: str, jobs: int) -> Totals:
+def run_range(
+    seeds: range, suite: str, jobs: int, progress: Progress | None = None
+) -> Totals:
     """Run a range of schedules in `jobs` processes (1: in this one). Raises SimulationFailed at the first failure."""
     began, totals = time.monotonic(), Totals(suite, jobs)
     chunks = list(_chunks(seeds))
@@ -127,6 +139,9 @@ def run_range(seeds: range, suite: str, jobs: int) -> Totals:
                 done += 1
                 for verdict in verdicts:
                     totals.count(verdict)
+                if progress is not None:
+                    share = totals.schedules / len(seeds)
+                    progress.update(totals.schedules, totals.so_far(), share)
         except SimulationFailed:
             if pool is not None:
                 pool.shutdown(cancel_futures=True)

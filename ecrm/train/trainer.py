@@ -203,6 +203,9 @@ class Trainer:
             if profiles is not None:
                 say(table(profiles, engine.step))
                 self._folder.trace(chrome_trace(profiles))
+                if self._folder.path is not None and self._folder.trouble is None:
+                    trace = self._folder.path / "trace.json"
+                    say(f"trace of the last steps in {trace}, for chrome://tracing or ui.perfetto.dev")
         engine.enter("finish")
         engine.rebuild_all()
         resident = resident_bytes(self._engine.transport.lending)  # before what reads everything: scrubbing, the digests, the check of parity

@@ -1,0 +1,90 @@
+"""The progress line of commands that go through much: rows of data, schedules of a simulation."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+TERMINAL_SECONDS = 0.2
+
+
+class Progress:
+    """Says how far a command is: one refreshed line on a terminal, or one every `plain_seconds`.
+
+    `noun` is what is counted. As a context manager it leaves a terminal without the refreshed line,
+    however the body ends. `clock` returns seconds and is an argument so that tests need not wait.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        noun: str = "rows",
+        plain_seconds: float = 5.0,
+    ) -> None:
+        self._verb, self._stream, self._clock, self._noun = verb, stream, clock, noun
+        self._terminal = stream.isatty()
+        self._interval_seconds = TERMINAL_SECONDS if self._terminal else plain_seconds
+        self._began = self._shown = clock()
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.clear()
+
+    def update(self, done: int, more: str, fraction: float | None) -> None:
+        """Show the state if it is time to.
+
+        `done` is how many were counted, `more` what else there is to say, `fraction` the share of
+        the work done, where that is known.
+        """
+        now = self._clock()
+        if now - self._shown < self._interval_seconds:
+            return
+        self._shown = now
+        elapsed = now - self._began
+        line = f"{self._verb}: "
+        if fraction:  # first: what does not fit a terminal is left out
+            line += f"{fraction:.0%}  ETA {_duration(elapsed * (1 - fraction) / fraction)}  "
+        line += f"{done:,} {self._noun}  {more}  {done / elapsed:,.0f} {self._noun}/s"
+        if self._terminal:
+            line = line[: self._columns() - 1]
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Clear the refreshed line, if there is one."""
+        if self._width:
+            self._stream.write("\r" + " " * min(self._width, self._columns() - 1) + "\r")
+            self._stream.flush()
+            self._width = 0
+
+    def _columns(self) -> int:
+        """Width of the terminal now: a longer line would be broken in two."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds, the leading ones left out where they are 0."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
