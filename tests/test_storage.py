@@ -1,5 +1,7 @@
 """Stores of both backends: same bits, deltas that undo, missing rows."""
 
+from random import Random
+
 import pytest
 import torch
 
@@ -229,3 +231,65 @@ def test_a_row_never_updated_is_zeros_in_store_and_initial_to_those_who_look(bac
     assert torch.equal(store.lookup(torch.arange(50)), initial)
     store.xor(rows, delta)
     assert not store.read(torch.arange(50)).any()
+
+
+class _Counting:
+    """A tensor that is only indexed, and how many elements were read so."""
+
+    def __init__(self, tensor):
+        self._tensor, self.read = tensor, 0
+
+    def __getitem__(self, where):
+        found = self._tensor[where]
+        self.read += found.numel()
+        return found
+
+    def __getattr__(self, name):
+        return getattr(self._tensor, name)
+
+
+def test_looking_for_missing_rows_costs_no_more_than_there_are_rows():
+    rows, budget = 1 << 20, 64
+    missing = MissingRows(rows)
+    counting = missing._present = _Counting(missing._present)
+    rounds = 0
+    while missing.unprobed(1 << 12)[0] < rows:
+        first, last = missing.unprobed(1 << 12)
+        zeros = torch.ones(last - first, dtype=torch.bool)
+        zeros[0] = rounds % 100 == 0  # a few that are not, and hold nothing up
+        missing.remove_zeros(slice(first, last, 1), zeros)
+        missing.probed(last)
+        counting.read -= last - first  # this is the probe, and not the looking
+        missing.first(budget)
+        rounds += 1
+        missing.committed()
+    assert rounds == rows >> 12 and missing.count == rounds - -(-rounds // 100)
+    assert counting.read <= rows + rounds * 2 * budget
+
+
+def test_missing_rows_are_those_of_a_plain_set():
+    rows, random = 60_000, Random(3)
+    missing = MissingRows(rows)
+    now, probed = set(range(rows)), 0
+    kept = now.copy(), probed
+    for _ in range(300):
+        what = random.choice(("probe", "probe", "restore", "commit", "undo", "look", "look"))
+        if what == "probe":
+            first, last = missing.unprobed(random.choice((7, 900, 20_000)))
+            zeros = torch.rand(last - first) < random.choice((0.0, 0.9, 1.0))
+            missing.remove_zeros(slice(first, last, 1), zeros)
+            missing.probed(last)
+            now, probed = now - {first + place for place in zeros.nonzero().flatten().tolist()}, last
+        elif what == "restore" and now:
+            some = random.sample(sorted(now), min(len(now), random.choice((1, 50))))
+            missing.remove(torch.tensor(some))
+            now = now.difference(some)
+        elif what == "commit":
+            missing.committed()
+            kept = now.copy(), probed
+        elif what == "undo":
+            missing.undo()
+            now, probed = kept[0].copy(), kept[1]
+        count = random.choice((1, 30, 5_000))
+        assert missing.first(count).tolist() == sorted(row for row in now if row < probed)[:count]
+        assert missing.count == len(now)

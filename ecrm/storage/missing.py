@@ -8,11 +8,14 @@ from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
 
-_WINDOW = 1 << 16
+_WINDOW = 1 << 14
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 class MissingRows:
     """A set of row numbers below `rows`, all of them at first.
+
+    `first` looks at each row once, and again only where that was undone: rows that are not missing cost next to nothing.
 
     Rows found since the commit can be lost again: what they were decoded from is only known to be right
     once every rank has agreed on the step.
@@ -20,8 +23,9 @@ class MissingRows:
 
     def __init__(self, rows: int) -> None:
         self._present = lazy_zeros(rows, dtype=np.bool_)
-        self._first = 0
-        self._probed = self._probed_for_good = 0
+        self._probed = self._looked = 0
+        self._ahead = _NONE  # among the rows looked at, below `_looked`: those that were missing, ascending
+        self._at_commit = self._probed, self._looked, self._ahead
         self._found: list[Tensor] = []
         self._zeros: list[Tensor] = []
         self._rest = 0  # how many rows were removed all at once since the commit
@@ -33,10 +37,13 @@ class MissingRows:
 
     def first(self, count: int) -> Tensor:
         """The lowest `count` missing rows of those `probed` (fewer when there are not so many), int64."""
-        found = self._scan(self._first, count)
-        if found.numel():
-            self._first = int(found[0])
-        return found
+        if not self.count:
+            return _NONE
+        self._ahead = self._ahead[~self._present[self._ahead]]
+        while self._ahead.numel() < count and self._looked < self._probed:
+            start, self._looked = self._looked, min(self._looked + _WINDOW, self._probed)
+            self._ahead = torch.cat([self._ahead, (~self._present[start : self._looked]).nonzero().squeeze(1) + start])
+        return self._ahead[:count]
 
     def unprobed(self, count: int) -> tuple[int, int]:
         """The next `count` rows, missing or not, that are not `probed` (fewer at the end): (first, last + 1)."""
@@ -45,16 +52,6 @@ class MissingRows:
     def probed(self, last: int) -> None:
         """Rows below `last` have been probed, and those found to be zeros removed; until it is undone."""
         self._probed = max(self._probed, last)
-
-    def _scan(self, start: int, count: int) -> Tensor:
-        """The first `count` missing and probed rows from row `start` on."""
-        found = []
-        while self.count and count > 0 and start < self._probed:
-            window = (~self._present[start : min(start + _WINDOW, self._probed)]).nonzero().squeeze(1)[:count] + start
-            start += _WINDOW
-            found.append(window)
-            count -= window.numel()
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def remove(self, rows: Tensor) -> None:
         """Unique `rows`, all missing until now, are missing no more."""
@@ -76,18 +73,18 @@ class MissingRows:
 
     def undo(self) -> Tensor:
         """Rows removed since the commit are missing again; those whose records may be other than zeros are returned, int64."""
-        found = torch.cat([*self._found, torch.empty(0, dtype=torch.int64)])
+        found = torch.cat([*self._found, _NONE])
         for rows in (found, *self._zeros):
             self._present[rows] = False
             self.count += rows.numel()
         self.count, self._rest = self.count + self._rest, 0
-        self._first, self._probed = 0, self._probed_for_good
+        self._probed, self._looked, self._ahead = self._at_commit
         self._found.clear()
         self._zeros.clear()
         return found
 
     def committed(self) -> None:
         """Rows removed so far stay removed."""
-        self._rest, self._probed_for_good = 0, self._probed
+        self._rest, self._at_commit = 0, (self._probed, self._looked, self._ahead)
         self._found.clear()
         self._zeros.clear()
