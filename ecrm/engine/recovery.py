@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ecrm.engine.dense import DenseReplica, spread_dense
 from ecrm.engine.events import failure_event, rolled_back_event
 from ecrm.engine.failures import Failure
-from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted, StopAgreed
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.lookup import Lookup, Where
 from ecrm.engine.resume import Resume
@@ -17,7 +17,7 @@ from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_log import StepLog
 from ecrm.engine.stores import ShardStores
-from ecrm.errors import EcrmError, Unrecoverable
+from ecrm.errors import Unrecoverable
 from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
@@ -70,8 +70,8 @@ class Recovery(EngineState):
     def recovering(self) -> Iterator[None]:
         """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted.
 
-        Whatever else goes wrong while a peer dies is put down to its death; with nobody dead it is an
-        error of this program.
+        A peer's failure is what the transport calls one. Anything else passes, also while a peer dies, and the rank must then end: an update may
+        have been made that its log does not have. The others recover from that as from any death.
         """
         try:
             if self.view.live != self.transport.live:
@@ -79,14 +79,6 @@ class Recovery(EngineState):
             yield
         except PeerFailure:
             self.recover()
-            raise StepAborted from None
-        except (EcrmError, StepAborted, StopAgreed):
-            raise
-        except Exception:
-            before = self.view.live
-            self.recover()
-            if self.view.live == before:
-                raise
             raise StepAborted from None
 
     def recover(self) -> None:
