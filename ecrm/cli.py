@@ -170,9 +170,9 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
-    from ecrm.launch.run import check_run_dir
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
+    from ecrm.train.owner import check_run_dir
     from ecrm.train.plan import plan
     from ecrm.train.start import plan_start
 

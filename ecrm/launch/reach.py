@@ -32,6 +32,7 @@ from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.launch.hosts import Host, place, read_hosts
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
 from ecrm.launch.prctl import when_parent_ends
+from ecrm.launch.supervise import launch_id, read_own
 from ecrm.launch.turn import AT_ONCE, turn
 
 DEFAULT_KEEP_ALIVE = 2.0
@@ -284,7 +285,7 @@ class Beginning:
         if not self._over and (now or time.monotonic() - self._asked >= 1.0):
             self._asked = time.monotonic()
             try:
-                self._over = self._file.exists()
+                self._over = self._file.exists() and bool(read_own(self._file, launch_id()))
             except OSError:
                 return now
         return self._over

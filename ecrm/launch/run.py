@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -17,8 +18,9 @@ from ecrm.launch.command import mpirun_line, train_command
 from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
-from ecrm.launch.supervise import Ending, read_json, supervise
+from ecrm.launch.supervise import Ending, read_own, supervise
 from ecrm.train.kill import parse_kill
+from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.plan import plan
 from ecrm.train.start import plan_start
 
@@ -87,7 +89,7 @@ def launch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
-    ending = supervise(line, folder, config.cluster.stop_seconds)
+    ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8))
     try:
         judge(folder, ending, hosts is not None)
     except RunFailed as error:
@@ -95,23 +97,6 @@ def launch(
             print(f"what there is of the run is in {folder}", flush=True)
         raise
     return 0
-
-
-def check_run_dir(folder: Path) -> None:
-    """Raise UsageError if a run must not write into `folder`: a run never mixes with anything already there."""
-    try:
-        _check_run_dir(folder)
-    except OSError as error:
-        raise UsageError(f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty") from None
-
-
-def _check_run_dir(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--run-dir {folder}: not a folder; name one that is new or empty")
-    if (folder / "summary.json").exists():
-        raise UsageError(f"--run-dir {folder}: holds a finished run; name a folder that is new or empty")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"--run-dir {folder}: not empty; name a folder that is new or empty")
 
 
 def fresh_run_dir(config_name: str) -> Path:
@@ -130,21 +115,21 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     `over_hosts` the line in which a rank said why may be lost with the connection to its host, so the error says it (again).
     The error of a run that has stopped when asked to says nothing, since the run has said it.
     """
-    if read_json(folder / "summary.json").get("completed") is True:
+    if read_own(folder / "summary.json", ending.launch).get("completed") is True:
         return
-    failure = read_json(folder / "failure.json")
+    failure = read_own(folder / "failure.json", ending.launch)
     left = os.path.isdir(folder)
     with contextlib.suppress(OSError):  # removed meanwhile, or a mount point
-        left = any(folder.iterdir())
-        if not left:
-            folder.rmdir()
+        if is_empty(folder):
+            remove_empty(folder)
+            left = False
     where = f"; see {folder}" if left else ""
     if failure:
         code = int(failure.get("exit_code") or 1)
         if over_hosts:
             raise RunFailed(f"the run did not complete{where}: {failure.get('message')}", code)
         raise RunFailed(f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True)
-    stopped = read_json(folder / "stopped.json")
+    stopped = read_own(folder / "stopped.json", ending.launch)
     if stopped:
         raise RunFailed(f"the run has stopped when asked to; see {folder / 'stopped.json'}", STOPPED_EXIT_CODE, told=True)
     if ending.stopped_by is not None:

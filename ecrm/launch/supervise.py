@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,38 +32,50 @@ LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wai
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
+LAUNCH = "ECRM_LAUNCH"
+"""Environment variable that tells ranks of which launch they are; what they leave in the run folder says it too."""
 SHARED_SEGMENT = "/dev/shm/sm_segment."
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How mpirun ended: its exit code (negative: the signal it died of), and the signal that stopped the launch."""
+    """How mpirun ended: its exit code (negative: the signal it died of), the signal that stopped the launch, the name of the launch."""
 
     exit_code: int
     stopped_by: signal.Signals | None
+    launch: str | None = None
 
 
-def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = None) -> Ending:
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The launch that this process belongs to, None where the line of mpirun was typed by hand."""
+    return environ.get(LAUNCH)
+
+
+def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = None, launch: str | None = None) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
+
+    `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name are left alone.
 
     SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default STOP_SECONDS. After the run
     has written its last file mpirun has a bounded time to leave; a second signal ends it at once.
     """
     signals: list[signal.Signals] = []
+    name = {} if launch is None else {LAUNCH: launch}
     with _collected(signals), session_base() as variables:
         process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, **variables},
+            env={**os.environ, **variables, **name},
             preexec_fn=lambda: when_parent_ends(signal.SIGTERM),  # should this process be SIGKILLed
         )
         try:
-            _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds)
+            _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds, launch)
         finally:
-            _kill_all(process, run_dir)
+            _kill_all(process, run_dir, launch)
     # None where it outlived its SIGKILL, in a call of the system that does not return.
-    return Ending(-signal.SIGKILL if process.returncode is None else process.returncode, signals[0] if signals else None)
+    code = -signal.SIGKILL if process.returncode is None else process.returncode
+    return Ending(code, signals[0] if signals else None, launch)
 
 
 @contextlib.contextmanager
@@ -80,7 +92,9 @@ def session_base() -> Iterator[dict[str, str]]:
         yield {SESSION_BASE: folder}
 
 
-def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals], stop_seconds: float) -> None:
+def _wait(
+    process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals], stop_seconds: float, launch: str | None
+) -> None:
     """Return when mpirun has ended or has had its time."""
     forwarded = False
     deadline = float("inf")
@@ -90,21 +104,13 @@ def _wait(process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals
             forwarded, deadline = True, time.monotonic() + stop_seconds
         elif len(signals) > 1:
             return
-        if deadline == float("inf") and any(_is_there(run_dir / name) for name in LAST_FILES):
+        if deadline == float("inf") and any(read_own(run_dir / name, launch) for name in LAST_FILES):
             deadline = time.monotonic() + LINGER_SECONDS
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
 
 
-def _is_there(path: Path) -> bool:
-    """Whether a file is there; not, while its file system cannot say."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
-def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
+def _kill_all(process: subprocess.Popen, run_dir: Path, launch: str | None) -> None:
     """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names.
 
     Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and each
@@ -113,7 +119,7 @@ def _kill_all(process: subprocess.Popen, run_dir: Path) -> None:
     deadline = time.monotonic() + KILL_SECONDS
     segments: set[str] = set()
     while True:
-        left = [*session_members(process.pid), *_ranks_alive(run_dir)]
+        left = [*session_members(process.pid), *_ranks_alive(run_dir, launch)]
         for pid in left:
             segments.update(shared_segments(pid))
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -150,10 +156,10 @@ def session_members(session: int) -> list[int]:
     return members
 
 
-def _ranks_alive(run_dir: Path) -> list[int]:
+def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
     """Pids in ranks.json that are still ranks of this run on this host; a pid reused by another program is not."""
     alive = []
-    for entry in read_json(run_dir / "ranks.json").get("ranks", []):
+    for entry in read_own(run_dir / "ranks.json", launch).get("ranks", []):
         pid = entry.get("pid")
         if entry.get("host") == socket.gethostname() and isinstance(pid, int):
             with contextlib.suppress(OSError):
@@ -169,6 +175,12 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def read_own(path: Path, launch: str | None) -> dict:
+    """`read_json` of a file that ranks of this launch have written; empty if others have."""
+    content = read_json(path)
+    return content if content.get("launch") == launch else {}
 
 
 @contextlib.contextmanager

@@ -56,6 +56,7 @@ from ecrm.train.counted import CountedTransport
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
+from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.ready import Loading, ReadyMemory, ready_spares
@@ -64,7 +65,7 @@ from ecrm.train.run_folder import RunFolder
 from ecrm.train.start import Start, plan_start
 from ecrm.train.startup import THE_START
 from ecrm.train.stop import StopSignals
-from ecrm.train.together import introduce, share_json, together
+from ecrm.train.together import introduce, own_folder, share_json, together
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
@@ -134,9 +135,11 @@ def _run(
     dataset, steps = together(transport, lambda: _check(started, config, kills))
     _check_alike(transport, config, steps)
     together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
+    folder, lock = together(transport, lambda: RunFolder(run_dir)), None
+    if run_dir is not None:
+        lock, _ = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
     start = together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
-    folder = together(transport, lambda: RunFolder(run_dir))
     if start.mapped is not None:
         first = transport.rank == transport.live[0]
         if not goes_on:
@@ -220,7 +223,7 @@ def _run(
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
     transport.close()
-    del held
+    del held, lock
     return 0 if folder.is_complete or trainer.stopped else 1
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ecrm.launch.supervise import launch_id
 from ecrm.placement.view import View
 
 PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
@@ -96,6 +97,7 @@ class RunFolder:
             "ranks.json",
             {
                 "epoch": view.epoch,
+                "launch": launch_id(),
                 "ranks": [
                     {
                         "rank": rank,
@@ -117,7 +119,7 @@ class RunFolder:
 
     def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
         """Write what `publish_summary` is to give its name."""
-        self._replace(SUMMARY_DRAFT, {**fields, "completed": completed})
+        self._replace(SUMMARY_DRAFT, {**fields, "launch": launch_id(), "completed": completed})
 
     def publish_summary(self, completed: bool) -> None:
         """Turn the draft, unless another rank has done so, into summary.json, the marker of a complete run, or into rejected.json."""
@@ -125,7 +127,7 @@ class RunFolder:
 
     def draft_stopped(self, fields: dict[str, Any]) -> None:
         """Write what is to become stopped.json: how far a run came that was asked to stop."""
-        self._replace(STOPPED_DRAFT, fields)
+        self._replace(STOPPED_DRAFT, {**fields, "launch": launch_id()})
 
     def publish_stopped(self) -> None:
         """Turn the draft into stopped.json, unless another rank has done so."""
@@ -143,7 +145,7 @@ class RunFolder:
 
     def failure(self, message: str, exit_code: int) -> None:
         """Replace failure.json: why the run could not go on."""
-        self._replace("failure.json", {"message": message, "exit_code": exit_code})
+        self._replace("failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()})
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
         if self.path is None or self.trouble is not None:

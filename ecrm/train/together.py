@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ecrm.errors import EcrmError, UsageError
+from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.train.owner import RunLock
 from ecrm.transport.base import PeerFailure, Transport
 
 
@@ -47,6 +49,29 @@ def together(transport: Transport, action: Callable[[], Any]) -> Any:
             problem.exit_code, problem.speaker = int(code), rank
             raise problem
     return result
+
+
+def own_folder(transport: Transport, folder: Path, host: str, check: Callable[[], None]) -> tuple[RunLock, list[int]]:
+    """Collective: every rank's hold on the folder of this run, and the ranks that see another folder under its name.
+
+    `check` is called by the rank that has taken it, before others are let in. Raises UsageError on every rank where another run
+    holds it, Unrecoverable where the rank that took it has died meanwhile.
+    """
+    lock, first = together(transport, lambda: RunLock(folder, host)), transport.live[0]
+
+    def take() -> None:
+        if transport.rank == first:
+            lock.take()
+            check()
+
+    together(transport, take)
+    together(transport, lock.join)
+    sees = share_json(transport, lock.is_mine)
+    if not any(sees.values()):
+        error = Unrecoverable(f"rank {first} died before it had taken {folder} for this run: start the run again")
+        error.speaker = min(sees)
+        raise error
+    return lock, [rank for rank, seen in sees.items() if not seen]
 
 
 def introduce(transport: Transport, host: str) -> list[int]:

@@ -1,0 +1,144 @@
+"""One owner per run folder: a lock that every rank holds until it dies, whatever host it is on. Light: no torch.
+
+Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard nor a lent descriptor keeps one.
+They work over NFS, and a holder turns an exclusive one into a shared one without letting go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from ecrm.errors import UsageError
+from ecrm.launch.supervise import launch_id, read_json
+from ecrm.mapped.files import open_file
+
+LOCK = "lock"
+LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
+"""How long a holder of the lock is waited for: one that runs on this machine, one that this machine does not see, and one
+that is dead here, whose memory the system takes back before the lock."""
+
+POLL_SECONDS = 0.02
+
+_FLOCK = "hhqqi4x"  # struct flock of fcntl(2)
+_PF_EXITING = 0x4  # linux/sched.h
+
+
+class RunLock:
+    """One rank's hold on a run folder, from `take` or `join` to the end of its process. Never open the file a second time
+    in a rank: closing that lets go."""
+
+    def __init__(self, folder: Path, host: str) -> None:
+        self._folder, self._host = folder, host
+        self._file = open_file(folder / LOCK)
+
+    def take(self) -> None:
+        """Get the folder for this run alone, say so in the file, and go on as one of its ranks. Raises UsageError, OSError."""
+        self._lock(fcntl.LOCK_EX)
+        owner = {"run": run_id(), "host": self._host, "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        self._file.truncate(0)
+        os.pwrite(self._file.fileno(), json.dumps(owner).encode() + b"\n", 0)
+        fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def join(self) -> None:
+        """Hold what another rank of this run has taken. Raises UsageError, OSError."""
+        self._lock(fcntl.LOCK_SH)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the file names this run as the owner."""
+        with contextlib.suppress(ValueError, OSError):
+            return json.loads(os.pread(self._file.fileno(), 4096, 0)).get("run") == run_id()
+        return False
+
+    def _lock(self, kind: int) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                fcntl.lockf(self._file, kind | fcntl.LOCK_NB)
+                if os.fstat(self._file.fileno()).st_nlink:
+                    return
+                self._file = open_file(self._folder / LOCK)  # a launch that came to nothing has removed the other
+            except (BlockingIOError, PermissionError):
+                _refuse(self._folder, _holder(self._file), time.monotonic() - began)
+                time.sleep(POLL_SECONDS)
+
+
+def refuse_if_held(folder: Path) -> None:
+    """Raise UsageError, saying who holds it, where a run is alive that writes into `folder`; takes nothing."""
+    began = time.monotonic()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), FileIO(folder / LOCK) as file:
+        while (holder := _holder(file)) is not None:
+            _refuse(folder, holder, time.monotonic() - began)
+            time.sleep(POLL_SECONDS)
+
+
+def check_run_dir(folder: Path, mine: bool = False) -> None:
+    """Raise UsageError if a new run must not write into `folder`: it never mixes with anything there. `mine`: this process holds it."""
+    try:
+        if not mine:
+            refuse_if_held(folder)
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--run-dir {folder}: not a folder; name one that is new or empty")
+        if (folder / "summary.json").exists():
+            raise UsageError(f"--run-dir {folder}: holds a finished run; name a folder that is new or empty")
+        if not is_empty(folder):
+            raise UsageError(f"--run-dir {folder}: not empty; name a folder that is new or empty")
+    except OSError as error:
+        raise UsageError(f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty") from None
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether there is nothing of a run in `folder`: at most the lock of one that had not begun. Raises OSError."""
+    return not folder.is_dir() or all(entry.name == LOCK for entry in folder.iterdir())
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder in which there is nothing of a run, and that no run holds. Raises OSError where it stays."""
+    if (folder / LOCK).exists():
+        with open_file(folder / LOCK) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / LOCK).unlink()
+    folder.rmdir()
+
+
+def run_id() -> str:
+    """What the ranks of one start have in common, and no others."""
+    return launch_id() or os.environ.get("PMIX_NAMESPACE") or f"process {os.getpid()}"
+
+
+def _holder(file: FileIO) -> int | None:
+    """The process that keeps `file` from being locked, 0 where this machine does not see it; None where nothing does."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+
+def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
+    """Raise UsageError when a holder has been waited for long enough."""
+    if holder is None or seconds < _patience(holder):
+        return
+    owner: dict[str, Any] = read_json(folder / LOCK)
+    pid = holder or owner.get("pid")
+    raise UsageError(
+        f"--run-dir {folder}: in use by a run that is alive, on host {owner.get('host', '?')} since {owner.get('since', '?')}: "
+        f"wait for its end, stop it there with kill {pid}, or name another folder"
+    )
+
+
+def _patience(holder: int) -> float:
+    """Seconds to wait for a holder, a process of this machine or 0."""
+    if not holder:
+        return UNSEEN_SECONDS
+    try:
+        fields = Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return DYING_SECONDS
+    return DYING_SECONDS if fields[0] == "Z" or int(fields[6]) & _PF_EXITING else LIVES_SECONDS
