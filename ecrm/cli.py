@@ -174,10 +174,10 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.train.kill import parse_kill
     from ecrm.train.owner import check_run_dir
     from ecrm.train.plan import plan
-    from ecrm.train.start import plan_start
+    from ecrm.train.start import kept_by, plan_start
 
     hold_signals()
-    config = load_config(args.config, args.set)
+    config = load_config(args.config, args.set, kept_by(args.resume))
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)

@@ -1,5 +1,11 @@
 """The errors that a user may see, each with the exit code it ends the program with."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
 
 class EcrmError(Exception):
     """An error whose message is one clear line for the user; ends the program with `exit_code`."""
@@ -8,10 +14,37 @@ class EcrmError(Exception):
     told = False  # whether the user has been told already
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What is `wrong`, and the ways out of it: {config key: value} each. `otherwise` is one that is not a config key."""
+
+    wrong: str
+    ways_out: tuple[Mapping[str, Any], ...] = ()
+    otherwise: str = ""
+
+    def __str__(self) -> str:
+        words = [" and ".join(f"{key}={_typed(value)}" for key, value in way.items()) for way in self.ways_out]
+        advice = [f"set {' or '.join(words)}"] if words else []
+        advice += [self.otherwise] if self.otherwise else []
+        return f"{self.wrong}: {', or '.join(advice)}" if advice else self.wrong
+
+    def keeping(self, kept: Mapping[str, Any], has: Mapping[str, Any]) -> Problem:
+        """The same where these keys must be `kept` as given, and a config `has` these values: no way out is to change one that is."""
+        ways = [{key: kept.get(key, value) for key, value in way.items()} for way in self.ways_out]
+        return replace(self, ways_out=tuple(way for way in ways if any(has[key] != value for key, value in way.items())))
+
+
 class UsageError(EcrmError):
-    """Something the user typed or supplied is wrong: config, data, rank count, missing file."""
+    """Something the user typed or supplied is wrong: config, data, rank count, missing file.
+
+    The message ends in the ways out, as `Problem` has them.
+    """
 
     exit_code = 2
+
+    def __init__(self, wrong: str, *ways_out: Mapping[str, Any], otherwise: str = "") -> None:
+        super().__init__(str(Problem(wrong, ways_out, otherwise)))
+        self.ways_out = ways_out
 
 
 class Unrecoverable(EcrmError):
@@ -31,3 +64,12 @@ class DataError(EcrmError):
 
     exit_code = 4
     rows: tuple[int, int] = (0, 0)
+
+
+def _typed(value: Any) -> str:
+    """A config value the way it is typed behind --set."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_typed, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value != "" else '""'

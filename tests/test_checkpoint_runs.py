@@ -142,8 +142,8 @@ def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[
         ("train.sparse_optimizer=sgd", "set train.sparse_optimizer=rowwise_adagrad"),
         ("train.global_batch=128", "set train.global_batch=64"),
         ("train.slots=4", "set train.slots=2"),
-        ("model.max_rows_per_table=999", "has a table t_cat_"),
-        ("train.steps=11", "set train.steps=12 or more"),
+        ("model.max_rows_per_table=999", "has other tables: t_cat_"),
+        ("train.steps=11", "set train.steps=12, or more"),
         ("data.eval_fraction=0.2", "set data.eval_fraction=0.1"),
     ],
 )

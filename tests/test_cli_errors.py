@@ -97,7 +97,7 @@ print(code, {'torch', 'mpi4py'} & set(sys.modules))
     ("words", "said"),
     [
         (["--set", "train.global_batch=20000"], "10800 training rows, fewer than train.global_batch, 20000: set train.global_batch=10800"),
-        (["--set", "train.epochs=0.001"], "less than one step of train.global_batch=64: set train.epochs=0.006 or more"),
+        (["--set", "train.epochs=0.001"], "less than one step of train.global_batch=64: set train.epochs=0.006, or more"),
         (["--set", "train.epochs=2", "--kill", "1@337:parity"], "there is no step 337, the last is 336"),
         (["--set", "model.max_rows_per_table=1"], "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2"),
         (["--mpirun-args", '"'], '--mpirun-args ": no closing quotation'),

@@ -58,7 +58,7 @@ def test_hosts_go_by_name_or_number():
     assert HostKill("1", 5).name_among(["a", "b", "1"]) == "1"
     with pytest.raises(UsageError, match="--kill-host 2@5: there is no host 2; hosts are a, b, or 0 to 1"):
         HostKill("2", 5).name_among(["a", "b"])
-    with pytest.raises(UsageError, match="type --set cluster.failure_domain=host"):
+    with pytest.raises(UsageError, match="set cluster.failure_domain=host"):
         check_survivable(config(), Disturbance(hosts=(kill,)), 41)
     with pytest.raises(UsageError, match="--kill-host node3@40: there is no step 40 to follow, the last is 39"):
         check_survivable(config(), Disturbance(hosts=(kill,)), 40)

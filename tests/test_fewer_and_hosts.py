@@ -84,5 +84,5 @@ def test_hosts_too_few_for_the_stripes_are_refused(tmp_path, criteo_rows):
     run = launch(tmp_path / "run", criteo_rows, sets)
     assert run.code == 2, run.output
     assert run.output.count("ecrm: error:") == 1
-    assert "need at least 3 failure domains, there are 2; start on more hosts, or lower protection.k" in run.output
+    assert "need at least 3 failure domains, there are 2: set protection.k=1 or cluster.failure_domain=rank, or start on more hosts" in run.output
     assert "Traceback" not in run.output

@@ -60,7 +60,7 @@ def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
     finally:
         native.use(best)
     monkeypatch.setattr(native, "supported_instruction_sets", lambda: ("portable",))
-    with pytest.raises(UsageError, match="^kernels.instruction_set is gfni: .* this machine has portable; set kernels.instruction_set=auto$"):
+    with pytest.raises(UsageError, match="^kernels.instruction_set is gfni: .* this machine has portable: set kernels.instruction_set=auto$"):
         _use_instruction_set("gfni")
 
 

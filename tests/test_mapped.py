@@ -402,7 +402,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path):
     workload = replace(SMALL, folder=str(tmp_path))
     run(workload)
     _check_files(tmp_path, steps=4)
-    with pytest.raises(UsageError, match="is at step 4, this config trains 2: set train.steps=4 or more"):
+    with pytest.raises(UsageError, match="is at step 4, this config trains 2: set train.steps=4, or more"):
         _check_files(tmp_path, steps=2)
     held = hold(tmp_path)
     with pytest.raises(UsageError, match="in use by a run that is still alive"):

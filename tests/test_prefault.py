@@ -146,7 +146,7 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
     memory = mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ)
     with pytest.warns(UserWarning, match="not writable"):
         rows = torch.frombuffer(memory, dtype=torch.uint8)
-    with pytest.raises(UsageError, match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*set storage.prefault=false"):
+    with pytest.raises(UsageError, match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*: set storage.prefault=false"):
         Prefault().all_of([rows])
     assert Prefault().beside([rows]).join(60) is None  # nothing is said: pages come as they are written
 

@@ -14,6 +14,7 @@ KEYS = (
     "data.eval_fraction", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
     "train.seed", "train.sparse_optimizer", "train.sparse_lr", "train.sparse_eps", "train.dense_optimizer", "train.dense_lr",
 )  # fmt: skip
+ANEW = "start without --resume"
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -21,8 +22,7 @@ def identity(config: Config) -> dict[str, Any]:
     values = config.to_dict()
     keys = {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in KEYS}
     manifest = read_manifest(Path(config.data.path))
-    cap = config.model.max_rows_per_table
-    tables = {name: min(rows, cap) if cap else rows for name, rows in manifest["tables"].items()}
+    tables = capped(manifest["tables"], config.model.max_rows_per_table)
     data = {name: record.get("sha256") for name, record in manifest["files"].items()}
     if config.model.dense_arch == "auto":
         keys["model.dense_arch"] = "native"
@@ -31,27 +31,49 @@ def identity(config: Config) -> dict[str, Any]:
 
 def check_fit(checkpoint: Checkpoint, config: Config, steps: int) -> None:
     """Raise UsageError, with what to type, when a config of so many steps cannot go on from a checkpoint."""
-    said, mine = checkpoint.manifest.identity, identity(config)
-    for key in KEYS:
-        if said.get(key) != mine[key]:
-            raise UsageError(
-                f"{checkpoint.path} was made with {key}={_typed(said.get(key))}, this config has {_typed(mine[key])}: "
-                f"set {key}={_typed(said.get(key))}, or start without --resume"
-            )
-    for name, rows in mine["tables"].items():
-        if (before := said.get("tables", {}).get(name)) != rows:
-            raise UsageError(
-                f"{checkpoint.path} has a table {name} of {before} rows, this config one of {rows}: "
-                "set data.path and model.max_rows_per_table as they were, or start without --resume"
-            )
-    if said.get("data") != mine["data"]:
+    check_identity(checkpoint.path, checkpoint.manifest.identity, config)
+    check_steps(checkpoint.path, checkpoint.step, steps)
+
+
+def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
+    """Raise UsageError, with what to type, where the run at `path`, whose identity was `said`, was of another config or other data."""
+    mine = identity(config)
+    other = {key: said.get(key) for key in KEYS if said.get(key) != mine[key]}
+    if other:
+        ours = ", ".join(f"{key}={mine[key]}" for key in other)
+        raise UsageError(f"{path} was made with another config than this one, which has {ours}", other, otherwise=ANEW)
+    if said["tables"] != mine["tables"]:
         raise UsageError(
-            f"{checkpoint.path} was made from other data than {config.data.path}: set data.path as it was, or start without --resume"
+            f"{path} has other tables: {tables_that_differ(said['tables'], mine['tables'])}",
+            *_caps(config, said["tables"]),
+            otherwise=ANEW,
         )
-    if checkpoint.step > steps:
-        raise UsageError(
-            f"{checkpoint.path} is at step {checkpoint.step}, this config trains {steps}: set train.steps={checkpoint.step} or more"
-        )
+    if said["data"] != mine["data"]:
+        raise UsageError(f"{path} was made from other data than {config.data.path}", otherwise=f"set data.path as it was, or {ANEW}")
+
+
+def check_steps(path: Path, at: int, steps: int) -> None:
+    """Raise UsageError where the run at `path` has gone beyond `steps`."""
+    if at > steps:
+        raise UsageError(f"{path} is at step {at}, this config trains {steps}", {"train.steps": at}, otherwise="more")
+
+
+def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
+    """Rows of tables with model.max_rows_per_table, 0 for none."""
+    return {name: min(rows, cap) if cap else rows for name, rows in tables.items()}
+
+
+def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
+    """Table by table, what rows they have."""
+    names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+    return ", ".join(f"{name} has {theirs.get(name, 'no')} rows there, {mine.get(name, 'none')} here" for name in names)
+
+
+def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
+    """The model.max_rows_per_table with which a config has the tables `wanted`, if there is one."""
+    tables = read_manifest(Path(config.data.path))["tables"]
+    caps = [cap for cap in (0, max(wanted.values(), default=0)) if capped(tables, cap) == wanted]
+    return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
 
 
 def plan_resume(given: Path | None, config: Config, steps: int) -> tuple[list[Checkpoint], list[str]]:
@@ -64,7 +86,3 @@ def plan_resume(given: Path | None, config: Config, steps: int) -> tuple[list[Ch
     found, refused = locate(given)
     check_fit(found[0], config, steps)
     return found, refused
-
-
-def _typed(value: Any) -> str:
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

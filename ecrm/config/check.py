@@ -12,6 +12,7 @@ from typing import Any
 
 from ecrm.config.flip import parse_flip
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
+from ecrm.errors import Problem
 
 TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for name, section in SECTIONS.items()}
 KEYS: dict[str, dataclasses.Field] = {
@@ -126,108 +127,138 @@ def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]
     return values, problems
 
 
-def problems_of_fit(config: Config) -> list[str]:
-    """One line for each way in which keys, right by themselves, do not fit together."""
+def problems_of_fit(config: Config) -> list[Problem]:
+    """Each way in which keys, right by themselves, do not fit together."""
     model, train, cluster, protection = config.model, config.train, config.cluster, config.protection
     problems = []
     if model.bottom_mlp[-1] != model.embedding_dim:
-        fixed = show((*model.bottom_mlp[:-1], model.embedding_dim)).replace(" ", "")
-        problems.append(
-            f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}: "
-            f"set model.bottom_mlp={fixed} or model.embedding_dim={model.bottom_mlp[-1]}"
-        )
+        problems.append(_problem(
+            f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}",
+            {"model.bottom_mlp": (*model.bottom_mlp[:-1], model.embedding_dim)},
+            {"model.embedding_dim": model.bottom_mlp[-1]},
+        ))
     if model.top_mlp[-1] != 1:
-        fixed = show((*model.top_mlp, 1)).replace(" ", "")
-        problems.append(
-            f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit: set model.top_mlp={fixed}"
-        )
+        problems.append(_problem(
+            f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit",
+            {"model.top_mlp": (*model.top_mlp, 1)},
+        ))
     if model.max_rows_per_table == 1:
-        problems.append(
-            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's): "
-            "set model.max_rows_per_table=0"
-        )
+        problems.append(_problem(
+            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's)",
+            {"model.max_rows_per_table": 0},
+        ))
     if train.steps and train.epochs:
-        problems.append(
-            f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}: set one of them, or the other to 0"
-        )
+        problems.append(_problem(
+            f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}, of which one may be given",
+            {"train.epochs": 0},
+            {"train.steps": 0},
+        ))
     if not train.steps and not train.epochs:
-        problems.append("train.steps and train.epochs are both 0: set one of them")
+        problems.append(_problem("train.steps and train.epochs are both 0", {"train.epochs": 1}))
     if config.slots < cluster.trainers:
-        problems.append(
-            f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers: "
-            f"set train.slots={cluster.trainers} or cluster.trainers={config.slots}"
-        )
+        problems.append(_problem(
+            f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers",
+            {"train.slots": cluster.trainers},
+            {"cluster.trainers": config.slots},
+        ))
     if config.world_size > MAX_RANKS:
-        problems.append(
-            f"{config.ranks_in_words} make {config.world_size} ranks, more than {MAX_RANKS}: lower cluster.servers, cluster.trainers or "
-            "cluster.spares"
-        )
+        problems.append(_problem(
+            f"{config.ranks_in_words} make {config.world_size} ranks, more than {MAX_RANKS}", *_fewer_ranks(config)
+        ))
     if train.global_batch % config.slots:
         below = train.global_batch // config.slots * config.slots
-        problems.append(
-            f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots: "
-            f"set train.global_batch={below or config.slots}"
-        )
+        problems.append(_problem(
+            f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots",
+            {"train.global_batch": below or config.slots},
+        ))
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
-    elif protection.name in ("chain", "replicate"):
-        if protection.copies > cluster.servers:
-            problems.append(
-                f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}: "
-                f"set cluster.servers={protection.copies} or protection.copies={max(cluster.servers, 2)}"
-            )
+    elif protection.name in ("chain", "replicate") and protection.copies > cluster.servers:
+        problems.append(_problem(
+            f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}",
+            {"cluster.servers": protection.copies},
+            {"protection.copies": cluster.servers},
+        ))
     if protection.scrub_rows_per_step and protection.name not in ("erasure", "chain"):
-        problems.append(
+        problems.append(_problem(
             f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
-            "no parity to compare with: set protection.name=erasure or protection.scrub_rows_per_step=0"
-        )
+            "no parity to compare with",
+            {"protection.name": "erasure"},
+            {"protection.scrub_rows_per_step": 0},
+        ))
     if protection.name in NEED_CHECKPOINTS and not config.checkpoints:
-        problems.append(
+        problems.append(_problem(
             f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
-            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10"
-        )
+            "checkpoint.every_minutes are both 0",
+            {"checkpoint.every_steps": 100},
+            {"checkpoint.every_minutes": 10},
+        ))
     if protection.name == "stateless" and config.world_size < 2:
-        problems.append(
-            "protection.name is stateless, which keeps two dense replicas, but there is one rank: set cluster.spares=1"
-        )
+        problems.append(_problem(
+            "protection.name is stateless, which keeps two dense replicas, but there is one rank", {"cluster.spares": 1}
+        ))
     problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems
 
 
-def _problems_of_flip(config: Config) -> list[str]:
+def _problem(wrong: str, *ways_out: Mapping[str, Any]) -> Problem:
+    """A problem with those ways out whose values the keys may have."""
+    return Problem(wrong, tuple(way for way in ways_out if all(check_value(*entry)[1] is None for entry in way.items())))
+
+
+def _fewer_ranks(config: Config) -> list[dict[str, int]]:
+    """How MAX_RANKS can be kept: fewer of one role, or of all where that is not enough."""
+    cluster, surplus = config.cluster, config.world_size - MAX_RANKS
+    if cluster.layout == "colocated":
+        return [{"cluster.spares": cluster.spares - surplus}]
+    counts = {"cluster.servers": cluster.servers, "cluster.trainers": cluster.trainers, "cluster.spares": cluster.spares}
+    if any(count > surplus for count in counts.values()):
+        return [{name: count - surplus} for name, count in counts.items()]
+    servers = min(cluster.servers, MAX_RANKS - 1)
+    trainers = min(cluster.trainers, MAX_RANKS - servers)
+    return [{"cluster.servers": servers, "cluster.trainers": trainers, "cluster.spares": MAX_RANKS - servers - trainers}]
+
+
+def _problems_of_flip(config: Config) -> list[Problem]:
     text, servers, steps = config.testing.flip, config.cluster.servers, config.train.steps
     if not text:
         return []
     flip = parse_flip(text)
+    said = f"testing.flip is {show(text)}"
     if flip is None:
-        return [f"testing.flip is {show(text)}: must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity"]
+        return [_problem(f"{said}: must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity", {"testing.flip": "0@1:row"})]
     if flip.rank >= servers:
-        return [f"testing.flip is {show(text)}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}"]
+        return [_problem(
+            f"{said}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}",
+            {"testing.flip": f"{servers - 1}@{flip.step}:{flip.kind}"},
+        )]
     if steps and flip.step >= steps:
-        return [f"testing.flip is {show(text)}: there is no step {flip.step}, the last is {steps - 1}"]
+        return [_problem(
+            f"{said}: there is no step {flip.step}, the last is {steps - 1}",
+            {"testing.flip": f"{flip.rank}@{steps - 1}:{flip.kind}"},
+        )]
+    row = {"testing.flip": f"{flip.rank}@{flip.step}:row"}
     if flip.kind == "parity" and config.protection.name not in ("erasure", "chain"):
-        return [f"testing.flip is {show(text)}, but protection.name is {config.protection.name}: there is no parity"]
+        return [_problem(f"{said}, but protection.name is {config.protection.name}: there is no parity", row)]
     if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
-        return [f"testing.flip is {show(text)}, but train.sparse_optimizer is sgd: it keeps no state"]
+        return [_problem(f"{said}, but train.sparse_optimizer is sgd: it keeps no state", row)]
     return []
 
 
-def _problems_of_stripes(k: int, m: int, servers: int) -> list[str]:
+def _problems_of_stripes(k: int, m: int, servers: int) -> list[Problem]:
     units = k + m
     if units > 255:
-        return [
-            f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8): set protection.k={255 - m}"
-        ]
+        return [_problem(
+            f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8)", {"protection.k": 255 - m}
+        )]
     if units <= servers:
         return []
-    remedies = [f"cluster.servers={units}"]
-    if servers > m:
-        remedies.append(f"protection.k={servers - m}")
-    return [
-        f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}: "
-        f"set {' or '.join(remedies)}"
-    ]
+    return [_problem(
+        f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}",
+        {"cluster.servers": units},
+        {"protection.k": servers - m},
+    )]
 
 
 def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

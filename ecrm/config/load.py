@@ -22,11 +22,12 @@ _NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: besides its own error that of int() for thousands of digits, and this for thousands of brackets."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), kept: Mapping[str, Any] | None = None) -> Config:
     """Read and check a config as a whole.
 
     `path` is a TOML file or the name of a shipped config; each of `overrides` is "section.key=value",
-    later ones winning. An override of train.steps drops the file's train.epochs, and the reverse.
+    later ones winning. An override of train.steps drops the file's train.epochs, and the reverse. `kept` are keys
+    that the run to go on from had: no advice changes them, and its train.slots hold where none are given.
     Raises UsageError naming every problem found; does not check that the dataset exists.
     """
     label, text = read_config(path)
@@ -36,22 +37,33 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{label}: not a TOML file: {error}") from None
     changes, problems = parse_overrides(overrides)
     raw = _apply(raw, changes)
-    return make_config(raw, label, problems)
+    return make_config(raw, label, problems, kept)
 
 
-def make_config(raw: Mapping[str, Any], label: str, problems: Iterable[str] = ()) -> Config:
-    """Check {section: {key: value}} and return the Config; `label` names the source in the UsageError."""
+def make_config(
+    raw: Mapping[str, Any], label: str, problems: Iterable[str] = (), kept: Mapping[str, Any] | None = None
+) -> Config:
+    """Check {section: {key: value}} and return the Config; `label` names the source in the UsageError.
+
+    `kept` as in `load_config`. The error has the ways out of its first problem, if there are any.
+    """
     values, found = problems_of_values(raw)
-    problems = [*problems, *found]
+    problems, fit, kept = [*problems, *found], [], kept or {}
     if not problems:
+        if not values["train"].get("slots"):
+            values["train"]["slots"] = kept.get("train.slots", 0)
         if values["train"].get("steps") and "epochs" not in values["train"]:
             values["train"]["epochs"] = 0.0  # the default of epochs holds only where steps are not given
         if values["protection"].get("name") in NEED_CHECKPOINTS and not values["checkpoint"].keys() & {"every_steps", "every_minutes"}:
             values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
         config = Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
-        problems = problems_of_fit(config)
+        has = {f"{section}.{key}": value for section, values in config.to_dict().items() for key, value in values.items()}
+        fit = [problem.keeping(kept, has) for problem in problems_of_fit(config)]
+        problems = [str(problem) for problem in fit]
     if problems:
-        raise UsageError(_message(label, problems))
+        error = UsageError(_message(label, problems))
+        error.ways_out = fit[0].ways_out if fit else ()
+        raise error
     return config
 
 

@@ -85,7 +85,7 @@ class TrainConfig:
     """What is trained and for how long; with the data, all that the finished model depends on."""
 
     global_batch: int = key(2048, "samples per step over all slots; a multiple of train.slots", minimum=1)
-    slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers", minimum=0, maximum=65536)
+    slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers, with --resume as the run had", minimum=0, maximum=65536)
     steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
     epochs: float = key(
         1.0, "passes over the training samples, fractions allowed; not together with train.steps",

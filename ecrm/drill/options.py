@@ -105,14 +105,14 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
             raise UsageError(f"--kill-host {kill}: there is no host {kill.host}; hosts are 0 to {imitated - 1}")
     if disturbance.hosts and config.cluster.failure_domain != "host":
         raise UsageError(
-            "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host; "
-            "type --set cluster.failure_domain=host"
+            "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host",
+            {"cluster.failure_domain": "host"},
         )
     wanted = disturbance.random
     if wanted is None:
         return
     if config.failures_survived == 0 and config.protection.name != "mapped" and not config.checkpoints:
-        raise UsageError("--mtbf: protection.name is none, no rank may die; type --set protection.name=erasure")
+        raise UsageError("--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"})
     if wanted.count is not None and wanted.count >= config.world_size:
         raise UsageError(f"--kills {wanted.count}: there are {config.world_size} ranks, and one must be left")
 

@@ -22,7 +22,7 @@ from ecrm.launch.supervise import Ending, read_own, supervise
 from ecrm.train.kill import parse_kill
 from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.plan import plan
-from ecrm.train.start import plan_start
+from ecrm.train.start import kept_by, plan_start
 
 STOPPED_EXIT_CODE = 130
 """Of a launch that was asked to stop, by whichever signal."""
@@ -55,7 +55,7 @@ def launch(
     With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
     all checks have passed; with `dry_run` nothing is at all.
     """
-    config = load_config(config_name, overrides)
+    config = load_config(config_name, overrides, kept_by(resume))
     steps = plan(config, [parse_kill(kill) for kill in kills])
     folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
     plan_start(config, steps, folder, resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import time
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.disk import Disk
-from ecrm.checkpoint.fits import KEYS, identity
+from ecrm.checkpoint.fits import check_identity, check_steps, identity
+from ecrm.checkpoint.folder import locate
 from ecrm.config.schema import Config
-from ecrm.errors import DataError, UsageError
+from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.mapped.files import open_file
 from ecrm.mapped.names import read_words
 
@@ -29,11 +31,14 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
     `resume` is the folder of a run, or that of the files, to go on from.
     """
     if resume is not None:
-        folder = next((path for path in (resume, resume / FOLDER) if (path / MANIFEST).exists()), None)
+        folder = files_at(resume)
         if folder is None:
+            ways_out = []
+            with contextlib.suppress(EcrmError):
+                ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
             raise UsageError(
-                f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped, "
-                "or set protection.name to another to go on from a checkpoint"
+                f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped",
+                *ways_out,
             )
         _check_fit(folder, config)
         _check_files(folder, steps)
@@ -46,6 +51,11 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: not an empty folder: name one that is new or empty")
     return folder
+
+
+def files_at(given: Path) -> Path | None:
+    """The folder of mapped files that a user gives, itself or by its run; None where there are none."""
+    return next((path for path in (given, given / FOLDER) if (path / MANIFEST).exists()), None)
 
 
 def make_folder(folder: Path, config: Config, first: bool) -> None:
@@ -106,28 +116,26 @@ def _check_files(folder: Path, steps: int) -> None:
             raise DataError(f"{path.stem} in {folder} cannot be used: {error}") from None
         if rows < words["bytes"] or any(size < words[f"length{slot}"] for slot, size in enumerate(journals)):
             raise DataError(f"{path.stem} in {folder} cannot be used: its files are shorter than they were")
-        if words["committed"] > steps:
-            raise UsageError(
-                f"{folder} is at step {words['committed']}, this config trains {steps}: set train.steps={words['committed']} or more"
-            )
+        check_steps(folder, words["committed"], steps)
 
 
 def _about(config: Config) -> dict[str, Any]:
     return {"version": VERSION, "servers": config.cluster.servers, "identity": identity(config)}
 
 
-def _check_fit(folder: Path, config: Config) -> None:
+def read_about(folder: Path) -> dict[str, Any]:
+    """What the files in a folder belong to: {"version", "servers", "identity"}. Raises DataError, and UsageError for another version."""
     try:
         said = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        if said["version"] == VERSION:
+            return {name: said[name] for name in ("version", "servers", "identity")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(f"{folder / MANIFEST}: cannot be read: {error}") from None
-    mine = json.loads(json.dumps(_about(config)))
-    if said.get("version") != VERSION:
-        raise UsageError(f"{folder}: written in format {said.get('version')}, this program has {VERSION}")
-    if said.get("servers") != mine["servers"]:
-        raise UsageError(f"{folder}: files of {said.get('servers')} servers: set cluster.servers={said.get('servers')}")
-    theirs, ours = said.get("identity", {}), mine["identity"]
-    for name in (*KEYS, "tables", "data"):
-        if theirs.get(name) != ours[name]:
-            what = f"{name}={json.dumps(theirs.get(name))}" if name in KEYS else f"other {name}"
-            raise UsageError(f"{folder}: made with {what}: set it as it was, or start without --resume")
+    raise UsageError(f"{folder}: written in format {said['version']}, this program has {VERSION}")
+
+
+def _check_fit(folder: Path, config: Config) -> None:
+    said = read_about(folder)
+    if said["servers"] != config.cluster.servers:
+        raise UsageError(f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]})
+    check_identity(folder, said["identity"], config)

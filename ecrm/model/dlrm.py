@@ -101,8 +101,9 @@ def resolve_dense_arch(name: str) -> str:
     """`torchrec` or `native` for a config's `model.dense_arch`; raises UsageError when TorchRec is asked for and absent."""
     if name == "torchrec" and importlib.util.find_spec("torchrec") is None:
         raise UsageError(
-            "model.dense_arch = torchrec, but torchrec is not installed: "
-            "type pip install 'ecrm[torchrec]' and then pip install --no-deps torchrec==1.8.0, or set model.dense_arch=native"
+            "model.dense_arch = torchrec, but torchrec is not installed",
+            {"model.dense_arch": "native"},
+            otherwise="type pip install 'ecrm[torchrec]' and then pip install --no-deps torchrec==1.8.0",
         )
     return "native" if name == "auto" else name
 

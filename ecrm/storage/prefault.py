@@ -40,8 +40,9 @@ class Prefault:
             if _advise(*_pages(tensor), _MADV_POPULATE_WRITE):
                 problem = os.strerror(ctypes.get_errno())
                 raise UsageError(
-                    f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}): "
-                    "it takes as much free memory and Linux 5.14; set storage.prefault=false"
+                    f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}), "
+                    "which takes as much free memory and Linux 5.14",
+                    {"storage.prefault": False},
                 )
 
     def beside(self, tensors: Iterable[Tensor]) -> threading.Thread | None:

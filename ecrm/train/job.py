@@ -42,6 +42,7 @@ from ecrm.mapped.reopen import Reopened
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.start import CannotKeepApart, initial_view
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection import make_protection
@@ -246,22 +247,30 @@ def start_view(config: Config, protection: Protection, processes: Mapping[int, M
     cluster = config.cluster
     unknown = {"failure_domain": None}  # of a rank that has died already
     names = [processes.get(rank, unknown)["failure_domain"] or f"rank {rank}" for rank in range(config.world_size)]
-    try:
+    domains = [names.index(name) for name in names]
+
+    def of(shape: StripeShape) -> View:
         return initial_view(
-            cluster.layout,
-            protection.shape,
-            cluster.trainers,
-            cluster.spares,
-            config.slots,
-            protection.dense_replicas,
-            [names.index(name) for name in names],
+            cluster.layout, shape, cluster.trainers, cluster.spares, config.slots, protection.dense_replicas, domains
         )
+
+    def is_kept_apart(k: int) -> bool:
+        with contextlib.suppress(CannotKeepApart):
+            return of(replace(protection.shape, k=k)) is not None
+        return False
+
+    try:
+        return of(protection.shape)
     except CannotKeepApart as error:
         hosts = Counter(names)
         given = ", ".join(f"{name} with {count} ranks" for name, count in hosts.items())
+        smaller = range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
+        fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
         raise UsageError(
-            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}; "
-            "start on more hosts, or lower protection.k"
+            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}",
+            *fewer_units,
+            {"cluster.failure_domain": "rank"},
+            otherwise="start on more hosts",
         ) from None
 
 
@@ -341,7 +350,7 @@ def _use_instruction_set(name: str) -> None:
     try:
         native.use(native.instruction_set() if name == "auto" else name)
     except ValueError as error:
-        raise UsageError(f"kernels.instruction_set is {name}: {error}; set kernels.instruction_set=auto") from None
+        raise UsageError(f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}) from None
 
 
 def _check_alike(transport: Transport, config: Config, steps: int) -> None:

@@ -31,13 +31,17 @@ def _steps(config: Config, train_rows: int) -> int:
     has = f"{config.data.path} has {train_rows} training rows"
     if train.global_batch > train_rows:
         below = train_rows // config.slots * config.slots
-        remedy = f"set train.global_batch={below} or less, or " if below else ""
-        raise UsageError(f"{has}, fewer than train.global_batch, {train.global_batch}: {remedy}prepare more data")
+        ways_out = [{"train.global_batch": below}] if below else []
+        raise UsageError(
+            f"{has}, fewer than train.global_batch, {train.global_batch}", *ways_out, otherwise="prepare more data"
+        )
     steps = train.steps or int(train.epochs * train_rows) // train.global_batch
     if steps < 1:
-        least = -(-train.global_batch * 1000 // train_rows) / 1000
+        least = -(-train.global_batch * 1000 // train_rows)
+        least += int(least / 1000 * train_rows) < train.global_batch  # floats round down
         raise UsageError(
-            f"{has}: train.epochs={train.epochs} of them is less than one step of train.global_batch={train.global_batch}: "
-            f"set train.epochs={least} or more"
+            f"{has}: train.epochs={train.epochs} of them is less than one step of train.global_batch={train.global_batch}",
+            {"train.epochs": least / 1000},
+            otherwise="more",
         )
     return steps

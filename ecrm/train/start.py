@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ecrm.checkpoint.fits import plan_resume
-from ecrm.checkpoint.folder import Checkpoint
+from ecrm.checkpoint.fits import KEYS, plan_resume
+from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.config.schema import Config
-from ecrm.mapped.manifest import folder_of
+from ecrm.errors import EcrmError
+from ecrm.mapped.manifest import files_at, folder_of, read_about
 
 
 @dataclass(frozen=True)
@@ -26,3 +28,15 @@ def plan_start(config: Config, steps: int, run_dir: Path | None, resume: Path | 
         return Start(mapped=folder_of(config, steps, run_dir, resume))
     found, refused = plan_resume(resume, config, steps)
     return Start(found, refused)
+
+
+def kept_by(resume: Path | None) -> dict[str, Any]:
+    """Config keys that a run which goes on from `resume` must have as they were, for `load_config`; none where there is no run."""
+    if resume is None:
+        return {}
+    try:
+        mapped = files_at(resume)
+        said = read_about(mapped)["identity"] if mapped is not None else locate(resume)[0][0].manifest.identity
+    except EcrmError:
+        return {}  # plan_start says so
+    return {key: said[key] for key in KEYS}
