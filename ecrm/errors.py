@@ -59,6 +59,12 @@ class ParityMismatch(Unrecoverable):
     exit_code = 5
 
 
+class NotFinite(Unrecoverable):
+    """A loss, or what a checkpoint was to hold, is NaN or infinite; says where that began."""
+
+    exit_code = 6
+
+
 class DataError(EcrmError):
     """A file exists but its content is damaged or truncated; `rows`, from and to, says where, if that is known."""
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from drilling import RUN_SECONDS, Run
 
+from ecrm.checkpoint.folder import find
+
 MISBEHAVING = str(Path(__file__).with_name("programs") / "misbehaving.py")
+RATE_WORDS = "lower train.sparse_lr or train.dense_lr"
 SMALL = ("cluster.layout=colocated", "cluster.trainers=1", "cluster.spares=0", "model.dense_arch=native", "train.steps=40")
 
 
@@ -43,15 +47,34 @@ def test_wrong_parity_at_the_end_fails_the_run(tmp_path, criteo_rows):
     assert failure["exit_code"] == 5 and errors[0] == f"ecrm: error: {failure['message']}"
 
 
-def test_a_loss_that_is_not_finite_is_told_once_and_written_as_null(tmp_path, criteo_rows):
-    rates = ("train.sparse_lr=1e30", "train.dense_lr=1e30", "train.log_every_steps=0")
+RATES = ("train.sparse_lr=1e30", "train.dense_lr=1e30")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_with_one_message(tmp_path, criteo_rows):
+    sets = ("cluster.servers=3", "protection.k=2", "checkpoint.every_steps=1", "checkpoint.keep=1")
+    done = run(tmp_path / "run", criteo_rows, *sets, *RATES)
+    assert done.code == 6, done.output
+    (error,) = [line for line in done.output.splitlines() if "error" in line]
+    found = re.fullmatch(r"ecrm: error: (the loss of step (\d+) is not finite: in slot 0 it began in (?:\d+ rows|row|parameter|the output) .*)", error)
+    assert found and RATE_WORDS in error, done.output
+    kept = [checkpoint.step for checkpoint in find(done.folder / "checkpoints")[0]]
+    assert len(kept) == 1 and f"the checkpoint of step {kept[0]}, which is finite, is kept" in error
+    assert 1 <= kept[0] <= int(found[2])
+    assert strict(done.folder / "failure.json") == {"message": found[1], "exit_code": 6}
+    assert not (done.folder / "summary.json").exists()
+
+
+def test_with_warn_a_loss_that_is_not_finite_is_told_and_written_as_null(tmp_path, criteo_rows):
+    rates = (*RATES, "train.log_every_steps=0", "train.on_nonfinite=warn")
     alone = ("cluster.servers=1", "protection.name=none")  # one rank needs no mpirun
     done = run(tmp_path / "run", criteo_rows, *alone, *rates, command="train")
     assert done.code == 0, done.output
-    (warning,) = [line for line in done.output.splitlines() if "arning" in line]
-    assert warning.startswith("ecrm: warning: the loss of step ") and "train.sparse_lr or train.dense_lr" in warning
+    said = [line for line in done.output.splitlines() if "is not finite" in line]
+    assert len(said) == 2 and said[0].startswith("! the loss of step ") and said[1].startswith("! the log loss of the evaluation at step 40")
+    assert all(RATE_WORDS in line for line in said)
     summary = strict(done.folder / "summary.json")
     assert [summary[name] for name in ("train_logloss", "eval_logloss", "eval_auc", "eval_auc_error")] == [None] * 4
     assert summary["completed"] is True
     events = [json.loads(line, parse_constant=str) for line in (done.folder / "events.jsonl").read_text().splitlines()]
     assert [event["loss"] for event in events if event["event"] == "progress"] == [None]
+    assert [event["slot"] for event in events if event["event"] == "not_finite"] == [0, 0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ecrm.metrics import auc, logit_losses
+from ecrm.placement.tables import Table, row_spaces
 from ecrm.train.evaluate import Evaluation, evaluate
 
 BATCH = 96
@@ -31,14 +32,26 @@ class Rows:
         return dense, torch.zeros(size, 1, dtype=torch.int64), torch.from_numpy(self.labels[part].copy())
 
 
+class Model(torch.nn.Module):
+    """Its logits are the samples' only dense feature."""
+
+    def forward(self, dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return dense[:, 0]
+
+
 def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
     """Evaluate with slot i on rank `hosts[i]`, one rank after the other; rank 0, the reporter, is the last."""
     sent: dict[int, list[torch.Tensor]] = {}
+    said: dict[int, list[torch.Tensor]] = {}
 
-    def on(rank: int) -> Evaluation | None:
+    def on(rank: int) -> Evaluation:
         def exchange(outgoing):
             sent.update({rank: tensors for tensors in outgoing.values()})
             return dict(sorted(sent.items()))
+
+        def share(tensors):
+            said[rank] = tensors
+            return dict(sorted(said.items()))
 
         engine = SimpleNamespace(
             rank=rank,
@@ -46,15 +59,17 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             slots=[slot for slot, host in enumerate(hosts) if host == rank],
             enter=lambda phase: None,
             lookup=lambda wanted: {slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()},
-            dense=SimpleNamespace(module=lambda dense, values, places: dense[:, 0]),
+            dense=SimpleNamespace(module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)),
+            spaces=row_spaces([Table("t", 1, 4)]),
             recovering=nullcontext,
             heed_stop=lambda: None,
-            transport=SimpleNamespace(exchange=exchange, agree=lambda flag: True),
+            transport=SimpleNamespace(exchange=exchange, share=share, agree=lambda flag: True),
         )
         return evaluate(engine, rows, torch.zeros(1, dtype=torch.int64), BATCH)
 
-    others = [on(rank) for rank in (2, 1)]
-    assert others == [None, None]
+    for rank in (2, 1):
+        with pytest.raises(KeyError):  # the reporter has not spoken yet
+            on(rank)
     return on(0)
 
 
@@ -71,13 +86,15 @@ def test_the_numbers_are_near_the_exact_ones_and_do_not_depend_on_who_runs_the_s
 def test_a_split_of_fewer_samples_than_slots_and_one_of_none():
     rows = Rows(1)
     assert score(rows, (0, 1, 2)).log_loss == pytest.approx(logit_losses(rows.labels, rows.logits)[0])
-    assert score(Rows(0), (0, 1, 2)) == Evaluation(0, None, None, None)
+    assert score(Rows(0), (0, 1, 2)) == Evaluation(0, None, None, None, 12.5)
 
 
-def test_one_logit_that_is_not_finite_leaves_no_number():
+def test_one_logit_that_is_not_finite_leaves_no_number_and_is_told_with_its_slot():
     rows = Rows(500)
     rows.logits[123] = np.nan
-    assert score(rows, (0, 1, 2)) == Evaluation(500, None, None, None)
+    found = score(rows, (0, 1, 2))
+    assert found == Evaluation(500, None, None, None, 12.5, found.not_finite)
+    assert found.not_finite[0] == 0 and found.not_finite[1].startswith("in the output of layer")
 
 
 def test_what_is_sent_is_bounded_however_many_samples_there_are():

@@ -1,4 +1,4 @@
-"""Progress: what is kept between events is bounded, also without progress lines; a loss that diverges is told once."""
+"""Progress: what is kept between events is bounded, also without progress lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.train.progress import Progress
 from ecrm.train.run_folder import RunFolder
 
 
-def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]:
+def train(folder, steps: int, every: int) -> list[dict]:
     """Finish steps one after the other; the events written."""
     dense = SimpleNamespace(loss_sum=torch.zeros(1, dtype=torch.float64))
     engine = SimpleNamespace(
@@ -27,7 +27,7 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
     progress = Progress(steps, 64, every, tell)
     for step in range(1, steps + 1):
         engine.step = engine.committed = step
-        dense.loss_sum += losses(step)
+        dense.loss_sum += 0.5
         progress.scored(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.75]))
         progress.step_finished(engine)
         assert len(progress._finished_at) < module.MOST_FINISHED
@@ -40,12 +40,3 @@ def test_without_progress_lines_events_still_come(tmp_path, capsys):
     assert [step for event in events for step, _ in event["finished"]] == list(range(1, 2501))
     assert all(event["loss"] == 0.5 and event["auc"] == 1.0 for event in events)
     assert capsys.readouterr().out.count("\n") == 1
-
-
-def test_a_loss_that_is_not_finite_is_told_once_with_its_step(tmp_path, capsys):
-    events = train(tmp_path, 30, every=10, losses=lambda step: float("inf") if step >= 17 else 0.5)
-    assert [event["loss"] for event in events] == [0.5, None, None]
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "ecrm: warning: the loss of step 17 is not finite, and so is none from here on: lower train.sparse_lr or train.dense_lr"
-    ]

@@ -53,7 +53,8 @@ class Checkpoints:
 
     `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on. `written_bytes` counts
     this rank's share of the checkpoints that were written to their end, but for the manifest. `first` is the step whose checkpoint the run
-    began from, the engine's step by default, 0 where there is none.
+    began from, the engine's step by default, 0 where there is none. `not_finite(step, why)` is called on every rank
+    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may end the run.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
         first: int | None = None,
+        not_finite: Callable[[int, str], None] = lambda step, why: None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
-        self._tell, self._clock, self._background = tell, clock, background
+        self._tell, self._clock, self._background, self._not_finite = tell, clock, background, not_finite
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._stopping = False
@@ -211,9 +213,12 @@ class Checkpoints:
             raise PeerFailure("a rank died")
         said = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())}
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
-        troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble) in said.items() if trouble]
+        troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
         if troubles:
-            return self._failed(troubles[0], written=True)
+            self._failed(troubles[0], written=True)
+            for wrong in [trouble for _, trouble, finite in said.values() if not finite][:1]:
+                self._not_finite(part.step, wrong)
+            return
         engine.enter("manifest")
         base, reports = self._adds_to, part.dense is not None
         manifest = Manifest(
@@ -223,7 +228,7 @@ class Checkpoints:
             chain=0 if base is None else base.chain + 1,
             record_bytes=list(engine.record_bytes),
             space_rows=[space.rows for space in engine.spaces],
-            files=[entry for entries, _ in said.values() for entry in entries],
+            files=[entry for entries, _, _ in said.values() for entry in entries],
             dense=part.dense_shapes if reports else [],
         )
         written = [json.dumps(manifest.dense), ""]

@@ -27,7 +27,7 @@ class Part:
 
     With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated. From now on the engine's
     shards note what is touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on.
-    `entries` are then those of the manifest, `trouble` why there are none.
+    `entries` are then those of the manifest, `trouble` why there are none; not `finite` where that is a NaN or an infinity.
     """
 
     def __init__(self, engine: Engine, draft: Path, disk: Disk, changed_only: bool, noting: bool, attempt: int) -> None:
@@ -35,7 +35,7 @@ class Part:
         self._name = f"rows-rank{engine.rank:04}-{attempt}"
         self.done = self.cancelled = False
         self.entries: list[dict[str, Any]] = []
-        self.trouble = ""
+        self.trouble, self.finite, self._spaces = "", True, engine.spaces
         self.dense: list[Tensor] | None = None
         if engine.rank == engine.view.reporter:
             self.dense = engine.export_dense()
@@ -57,16 +57,30 @@ class Part:
         """Write and sync the files; never raises."""
         try:
             for space, parts in sorted(self._rows.items()):
-                windows = (window for part in parts for window in part if not self.cancelled)
+                windows = (self._checked(space, window) for part in parts for window in part if not self.cancelled)
                 self.entries.append(write_rows(self._disk, self._draft / f"{self._name}-{space}.bin", space, windows))
             if self.dense is not None:
                 self.entries.append(self._write_dense())
         except OSError as error:
             self.trouble = f"cannot write {self._draft}: {error.strerror or error}"
+        except FloatingPointError as error:
+            self.trouble, self.finite = str(error), False
         self._rows = {}
         self.done = True
 
+    def _checked(self, space: int, window: Window) -> Window:
+        """A window of finite records. Raises FloatingPointError for any other, with its rows."""
+        numbers, records = window
+        floats = torch.from_numpy(records).view(torch.float32)
+        if not floats.sum().isfinite():  # may be an overflow: each number decides
+            bad = numbers[~floats.isfinite().all(1).numpy()].tolist()
+            if bad:
+                raise FloatingPointError(f"what is not finite is in {self._spaces[space].in_words(bad)}")
+        return window
+
     def _write_dense(self) -> dict[str, Any]:
+        if not all(bool(tensor.isfinite().all()) for tensor in self.dense):
+            raise FloatingPointError("what is not finite is in the dense parameters or their optimizer's state")
         file = SummedFile(self._disk, self._draft / DENSE)
         try:
             for tensor in self.dense:
@@ -82,7 +96,7 @@ class Part:
 
     def message(self) -> Tensor:
         """What the other ranks are told, as bytes."""
-        return torch.tensor(list(json.dumps([self.entries, self.trouble]).encode()), dtype=torch.uint8)
+        return torch.tensor(list(json.dumps([self.entries, self.trouble, self.finite]).encode()), dtype=torch.uint8)
 
 
 def _windows(hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None) -> Iterator[Window]:

@@ -101,6 +101,12 @@ class TrainConfig:
     dense_lr: float = key(0.01, "learning rate of the dense parts", above=0, maximum=MAX_RATE)
     eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
     log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
+    on_nonfinite: str = key(
+        "stop",
+        "when a loss is NaN or infinite: stop = the run ends with exit code 6 and says where that began; warn = it says so, "
+        "once in log_every_steps, and goes on. No checkpoint of what is not finite is ever written",
+        choices=("stop", "warn"),
+    )
     profile: bool = key(False, "time every phase and every call between ranks; print a table and write trace.json at the end")
     threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
 

@@ -30,14 +30,14 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.resume import Resume
 from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable
-from ecrm.engine.routing import DENSE, NOTE, STOP, Results, Riders, ShardRequests
+from ecrm.engine.routing import DENSE, NOTE, STOP, TROUBLE, Results, Riders, ShardRequests
 from ecrm.engine.stores import ShardStores
 from ecrm.placement.reshape import plan_reshape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, ShardSpace, VerifyReport
 from ecrm.storage import StoreFactory
-from ecrm.transport.base import Transport
+from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Came, Part
 
 
@@ -159,6 +159,7 @@ class Engine(Recovery):
         rows_ahead: Mapping[int, Sequence[Tensor]] | None = None,
         rows_soon: Mapping[int, Sequence[Tensor]] | None = None,
         notes: Mapping[int, Tensor] | None = None,
+        troubles: Mapping[int, str] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -169,7 +170,8 @@ class Engine(Recovery):
         `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. `rows_soon`, with which any rank may
         go without, are likely those of the `lookup` after that: with `repairs_ahead`, those that are missing are recovered before slots
         have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense holder: a note on this step, which is there
-        once, however often the step is done. Raises StepAborted after a failure.
+        once, however often the step is done. `troubles[slot]` is told to all ranks: the hook
+        `troubled` gets those of all slots, on every rank, before anything is changed, and may end the run. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
@@ -177,7 +179,9 @@ class Engine(Recovery):
             self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.foresees_repair else None
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
-            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead, notes or {})))
+            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead, notes or {}, troubles or {})))
+            if came.troubles:
+                self._heed(came.troubles)
             if self._lookup.repair_rides:  # before the rows that it read are updated
                 self._lookup.repair.finish(self._riding.alight())
             self._changed = True
@@ -245,6 +249,7 @@ class Engine(Recovery):
         contributions: Mapping[int, Tensor],
         ahead: Lookup | None,
         notes: Mapping[int, Tensor],
+        troubles: Mapping[int, str],
     ) -> dict[int, list[Part]]:
         """What this rank's slots send: row gradients to shards, slices and notes to dense holders, and the next lookup's requests."""
         outgoing = self._lookup.slot_side.gradients(row_gradients)
@@ -258,7 +263,17 @@ class Engine(Recovery):
             outgoing.setdefault(rank, []).extend(tensors)
         for rank in self.view.live if self._hooks.asks() else ():
             outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
+        for slot, trouble in troubles.items():
+            said = torch.tensor(list(trouble.encode()), dtype=torch.uint8)
+            for rank in self.view.live:
+                outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
         return outgoing
+
+    def _heed(self, troubles: Mapping[int, str]) -> None:
+        """Collective, on every rank or none: pass on the troubles of slots, once it is certain that all have heard it."""
+        if not self.transport.agree(True):
+            raise PeerFailure("a rank died while others told of trouble")
+        self._hooks.troubled(self.step, troubles)
 
     def _commit_is_due(self) -> bool:
         return self.step + 1 - self.committed >= self._policy.commit_interval

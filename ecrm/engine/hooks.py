@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -42,7 +42,8 @@ def _never() -> bool:
 @dataclass
 class Hooks:
     """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened,
-    `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through.
+    `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through, `troubled(step, {slot: trouble})`
+    what slots told of a step, the same on all ranks: it may raise an EcrmError to end the run on all of them.
 
     And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
     """
@@ -51,4 +52,5 @@ class Hooks:
     event: Callable[[dict[str, object]], None] = _ignore
     committed: Callable[[], None] = _ignore
     recovered: Callable[[], None] = _ignore
+    troubled: Callable[[int, Mapping[int, str]], None] = _ignore
     asks: Callable[[], bool] = _never

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE = range(8)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
 
 
 class SlotRequests:
@@ -274,7 +274,7 @@ class Results:
     """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
     `notes`, {slot: its note},
     `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
-    by slot}, and whether a rank asks to `stop`."""
+    by slot}, whether a rank asks to `stop`, and {slot: its trouble} in slot order, `troubles`."""
 
     gradients: dict[tuple[int, ...], Tensor | Picked]
     dense: dict[int, Tensor]
@@ -282,10 +282,11 @@ class Results:
     requests: dict[int, list[Came]]
     soon: dict[ShardSpace, list[Tensor]]
     stop: bool
+    troubles: dict[int, str]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Came]]) -> Results:
-        gradients, dense, notes, requests, soon, stop = {}, {}, {}, {}, {}, False
+        gradients, dense, notes, requests, soon, troubles, stop = {}, {}, {}, {}, {}, {}, False
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -299,9 +300,11 @@ class Results:
                     soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
                     stop = True
+                elif kind == TROUBLE:
+                    troubles[key[0]] = bytes(payload.tolist()).decode()
                 else:
                     requests.setdefault(rank, []).extend((head, payload))
-        return cls(gradients, dense, notes, requests, soon, stop)
+        return cls(gradients, dense, notes, requests, soon, stop, dict(sorted(troubles.items())))
 
 
 @dataclass(frozen=True)

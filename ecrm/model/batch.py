@@ -43,12 +43,18 @@ class SlotForward:
 
 @dataclass(frozen=True)
 class SlotResult:
-    """What a slot's share of a step came to: `gradients` of its rows, [U, D], its `contribution` to the dense replicas, [P + 1], and
-    `probabilities`, [B] float32."""
+    """What a slot's share of a step came to: `gradients` of its rows, [U, D], its `contribution` to the dense replicas, [P + 1],
+    `probabilities`, [B] float32, and where a loss that is not finite began; empty for one that is."""
 
     gradients: Tensor
     contribution: Tensor
     probabilities: Tensor
+    trouble: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The slot's share of the mean loss."""
+        return float(self.contribution[-1])
 
 
 def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_batch: int, sums: Tensor | None = None) -> SlotForward:

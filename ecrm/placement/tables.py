@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -27,6 +28,18 @@ class RowSpace:
     table_numbers: tuple[int, ...]
     offsets: tuple[int, ...]
     rows: int
+
+    def in_words(self, rows: Collection[int]) -> str:
+        """Some row numbers of the space, told by their tables."""
+        by_table: dict[int, list[int]] = {}
+        for row in sorted(rows):
+            table = bisect_right(self.offsets, row) - 1
+            by_table.setdefault(table, []).append(row - self.offsets[table])
+        (table, found), *others = sorted(by_table.items())
+        words = f"row {found[0]} of table {self.tables[table].name}"
+        if len(found) > 1:
+            words = f"{len(found)} rows of table {self.tables[table].name}, row {found[0]} first"
+        return words + (f", and rows of {len(others)} more tables" if others else "")
 
 
 def row_spaces(tables: Sequence[Table]) -> tuple[RowSpace, ...]:

@@ -5,7 +5,9 @@ Memory does not grow with the split: each rank keeps one histogram of logits and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +16,24 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.metrics import Histogram, logit_losses
 from ecrm.model.batch import SlotBatch
+from ecrm.model.origin import origin
+from ecrm.transport.base import PeerFailure
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Area under the ROC curve and log loss over the held-out samples; None where undefined, as with a logit that is not finite.
 
-    `auc` is within `auc_error` of the exact one: see `Histogram.auc`.
+    `auc` is within `auc_error` of the exact one: see `Histogram.auc`. `train_loss` is the sum of the mean losses of all steps
+    trained so far. `not_finite` is the lowest slot with a logit that is not finite, and where that began.
     """
 
     samples: int
     auc: float | None
     auc_error: float | None
     log_loss: float | None
+    train_loss: float = 0.0
+    not_finite: tuple[int, str] | None = None
 
 
 class _Scores:
@@ -36,14 +43,15 @@ class _Scores:
         self._histogram = Histogram()
         self._losses: dict[int, float] = {}
 
-    def add(self, slot: int, labels: Tensor, logits: Tensor) -> None:
-        """Count a slot's next batch; a logit that is not finite makes the slot's loss NaN."""
+    def add(self, slot: int, labels: Tensor, logits: Tensor) -> bool:
+        """Count a slot's next batch; a logit that is not finite makes the slot's loss NaN. Whether all are finite."""
         target, scores = labels.numpy(), logits.numpy()
-        loss = float("nan")
-        if bool(torch.isfinite(logits).all()):
+        loss, finite = float("nan"), bool(torch.isfinite(logits).all())
+        if finite:
             self._histogram.add(target, scores)
             loss = float(logit_losses(target, scores).sum())
         self._losses[slot] = self._losses.get(slot, 0.0) + loss
+        return finite
 
     def message(self) -> list[Tensor]:
         """All of it as four tensors, none where nothing was scored."""
@@ -66,8 +74,8 @@ class _Scores:
         return Evaluation(samples, *self._histogram.auc(), total / samples)
 
 
-def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int) -> Evaluation | None:
-    """Collective: score the whole held-out split; the reporter gets the result, every other rank None.
+def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int) -> Evaluation:
+    """Collective: score the whole held-out split; every rank gets the same result.
 
     The result depends on the model and the slots alone, to the bit, not on who runs them; while a stand-in answers for shards that are away, on
     what its ranks have seen of them, too. Raises StepAborted after a
@@ -75,7 +83,7 @@ def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, glob
     first row.
     """
     slots = len(engine.view.slots)
-    scores = _Scores()
+    scores, troubles = _Scores(), {}
     for first in range(0, dataset.eval_rows, global_batch):
         size = min(global_batch, dataset.eval_rows - first)
         engine.heed_stop()
@@ -90,19 +98,25 @@ def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, glob
         with torch.no_grad():
             for slot, batch in batches.items():
                 logits = engine.dense.module(batch.dense, values[slot][0], batch.places)
-                scores.add(slot, batch.labels, logits)
-    return _gather(engine, scores, dataset.eval_rows)
+                if not scores.add(slot, batch.labels, logits) and slot not in troubles:
+                    troubles[slot] = origin(engine.dense.module, batch, values[slot][0], engine.spaces[0])
+    return _gather(engine, scores, troubles, dataset.eval_rows)
 
 
-def _gather(engine: Engine, scores: _Scores, samples: int) -> Evaluation | None:
-    """Measures over all ranks' scores, on the reporter."""
-    mine = scores.message()
+def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: int) -> Evaluation:
+    """Measures over all ranks' scores, worked out by the reporter, and the lowest slot's trouble."""
+    mine, reporter = scores.message(), engine.view.reporter
+    said: dict[str, Any] = {"troubles": sorted(troubles.items())}
     with engine.recovering():
-        received = engine.transport.exchange({engine.view.reporter: mine} if mine else {})
-        engine.transport.agree(True)
-    if engine.rank != engine.view.reporter:
-        return None
-    merged = _Scores()
-    for message in received.values():
-        merged.merge(list(message))
-    return merged.evaluation(samples)
+        received = engine.transport.exchange({reporter: mine} if mine else {})
+        if engine.rank == reporter:
+            merged = _Scores()
+            for message in received.values():
+                merged.merge(list(message))
+            said["result"] = asdict(replace(merged.evaluation(samples), train_loss=float(engine.dense.loss_sum)))
+        shared = engine.transport.share([torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)])
+        if not engine.transport.agree(True):
+            raise PeerFailure("a rank died in an evaluation")
+    heard = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+    first = min((tuple(trouble) for words in heard.values() for trouble in words["troubles"]), default=None)
+    return Evaluation(**{**heard[reporter]["result"], "not_finite": first})

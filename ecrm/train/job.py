@@ -54,11 +54,13 @@ from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
 from ecrm.train.cores import AUTO, POLL, Cores
 from ecrm.train.counted import CountedTransport
+from ecrm.train.finite import FiniteWatch
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
+from ecrm.train.progress import MOST_FINISHED
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.ready import Loading, ReadyMemory, ready_spares
 from ecrm.train.reporter import Reporter, say
@@ -176,7 +178,13 @@ def _run(
         reporter.event(fields)
 
     began = time.monotonic()
-    hooks = Hooks(phase, event, asks=lambda: stop.received is not None or reporter.cannot_write)
+    watch = FiniteWatch(
+        config.train.on_nonfinite == "stop",
+        config.train.log_every_steps or MOST_FINISHED,
+        reporter.event,
+        own.newest if own is not None else lambda: 0,
+    )
+    hooks = Hooks(phase, event, asks=lambda: stop.received is not None or reporter.cannot_write, troubled=watch.losses)
     durable = None
     if start.mapped is not None:
         durable = Reopened()
@@ -214,9 +222,9 @@ def _run(
     if config.checkpoints:
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
         first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
-        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event, first=first)
+        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event, first=first, not_finite=watch.checkpoint)
     trainer = Trainer(
-        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints
+        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints, watch
     )
     gc.collect()
     gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s

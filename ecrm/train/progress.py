@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +22,7 @@ MOST_FINISHED = 1000
 class Progress:
     """Every rank keeps the times and calls `tell(fields, in_words)` every `every` steps (0: only at the end).
 
-    With no words it does so every `MOST_FINISHED` steps. The first loss that is not finite is told once.
+    With no words it does so every `MOST_FINISHED` steps.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class Progress:
         self._loss_before: tuple[int, float] = (0, 0.0)
         self._labels: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
-        self._diverged = False
         self._rollbacks = 0
 
     def restart_clock(self) -> None:
@@ -72,7 +69,6 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        self._watch_loss(engine)
         line = engine.step == self._steps or (self._every and engine.step % self._every == 0)
         if (line or len(self._finished_at) >= MOST_FINISHED) and engine.step > self._reported:
             self._reported = engine.step
@@ -81,18 +77,6 @@ class Progress:
             self._finished_at, self._labels, self._scores = [], [], []
             if engine.dense is not None:
                 self._loss_before = (engine.step, float(engine.dense.loss_sum))
-
-    def _watch_loss(self, engine: Engine) -> None:
-        if self._diverged or engine.dense is None or math.isfinite(engine.dense.loss_sum):
-            return
-        self._diverged = True
-        if engine.rank == engine.view.reporter:
-            print(
-                f"ecrm: warning: the loss of step {engine.step} is not finite, and so is none from here on: "
-                "lower train.sparse_lr or train.dense_lr",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def _report(self, engine: Engine, now: float, line: bool) -> None:
         rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
+from ecrm.train.finite import REMEDY
 from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
 
@@ -171,6 +172,9 @@ class Reporter:
 
     def _checkpoint_failed(self, fields: dict[str, Any]) -> str:
         return f"! no checkpoint of step {fields['step']}: {fields['why']}; training goes on"
+
+    def _not_finite(self, fields: dict[str, Any]) -> str:
+        return f"! {fields['why']}; {REMEDY}; training goes on"
 
     def _corruption(self, fields: dict[str, Any]) -> str:
         first, last = fields["rows"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.memory import Memory
 from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
+from ecrm.model.origin import origin
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
+from ecrm.train.finite import FiniteWatch
 from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
@@ -53,8 +56,10 @@ class Trainer:
         tell: Callable[[dict[str, Any], str], None] = lambda fields, in_words: None,
         asked: Callable[[], signal.Signals | None] = lambda: None,
         checkpoints: Checkpoints | None = None,
+        watch: FiniteWatch | None = None,
     ) -> None:
         self.stopped = False
+        self._watch = watch or FiniteWatch(stop=True, window=1, tell=lambda fields: None)
         self._checkpoints, self._first_step = checkpoints, engine.step
         self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
@@ -74,7 +79,7 @@ class Trainer:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
         None on every rank, and `stopped`, when one was asked to stop. Raises Unrecoverable on every rank when too
-        much is lost, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
+        much is lost, NotFinite when a loss is not, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
         """
         self._progress.restart_clock()
         recovered, number = False, None
@@ -137,17 +142,24 @@ class Trainer:
             forwards[slot] = forward(engine.dense, batches[slot], looked_up, self._global_batch, sums)
         engine.enter("backward")
         for slot, between in forwards.items():
-            self._computed[slot] = backward(engine.dense, between)
+            result = backward(engine.dense, between)
+            if not math.isfinite(result.loss):
+                where = origin(engine.dense.module, between.batch, between.values, engine.spaces[0])
+                result = replace(result, trouble=where)
+            self._computed[slot] = result
         results = {slot: self._computed[slot] for slot in batches}
         row_gradients = {slot: [result.gradients] for slot, result in results.items()}
         contributions = {slot: result.contribution for slot, result in results.items()}
+        troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
         last = step + 1 == self._steps
         rows_ahead = rows_soon = None
         if not last and not self._evaluation_is_due(step + 1):
             rows_ahead = {slot: [batch.rows] for slot, batch in self._batches(step + 1).items()}
             if engine.repairs_ahead and step + 2 < self._steps:
                 rows_soon = {slot: [batch.rows] for slot, batch in self._batches(step + 2).items()}
-        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon)
+        if troubles:
+            troubles = self._watch.worth_saying(step, troubles)
+        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon, troubles=troubles)
         for slot, result in sorted(results.items()):
             self._progress.scored(batches[slot].labels, result.probabilities)
         if self._profile is not None:
@@ -164,12 +176,14 @@ class Trainer:
         self._kept = {key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2}
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
-    def _evaluate(self) -> Evaluation | None:
+    def _evaluate(self) -> Evaluation:
         stand_in = self._engine.protection.stand_in
         away = [] if stand_in is None else sorted(stand_in.away)
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
         self._evaluated_at = self._engine.step
-        if result is not None:
+        if result.not_finite is not None:
+            self._watch.evaluation(self._engine.step, *result.not_finite)
+        if self._engine.rank == self._engine.view.reporter:
             self._folder.event(
                 {
                     "event": "evaluation",

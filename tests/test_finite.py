@@ -1,0 +1,171 @@
+"""A loss that is not finite: where it began, how all ranks hear of it, and which checkpoints are left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from ecrm.checkpoint.folder import CheckpointFolder, find
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.engine.computed import Computed
+from ecrm.engine.hooks import Hooks, StepAborted
+from ecrm.errors import NotFinite
+from ecrm.model.batch import SlotBatch
+from ecrm.model.dlrm import build_dense_parts
+from ecrm.model.origin import origin
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
+from ecrm.train.finite import FiniteWatch
+from ecrm.transport.simulated import RandomFaults, SimulatedCluster
+
+pytestmark = pytest.mark.parallel
+
+(SPACE,) = row_spaces([Table("a", 5, 4), Table("b", 7, 4)])
+
+
+def batch_and_values() -> tuple[SlotBatch, torch.Tensor]:
+    """Three samples of two features each, and their rows' values."""
+    ids = torch.tensor([[0, 3], [4, 3], [2, 6]])
+    batch = SlotBatch.of(torch.ones(3, 13), ids, torch.tensor([0.0, 1, 1]), torch.tensor(SPACE.offsets))
+    return batch, torch.ones(batch.rows.numel(), 4)
+
+
+def parts(arch: str = "native") -> torch.nn.Module:
+    if arch == "torchrec":
+        pytest.importorskip("torchrec")
+    return build_dense_parts(arch, 13, 2, (8, 4), (8, 1), seed=1)
+
+
+@pytest.mark.parametrize("arch", ["native", "torchrec"])
+def test_where_it_began(arch):
+    batch, values = batch_and_values()
+    wrong = values.clone()
+    wrong[(batch.rows == 5 + 6).nonzero()] = float("nan")
+    assert origin(parts(arch), batch, wrong, SPACE) == "in row 6 of table b"
+    wrong[(batch.rows == 5 + 3).nonzero(), 2] = float("inf")
+    assert origin(parts(arch), batch, wrong, SPACE) == "in 2 rows of table b, row 3 first"
+    wrong[(batch.rows == 2).nonzero()] = float("-inf")
+    assert origin(parts(arch), batch, wrong, SPACE) == "in row 2 of table a, and rows of 1 more tables"
+
+    model = parts(arch)
+    name, parameter = list(model.named_parameters())[3]
+    parameter.data[0] = float("nan")
+    assert origin(model, batch, values, SPACE) == f"in parameter {name}"
+
+    for layer in [name for name, module in parts(arch).named_modules() if isinstance(module, torch.nn.Linear)]:
+        model = parts(arch)
+        for parameter in model.parameters():
+            parameter.data.fill_(0.5)
+        dict(model.named_modules())[layer].weight.data.fill_(3e38)
+        assert origin(model, batch, values, SPACE) == f"in the output of layer {layer}"
+    assert origin(parts(arch), batch, values, SPACE) == "in the loss itself"
+
+
+def ends(seed: int, interval: int, deaths: int, protection: str) -> tuple[set[str], int, int, list[int]]:
+    """{what each rank that is left has raised}, the step in which slot 1 has something to say, how many died, commits."""
+    draw = random.Random(seed)
+    shape = {"k": 2, "m": 2} if protection == "erasure" else {}
+    workload = Workload(seed=seed, steps=30, commit_interval=interval, servers=4, spares=2, protection=protection, **shape)
+    at = draw.randrange(workload.steps)
+    faults = RandomFaults(most=deaths, per_call=0.02, per_recovery_call=0.05) if deaths else ()
+    cluster = SimulatedCluster(workload.world_size, seed, faults)
+
+    def program(transport):
+        watch = FiniteWatch(stop=True, window=1, tell=lambda fields: None)
+        engine, computed = make_engine(workload, transport, Hooks(troubled=watch.losses), lambda: 0.0), Computed()
+        apply = engine.apply
+
+        def apply_and_say(*args, **kwargs):
+            says = engine.step == at and 1 in engine.slots
+            apply(*args, **kwargs, troubles={1: "in row 7"} if says else None)
+
+        engine.apply = apply_and_say
+        while engine.step < workload.steps:
+            try:
+                train_step(workload, engine, computed)
+            except StepAborted:
+                continue
+            except NotFinite as error:
+                return str(error), engine.step, engine.committed
+        return None
+
+    outcome = cluster.run(program)
+    assert all(outcome.results.values()), seed
+    ended = list(outcome.results.values())
+    assert {step for _, step, _ in ended} == {at}, "nothing of the step is kept"
+    return {said for said, _, _ in ended}, at, len(outcome.killed), [committed for *_, committed in ended]
+
+
+@pytest.mark.parametrize("interval", [1, 8])
+@pytest.mark.parametrize(("deaths", "protection"), [(0, "erasure"), (2, "erasure"), (0, "none")])
+def test_all_ranks_hear_it_in_the_step_whoever_dies(interval, deaths, protection):
+    died = 0
+    for seed in range(8):
+        said, at, killed, committed = ends(seed, interval, deaths, protection)
+        died += killed
+        assert len(said) == 1 and f"the loss of step {at} is not finite: in slot 1 it began in row 7" in said.pop(), seed
+        assert len(set(committed)) == 1
+    assert (died > 0) == (deaths > 0)
+
+
+def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
+    told = []
+    watch = FiniteWatch(stop=False, window=10, tell=told.append)
+    for step in range(17, 45):
+        if troubles := watch.worth_saying(step, {1: "in b", 0: "in a"}):
+            watch.losses(step, troubles)
+    assert [(event["step"], event["slot"], event["where"]) for event in told] == [(s, 0, "in a") for s in (17, 20, 30, 40)]
+
+
+@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("wrong", ["a row", "its state", "the dense state"])
+def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, kind, wrong):
+    """After step 7 something is infinite: the checkpoints of steps 4 and 6 stay, however often others are due."""
+    workload = Workload(steps=12)
+    policy = CheckpointPolicy(steps=12, every_steps=2, mode=mode, kind=kind, keep=2)
+    events: list[dict] = []
+
+    def spoil(engine):
+        if engine.step < 7:
+            return
+        if wrong == "the dense state":
+            if engine.dense is not None:
+                engine.dense._saved[1] = float("inf")
+            return
+        for hosted in engine.hosted.values():
+            row = int(hosted.store._touched.nonzero()[0]) if hosted.store._touched.any() else None
+            if row is not None:
+                (hosted.store.weights if wrong == "a row" else hosted.store.state[0])[row] = float("inf")
+                if hosted.touched is not None:
+                    hosted.touched[row] = True
+
+    def program(transport):
+        watch = FiniteWatch(stop, 1, events.append)
+
+        def make(engine):
+            return Checkpoints(
+                engine, CheckpointFolder(tmp_path), {}, policy, events.append, background=lambda work: work(), not_finite=watch.checkpoint
+            )
+
+        try:
+            run_workload(workload, transport, after_step=spoil, make_checkpoints=make)
+        except NotFinite as error:
+            return str(error)
+        return None
+
+    said = set(SimulatedCluster(workload.world_size, 1).run(program).results.values())
+    assert {checkpoint.step for checkpoint in find(tmp_path)[0]} >= {4, 6}
+    assert max(checkpoint.step for checkpoint in find(tmp_path)[0]) == 6
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    failed = {event["step"]: event["why"] for event in events if event["event"] == "checkpoint_failed"}
+    assert all("not finite" in why for why in failed.values())
+    assert sorted(failed) == ([8] if stop else [8, 10, 12])
+    (text,) = said
+    assert (text is not None) == stop
+    if stop:
+        assert text.startswith("no checkpoint of step 8: what is not finite is in ")
+        assert ("dense" if wrong == "the dense state" else "of table ") in text
