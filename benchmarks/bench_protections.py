@@ -53,7 +53,7 @@ from turns import ENDLESS, Beside, RunFailed, take_turns
 from versus import auc_differences, bars, overheads, summary_lines
 
 from ecrm.data.manifest import read_manifest
-from ecrm.drill.events import parse_events
+from ecrm.launch.events import parse_events
 from ecrm.drill.record import RunRecord, run_record
 from ecrm.train.profile import STEP_PHASES
 

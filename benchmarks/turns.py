@@ -21,7 +21,7 @@ from typing import Any
 
 import measure
 
-from ecrm.drill.events import parse_events
+from ecrm.launch.events import parse_events
 from ecrm.drill.run import read_run
 from ecrm.launch.supervise import session_members
 

@@ -23,7 +23,7 @@ from imitated_hosts import ImitatedHosts, imitated, why_not
 from slurm_cluster import SlurmCluster, why_no_slurm
 from ssh_servers import serve, why_no_ssh
 
-from ecrm.drill.events import EventTail
+from ecrm.launch.events import EventTail
 from ecrm.train.alone import parent_of
 
 REASON = why_not()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -136,10 +137,14 @@ def test_a_rank_stopped_while_it_starts(tmp_path, criteo_rows, instant, said):
 
 def test_a_start_without_end_is_ended(tmp_path, criteo_rows):
     """Nobody dies, but rank 2 never comes."""
-    start = Start(tmp_path / "run", criteo_rows, "cluster.start_seconds=2.0", program=LATE)
+    start = Start(tmp_path / "run", criteo_rows, "cluster.start_seconds=4.0", program=LATE)
     start.wait_for(_rank)
-    code, output = start.end(WITHIN_SECONDS + 2.0)
-    _ended_with_one_line(code, output, "MPI was not up after 2 s (cluster.start_seconds): start the run again")
+    code, output = start.end(WITHIN_SECONDS + 4.0)
+    error = "MPI was not up after 4 s (cluster.start_seconds): start the run again"
+    _ended_with_one_line(code, output, error)
+    told = [line for line in output.splitlines() if line.startswith("waiting")]
+    assert len(told) == 1, output
+    assert re.fullmatch(r"waiting until torch is loaded, \d of 6 ranks have it: 2 s so far", told[0])
 
 
 def _ended_with_one_line(code: int, output: str, said: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.drill.events import Event, EventTail
+from ecrm.launch.events import Event, EventTail
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.record import KillDone
 from ecrm.launch.supervise import read_json

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ecrm.drill.events import Event
+from ecrm.launch.events import Event
 
 
 @dataclass(frozen=True)

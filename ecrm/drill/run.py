@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrm.config import Config, effective, load_config
-from ecrm.drill.events import parse_events
+from ecrm.launch.events import parse_events
 from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_step_times
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib

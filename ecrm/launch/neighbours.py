@@ -19,6 +19,7 @@ from pathlib import Path
 from ecrm.launch.preflight import JOB_FOLDER
 
 JOB, RANK = "PMIX_NAMESPACE", "PMIX_RANK"
+LOADED = "loaded-"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Noticeboard:
             draft = self._folder / f".{rank}"
             draft.write_text(f"{pid} {_stat(pid)[1]}")
             draft.rename(self._folder / str(rank))
+
+    def put_loaded(self, rank: int) -> None:
+        """Leave word that a rank has loaded what it needs and comes to MPI now."""
+        with contextlib.suppress(OSError):
+            (self._folder / f"{LOADED}{rank}").touch()
+
+    def loaded(self) -> int:
+        """How many ranks of this host have left that word."""
+        with contextlib.suppress(OSError):
+            return sum(name.startswith(LOADED) for name in os.listdir(self._folder))
+        return 0
 
     def notes(self) -> dict[int, Note]:
         """The notes left so far, by rank."""

@@ -23,6 +23,7 @@ from ecrm.train.kill import parse_kill
 from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.plan import plan
 from ecrm.train.start import kept_by, plan_start
+from ecrm.waiting import Waiting
 
 STOPPED_EXIT_CODE = 130
 """Of a launch that was asked to stop, by whichever signal."""
@@ -84,7 +85,12 @@ def launch(
     if dry_run:
         return 0
     if hosts is not None:
-        hosts.try_hosts()
+        waiting = Waiting(lambda line: print(line, flush=True))
+        waiting("the hosts are tried")
+        try:
+            hosts.try_hosts()
+        finally:
+            waiting.over()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -57,6 +57,10 @@ class Guarded:
         self.calls = calls
         lifeline.hold()
 
+    def loaded(self) -> None:
+        """This rank has torch, and MPI comes next."""
+        os.write(self._descriptor, b"l")
+
     def up(self) -> None:
         """From now on the other ranks learn of this one's death from MPI."""
         os.write(self._descriptor, b"u")
@@ -160,6 +164,8 @@ def _watch(
                 os.kill(child, _PASSED_ON[signal.Signals(number)])
                 asked = True
         said += _read(reading)
+        if b"l" in said and startup is not None:
+            startup.loaded()
         if b"u" in said and startup is not None:
             startup = None
             with contextlib.suppress(RuntimeError):  # no thread is to be had: waitpid tells, later
@@ -174,7 +180,7 @@ def _watch(
                 stopped_since = None
             else:
                 said += _read(reading)
-                if startup is not None and not said and not asked:
+                if startup is not None and not {*b"ud"} & {*said} and not asked:
                     _end_start(died(startup.rank), startup)
                 _leave(status, b"d" in said)
         if dying and b"d" not in said:
@@ -183,6 +189,9 @@ def _watch(
             _leave(0, done=False)
         if startup is None:
             neighbours.look()
+        if startup is not None and (news := startup.news()) is not None:
+            with contextlib.suppress(OSError):
+                print(news, flush=True)
         trouble = None if startup is None else startup.trouble()
         if trouble is not None:
             os.kill(child, signal.SIGKILL)

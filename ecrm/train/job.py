@@ -73,6 +73,7 @@ from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
+from ecrm.waiting import Waiting
 
 DENSE_FEATURES = 13
 
@@ -98,13 +99,16 @@ def run(
     torch.set_num_threads(config.train.threads)
     keep_freed_memory()
     transport = None
+    waiting = Waiting(lambda line: transport.rank == transport.live[0] and say(line))
+    guarded.loaded()
     try:
         transport = MpiTransport()
         guarded.up()
         if config.cluster.stuck_seconds:
             transport = CountedTransport(transport, guarded.calls)
-        code = _run(transport, config, run_dir, kills, stop, resume)
+        code = _run(transport, config, run_dir, kills, stop, resume, waiting)
     except EcrmError as error:
+        waiting.over()
         if transport is None:
             say_once(f"ecrm: error: {error}", about=THE_START)
             code = error.exit_code
@@ -133,7 +137,9 @@ def _run(
     kills: Sequence[Kill],
     stop: StopSignals,
     resume: Path | None,
+    waiting: Waiting,
 ) -> int:
+    waiting("the data and the config are checked")
     started = len(transport.live)
     dataset, steps = together(transport, lambda: _check(started, config, kills))
     _check_alike(transport, config, steps)
@@ -141,6 +147,7 @@ def _run(
     folder, lock = together(transport, lambda: RunFolder(run_dir)), None
     if run_dir is not None:
         lock, _ = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
+    waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
     start = together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
     if start.mapped is not None:
@@ -191,6 +198,7 @@ def _run(
     elif config.checkpoints or goes_on:
         durable = Restorer(own, start.checkpoints, say)
     memory = ReadyMemory(ready_spares(protection))
+    waiting("tables are built")
     engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate)
     reporter.watch(engine)
     flipping.watch(engine)
@@ -198,8 +206,10 @@ def _run(
         if transport.rank == transport.live[0]:
             for line in start.refused:
                 say(line)
+        waiting(f"tables are read from {resume}")
         engine.resume()
     if config.storage.prefault:
+        waiting("the system hands out the memory of the tables")
         together(transport, lambda: memory.start(engine))
         if start.mapped is None:  # pages of files would count as changed
             hooks.committed = lambda: memory.committed(engine)  # a recovery's, once the step after it is done
@@ -217,6 +227,7 @@ def _run(
     if goes_on:
         about["resumed"] = {"from": str(resume), "step": engine.step}
     about["set_up_seconds"] = time.monotonic() - began
+    waiting.over()
     reporter.started(about, _in_words(config, protection, about, steps))
     checkpoints = None
     if config.checkpoints:

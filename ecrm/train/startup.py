@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ecrm.launch.preflight import SIZE
 from ecrm.launch.neighbours import JOB, RANK, Noticeboard
+from ecrm.waiting import AGAIN, PATIENCE_SECONDS, so_far
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 THE_START = "the start"
@@ -47,6 +48,31 @@ class Startup:
         self._processes: dict[int, int] = {}
         self._noticeboard = Noticeboard(environ)
         self._noticeboard.put(self.rank, os.getpid())
+        self._has_torch = False
+        self._of_all = "" if environ.get(SIZE) == environ.get(LOCAL_SIZE) else " of this host"
+        self._wait, self._wait_began, self._tell_after = "", self._began, PATIENCE_SECONDS
+
+    def loaded(self) -> None:
+        """This rank has torch, and comes to MPI now."""
+        if not self._has_torch:
+            self._has_torch = True
+            self._noticeboard.put_loaded(self.rank)
+
+    def news(self) -> str | None:
+        """A line about what all wait for, of the guard of rank 0, where that takes long."""
+        if self.rank != 0:
+            return None
+        seen, loaded, now = bool(self._noticeboard.notes()), self._noticeboard.loaded(), self._clock()
+        torch_is_there = loaded == self._here if seen else self._has_torch
+        wait = "MPI comes up" if torch_is_there else "torch is loaded"
+        if wait != self._wait:
+            self._wait, self._wait_began, self._tell_after = wait, now, PATIENCE_SECONDS
+        waited = now - self._wait_began
+        if waited < self._tell_after:
+            return None
+        self._tell_after *= AGAIN
+        count = f", {loaded} of {self._here} ranks{self._of_all} have it" if seen else ""
+        return so_far(wait if torch_is_there else wait + count, waited)
 
     def trouble(self) -> str | None:
         """Why this start cannot succeed any more, None while it may."""
