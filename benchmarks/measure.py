@@ -72,7 +72,8 @@ def prepare(folder: Path, rows: int, kind: str = KAGGLE) -> Path:
 
 
 def set_words(sets: Mapping[str, Any]) -> list[str]:
-    """The --set words of a command."""
+    """The --set words of a command, which keeps no model."""
+    sets = {"checkpoint.at_end": False, **sets}
     return [
         word
         for key, value in sets.items()

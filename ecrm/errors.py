@@ -65,6 +65,12 @@ class NotFinite(Unrecoverable):
     exit_code = 6
 
 
+class NotKept(EcrmError):
+    """The run came to its end, or has stopped when asked to, but the checkpoint that was to keep its model could not be written."""
+
+    exit_code = 7
+
+
 class DataError(EcrmError):
     """A file exists but its content is damaged or truncated; `rows`, from and to, says where, if that is known."""
 

@@ -32,8 +32,8 @@ PATIENCE = 0.5
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """Every so many steps, or minutes, whichever comes first (0: not), and after the last step of `steps`; the rest as in
-    config section [checkpoint]."""
+    """Every so many steps, or minutes, whichever comes first (0: not), and at the end, after the last step of `steps` or where the run is
+    asked to stop; the rest as in config section [checkpoint]."""
 
     steps: int
     every_steps: int = 0
@@ -42,6 +42,7 @@ class CheckpointPolicy:
     kind: str = "full"
     full_every: int = 8
     keep: int = 2
+    at_end: bool = True
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -74,6 +75,8 @@ class Checkpoints:
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._stopping = False
+        self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
+        self._why = ""  # the last one that failed did so
         self._stop_by: float | None = None
         self._last_at: float | None = None
         self._part: Part | None = None
@@ -83,6 +86,7 @@ class Checkpoints:
         if self._part is not None:
             self._part.cancelled = True
         self._part: Part | None = None
+        self._tried: int | None = None  # the step of the last one begun
         self._last: int | None = None  # the step of the last checkpoint, None while that is not known to all
         self._base: Manifest | None = None  # what the next one may add to
         self._look_at = 0  # the step to look at the clock again
@@ -107,6 +111,12 @@ class Checkpoints:
     def newest(self) -> int:
         """The step of the newest complete checkpoint of this run, 0 without any: looks into the folder."""
         return self._folder.newest()
+
+    @property
+    def unkept(self) -> str:
+        """Why there is no checkpoint of this last step though there was to be one; the same on all ranks."""
+        engine, wanted = self._engine, self._policy.at_end
+        return (self._why or "it was not begun") if wanted and self._kept < engine.step else ""
 
     def stop(self, seconds: float) -> None:
         """Collective, at a commit, when all have been asked to stop: write a checkpoint of this step.
@@ -144,17 +154,18 @@ class Checkpoints:
             shared = engine.transport.share([torch.tensor([newest])])
             if not engine.transport.agree(True):
                 raise PeerFailure("a rank died")
-        self._last = max(self._first, *(int(tensors[0]) for tensors in shared.values()))
+        self._kept = max(int(tensors[0]) for tensors in shared.values())
+        self._last = max(self._first, self._kept)
         if self._last_at is None or engine.step <= self._last:  # a recovery alone does not put the next one off
             self._last_at = self._clock()
 
     def _overdue(self) -> float:
         """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
         policy, step = self._policy, self._engine.step
+        if policy.at_end and (self._stopping or step >= policy.steps) and step > self._kept and step != self._tried:
+            return math.inf
         if step <= self._last:
             return -1.0
-        if self._stopping or step >= policy.steps:
-            return math.inf
         every, overdue = policy.every_steps, -1.0
         if every:
             overdue = (step - (self._last // every + 1) * every) / every
@@ -188,7 +199,7 @@ class Checkpoints:
             adds = policy.kind == "incremental" and self._base is not None and self._base.chain + 1 < policy.full_every
             self._adds_to = self._base if adds else None
             self._attempt += 1
-            self._last = engine.step
+            self._last = self._tried = engine.step
             try:
                 draft, trouble = self._folder.draft(engine.step), ""
             except OSError as error:
@@ -245,7 +256,7 @@ class Checkpoints:
         dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))
         if trouble:
             return self._failed(trouble, written=True)
-        self._part, self._last_at, self._look_at = None, self._clock(), 0
+        self._part, self._last_at, self._look_at, self._kept = None, self._clock(), 0, manifest.step
         self._base = Manifest(**{**vars(manifest), "dense": json.loads(dense)})
         self._tell(
             {
@@ -262,7 +273,7 @@ class Checkpoints:
     def _failed(self, why: str, written: bool = False) -> None:
         """This one is not to be; what was noted of touched rows went with it, so the next one is full. It gives its room back where all
         ranks' parts are `written`, or have failed."""
-        step = self._engine.step
+        step, self._why = self._engine.step, why
         if self._part is not None:
             step, self._part.cancelled = self._part.step, True
         if written and self._engine.rank == self._engine.view.reporter:

@@ -189,7 +189,7 @@ class ProtectionConfig:
 class CheckpointConfig:
     """What is written to disk for the case that more is lost than the protection covers, under every protection."""
 
-    every_steps: int = key(0, "steps between checkpoints, and one after the last step; 0 = none, unless checkpoint.every_minutes says so", minimum=0)
+    every_steps: int = key(0, "steps between checkpoints; 0 = none, unless checkpoint.every_minutes says so", minimum=0)
     every_minutes: float = key(
         0.0,
         "minutes between checkpoints, instead of or beside checkpoint.every_steps; 0 = none; with protection.name checkpoint or stateless 30 "
@@ -206,6 +206,7 @@ class CheckpointConfig:
     )
     full_every: int = key(8, "with kind incremental, every so many checkpoints are full", minimum=1)
     keep: int = key(2, "complete checkpoints kept, not counting those that they add to", minimum=1)
+    at_end: bool = key(True, "keep the model in the run folder: a checkpoint after the last step, and where the run is asked to stop")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ecrm.config import load_config
-from ecrm.errors import DataError, EcrmError, UsageError
+from ecrm.errors import DataError, EcrmError, NotKept, UsageError
 from ecrm.launch.command import mpirun_line, train_command
 from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.machine import physical_cores
@@ -99,7 +99,7 @@ def launch(
     try:
         judge(folder, ending, hosts is not None)
     except RunFailed as error:
-        if error.told and folder.exists():
+        if error.told and error.exit_code != NotKept.exit_code and folder.exists():
             print(f"what there is of the run is in {folder}", flush=True)
         raise
     return 0
@@ -121,7 +121,10 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     `over_hosts` the line in which a rank said why may be lost with the connection to its host, so the error says it (again).
     The error of a run that has stopped when asked to says nothing, since the run has said it.
     """
-    if read_own(folder / "summary.json", ending.launch).get("completed") is True:
+    summary, stopped = read_own(folder / "summary.json", ending.launch), read_own(folder / "stopped.json", ending.launch)
+    if why := summary.get("checkpoint_failed") or stopped.get("checkpoint_failed"):
+        raise RunFailed(f"the model is not kept: no checkpoint of the last step: {why}", NotKept.exit_code, told=not over_hosts)
+    if summary.get("completed") is True:
         return
     failure = read_own(folder / "failure.json", ending.launch)
     left = os.path.isdir(folder)
@@ -135,7 +138,6 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
         if over_hosts:
             raise RunFailed(f"the run did not complete{where}: {failure.get('message')}", code)
         raise RunFailed(f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True)
-    stopped = read_own(folder / "stopped.json", ending.launch)
     if stopped:
         raise RunFailed(f"the run has stopped when asked to; see {folder / 'stopped.json'}", STOPPED_EXIT_CODE, told=True)
     if ending.stopped_by is not None:

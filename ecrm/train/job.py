@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from ecrm import __version__
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.checkpoint.fits import identity
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
-from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
@@ -34,7 +35,7 @@ from ecrm.data.manifest import read_manifest
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
-from ecrm.errors import DataError, EcrmError, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, NotKept, Unrecoverable, UsageError
 from ecrm.kernels import native
 from ecrm.launch.preflight import say_once
 from ecrm.mapped.manifest import hold, leave_link, make_folder
@@ -146,7 +147,8 @@ def _run(
     together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
     folder, lock = together(transport, lambda: RunFolder(run_dir)), None
     if run_dir is not None:
-        lock, _ = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
+        lock, strangers = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
+        _check_shared(config, run_dir, strangers, transport.live)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
     start = together(transport, lambda: plan_start(config, steps, run_dir, resume))
     goes_on = resume is not None
@@ -230,7 +232,7 @@ def _run(
     waiting.over()
     reporter.started(about, _in_words(config, protection, about, steps))
     checkpoints = None
-    if config.checkpoints:
+    if own is not None and (config.checkpoints or config.checkpoint.at_end):
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
         first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
         checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event, first=first, not_finite=watch.checkpoint)
@@ -242,6 +244,12 @@ def _run(
     summary = trainer.run()
     if summary is not None:
         _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
+    if trainer.unkept:
+        error = NotKept(f"the model of step {engine.step} is not kept: no checkpoint of it: {trainer.unkept}")
+        error.speaker = engine.view.reporter
+        raise error
+    if engine.rank == engine.view.reporter:
+        _say_kept(run_dir, own.newest() if own is not None else 0)
     transport.close()
     del held, lock
     return 0 if folder.is_complete or trainer.stopped else 1
@@ -416,6 +424,26 @@ def _die_of(error: EcrmError) -> NoReturn:
     print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def _check_shared(config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]) -> None:
+    """Raise UsageError on every rank where checkpoints cannot be written for want of a folder that all ranks see."""
+    if strangers and (config.checkpoints or config.checkpoint.at_end):
+        error = UsageError(
+            f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank {live[0]}, and checkpoints need one: name a folder "
+            "on storage that all ranks share, or set checkpoint.at_end=false, checkpoint.every_steps=0 and checkpoint.every_minutes=0"
+        )
+        error.speaker = live[0]
+        raise error
+
+
+def _say_kept(run_dir: Path | None, step: int) -> None:
+    """Where the model is, and what to type to have it as one file."""
+    if run_dir is None:
+        say("nothing of this run is kept: there was no --run-dir")
+    elif step:
+        checkpoint = run_dir / CHECKPOINTS / name_of(step)
+        say(f"model of step {step} in {checkpoint}; as one file: ecrm export {shlex.quote(str(run_dir))} --output model.safetensors")
 
 
 def _scrubbed(scrub: dict[str, int]) -> str:

@@ -171,7 +171,7 @@ class Reporter:
         )
 
     def _checkpoint_failed(self, fields: dict[str, Any]) -> str:
-        return f"! no checkpoint of step {fields['step']}: {fields['why']}; training goes on"
+        return f"! no checkpoint of step {fields['step']}: {fields['why']}"
 
     def _not_finite(self, fields: dict[str, Any]) -> str:
         return f"! {fields['why']}; {REMEDY}; training goes on"

@@ -58,7 +58,7 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         watch: FiniteWatch | None = None,
     ) -> None:
-        self.stopped = False
+        self.stopped, self.unkept = False, ""
         self._watch = watch or FiniteWatch(stop=True, window=1, tell=lambda fields: None)
         self._checkpoints, self._first_step = checkpoints, engine.step
         self._asked = asked
@@ -78,8 +78,9 @@ class Trainer:
     def run(self) -> dict[str, Any] | None:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
-        None on every rank, and `stopped`, when one was asked to stop. Raises Unrecoverable on every rank when too
-        much is lost, NotFinite when a loss is not, DataError as `Readings.compare` does, EcrmError when no rank can write the run folder.
+        None on every rank, and `stopped`, when one was asked to stop; `unkept` says why there is no checkpoint of the end. Raises
+        Unrecoverable on every rank when too much is lost, NotFinite when a loss is not, DataError as `Readings.compare` does,
+        EcrmError when no rank can write the run folder.
         """
         self._progress.restart_clock()
         recovered, number = False, None
@@ -203,7 +204,7 @@ class Trainer:
         return result
 
     def _finish(self) -> dict[str, Any] | None:
-        """Rebuild what is left, scrub, evaluate, verify, take the digests, write the summary, and agree that it is so.
+        """Rebuild what is left, scrub, verify, keep the model, evaluate, take the digests, write the summary, and agree that it is so.
 
         The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name. With wrong
         parity that is rejected.json, and every rank raises ParityMismatch.
@@ -224,11 +225,12 @@ class Trainer:
         engine.rebuild_all()
         resident = resident_bytes(self._engine.transport.lending)  # before what reads everything: scrubbing, the digests, the check of parity
         engine.scrub_all()
-        if self._checkpoints is not None:
-            self._checkpoints.finish()
-        evaluation = self._evaluate()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches
+        if self._checkpoints is not None and right:
+            self._checkpoints.finish()
+            self.unkept = self._checkpoints.unkept
+        evaluation = self._evaluate()
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
@@ -256,10 +258,11 @@ class Trainer:
         kept = 0
         if self._checkpoints is not None:
             self._checkpoints.stop(self._config.cluster.stop_seconds / 2)  # the rest is for writing
+            self.unkept = self._checkpoints.unkept
         with engine.recovering():
             if engine.rank == engine.view.reporter:
                 kept = self._checkpoints.newest if self._checkpoints is not None else 0
-                self._folder.draft_stopped({**self._how_far(number), "checkpoint_step": kept or None})
+                self._folder.draft_stopped({**self._how_far(number), **self._kept_in_summary(kept)})
             if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
                 raise StopAgreed
         self._folder.publish_stopped()
@@ -286,6 +289,9 @@ class Trainer:
             "failures_left": engine.failures_left,
             "seconds": time.monotonic() - self._started,
         }
+
+    def _kept_in_summary(self, step: int) -> dict[str, Any]:
+        return {"checkpoint_step": step or None, "checkpoint_failed": self.unkept or None}
 
     @property
     def _written_bytes(self) -> int:
@@ -339,6 +345,7 @@ class Trainer:
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "restored": engine.failures.restored,
             "failures_left": engine.failures_left,
+            **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),
             "kernels_ran": {operation: took for rank in traffic for operation, took in sorted(rank["kernels"].items())},
             **self._about,
         }
