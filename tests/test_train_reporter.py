@@ -11,24 +11,29 @@ from ecrm.train.run_folder import RunFolder
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
     reporter = Reporter(folder, {}, 1)
-    reporter.watch(SimpleNamespace(rank=number, view=cluster, commits=0))
+    reporter.watch(SimpleNamespace(rank=number, view=cluster, commits=0, step=0))
     return reporter
 
 
+def told(reporter: Reporter, step: int, line: str = "", again: bool = False) -> None:
+    reporter._engine.step = max(reporter._engine.step, step)
+    reporter.progress(step, lambda: ({"step": step}, line), again)
+
+
 def steps(folder: RunFolder) -> list[int]:
-    return [event["step"] for event in folder.events()]
+    return [event["step"] for event in folder.events() if "step" in event]
 
 
 def test_the_next_reporter_writes_what_is_missing_once(tmp_path, capsys):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
     for step in (1, 2):
-        first.progress({"step": step}, f"line {step}")
-        second.progress({"step": step}, f"line {step}")
-    second.progress({"step": 3}, "line 3")  # the first has died before it came to it
+        told(first, step, f"line {step}")
+        told(second, step, f"line {step}")
+    told(second, 3, "line 3")  # the first has died before it came to it
     cluster.reporter = 1
     assert steps(folder) == [1, 2]
-    second.progress({"step": 4}, "line 4")
+    told(second, 4, "line 4")
     assert steps(folder) == [1, 2, 3, 4]
     assert capsys.readouterr().out.split() == "line 1 line 2 line 3 line 4".split()
 
@@ -38,9 +43,9 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
     reporter = rank(1, folder, cluster)
     for step in range(20):
         reporter._engine.commits = step
-        reporter.progress({"step": step}, "")
+        told(reporter, step)
     cluster.reporter = 1
-    reporter.progress({"step": 20}, "")
+    told(reporter, 20)
     assert steps(folder) == [*range(19 - KEPT_COMMITS, 20), 20]
 
 
@@ -81,7 +86,7 @@ def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
     for one in findings:
         second.event(one)
     cluster.reporter = 1
-    second.progress({"step": 8}, "")
+    told(second, 8)
     written = [(event["space"], event["stripe"]) for event in folder.events() if event["event"] == "corruption"]
     assert written == [(0, 3), (0, 4), (1, 4)]
 
@@ -92,16 +97,33 @@ def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
     checkpoint = {"event": "checkpoint", "step": 1, "kind": "full", "rows": 1, "bytes": 1, "seconds": 1.0, "stall_seconds": 1.0}
     rolled_back = {"event": "rolled_back", "step": 0, "epoch": 1, "from_step": 2, "why": "", "seconds": 1.0}
     for reporter in (first, second):
-        reporter.progress({"step": 1}, "")
+        told(reporter, 1)
         reporter.event(checkpoint)
         reporter.event(rolled_back)
-    second.progress({"step": 1}, "")  # the first has died before it came to it
+    told(second, 1)  # the first has died before it came to it
     second.event(checkpoint)
     cluster.reporter = 1
-    second.progress({"step": 2}, "")
+    told(second, 2)
     assert [event["event"] for event in folder.events()] == [
         "progress", "checkpoint", "rolled_back", "progress", "checkpoint", "progress",
     ]  # fmt: skip
+
+
+def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_path, capsys):
+    """With a commit interval above 1: the first reporter has written step 2 and not step 3, nobody had committed either."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    for step in (1, 2, 3):
+        if step < 3:
+            told(first, step, f"line {step}")
+        told(second, step, f"of undone steps {step}")
+    cluster.reporter, second._engine.step = 1, 1
+    second.event({"event": "resumed", "ranks": [0], "stall_seconds": 0.0})
+    assert steps(folder)[:2] == [1, 2] and len(folder.events()) == 3
+    told(second, 2, "line 2 again", again=True)
+    told(second, 3, "line 3", again=True)
+    assert [event["step"] for event in folder.events() if event["event"] == "progress"] == [1, 2, 3]
+    assert capsys.readouterr().out.splitlines() == ["line 1", "line 2", "! training goes on, 0 ms between the steps before and after", "line 3"]
 
 
 def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch):

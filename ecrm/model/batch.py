@@ -32,23 +32,23 @@ class SlotBatch:
 
 @dataclass(frozen=True)
 class SlotForward:
-    """A slot between forward and backward: `probabilities` [B] float32, detached, and the graph of its share of the loss from its rows'
+    """A slot between forward and backward: `logits` [B] float32, detached, and the graph of its share of the loss from its rows'
     `values`, [U, D]."""
 
     batch: SlotBatch
     values: Tensor
     loss: Tensor
-    probabilities: Tensor
+    logits: Tensor
 
 
 @dataclass(frozen=True)
 class SlotResult:
     """What a slot's share of a step came to: `gradients` of its rows, [U, D], its `contribution` to the dense replicas, [P + 1],
-    `probabilities`, [B] float32, and where a loss that is not finite began; empty for one that is."""
+    `logits`, [B] float32, and where a loss that is not finite began; empty for one that is."""
 
     gradients: Tensor
     contribution: Tensor
-    probabilities: Tensor
+    logits: Tensor
     trouble: str = ""
 
     @property
@@ -65,11 +65,11 @@ def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_
     values = values.detach().requires_grad_()
     logits = replica.module(batch.dense, values, batch.places, sums)
     loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum") / global_batch
-    return SlotForward(batch, values, loss, logits.detach().sigmoid())
+    return SlotForward(batch, values, loss, logits.detach())
 
 
 def backward(replica: FlatDenseReplica, slot: SlotForward) -> SlotResult:
     """Backward of one slot."""
     replica.begin_slot()
     slot.loss.backward()
-    return SlotResult(slot.values.grad, replica.contribution(slot.loss.detach()), slot.probabilities)
+    return SlotResult(slot.values.grad, replica.contribution(slot.loss.detach()), slot.logits)

@@ -1,42 +1,93 @@
-"""The progress line, and the times of steps."""
+"""Progress: what a run tells every so many steps, and the times of steps.
+
+Loss and AUC are those of all slots in the steps since the last progress step, made from the notes that slots leave on each step
+(`ecrm/engine/step_log.py`). So they depend on the steps finished alone, not on who reports or who died.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ecrm.engine.engine import Engine
+from ecrm.engine.step_log import StepLog
 from ecrm.metrics import auc
+from ecrm.train.reporter import KEPT_COMMITS
 
-MOST_SCORED = 256
-"""Batches that the AUC of a progress line looks back on at most."""
+MOST_SCORED = 1 << 18
+"""Samples that the AUC of a progress step looks back on at most, or one step's: bounds what holders of the dense replica keep."""
 
 MOST_FINISHED = 1000
-"""Steps between progress events at most, however rarely a line is printed: bounds what a rank keeps and what its death loses."""
+"""Steps between progress steps at most, however rarely a line is printed: bounds what a rank keeps and what its death loses."""
+
+Told = tuple[dict[str, Any], str]
+"""The fields of a progress event, and its line, empty for none."""
+
+Tell = Callable[[int, Callable[[], Told], bool], None]
+"""See `Progress`."""
+
+
+def window_start(step: int, every: int) -> int:
+    """The last progress step before `step`, or 0: those are multiples of `every` (0: none) and, from each on, of MOST_FINISHED steps."""
+    before = step - 1
+    line = before - before % every if every else 0
+    return line + (before - line) // MOST_FINISHED * MOST_FINISHED
+
+
+def note_of(loss: Tensor, logits: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    """A slot's note on a step, uint8: its share of the mean loss, [1] float32, and where they are given `logits`, [B] float32, and `labels`, [B]."""
+    parts = [loss.view(torch.uint8)]
+    if logits is not None:
+        parts += [logits.view(torch.uint8), labels.to(torch.uint8)]
+    return torch.cat(parts)
+
+
+def read_note(note: Tensor) -> tuple[float, np.ndarray, np.ndarray]:
+    """Loss, logits and labels of a note; both empty where it has none."""
+    raw = note.numpy()
+    scores = 4 + (len(raw) - 4) // 5 * 4
+    return float(raw[:4].view(np.float32)[0]), raw[4:scores].view(np.float32), raw[scores:]
+
+
+def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, Any]:
+    """Mean log loss of the steps from `first` up to `step`, without it, as far as they are in the log (`window`: how many are), and AUC of the
+    last `look_back` of them."""
+    losses, logits, labels = [], [], []
+    for known in range(first, step):
+        notes = [read_note(note) for note in log.of(known).values()]
+        if notes:
+            losses.append(sum(loss for loss, *_ in notes))
+        if known >= step - look_back:
+            logits += [scores for _, scores, _ in notes]
+            labels += [truth for *_, truth in notes]
+    return {
+        "loss": sum(losses) / len(losses) if losses else None,
+        "auc": auc(np.concatenate(labels), np.concatenate(logits)) if labels else None,
+        "window": len(losses),
+    }
 
 
 class Progress:
-    """Every rank keeps the times and calls `tell(fields, in_words)` every `every` steps (0: only at the end).
+    """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make, again)`.
 
-    With no words it does so every `MOST_FINISHED` steps.
+    `make()`, on a holder of the dense replica, gives what is told; `again` is whether it may have been told before the step was undone.
+    A line comes every `every` steps (0: only at the end), an event without one every `MOST_FINISHED`.
     """
 
-    def __init__(
-        self, steps: int, global_batch: int, every: int, tell: Callable[[dict[str, Any], str], None]
-    ) -> None:
+    def __init__(self, steps: int, global_batch: int, every: int, tell: Tell) -> None:
         self._steps, self._global_batch, self._every, self._tell = steps, global_batch, every, tell
+        self._look_back = max(1, MOST_SCORED // global_batch)
         self.step_seconds: list[float] = []
-        self._reported = 0
+        self._reported = self._reached = self._in_doubt = self._forgotten = 0
+        self._told: list[tuple[int, int]] = []  # commits by then, and the first step needed, of what may have to be told by another
         self._last = self._window_start = time.monotonic()
         self._finished_at: list[tuple[int, float]] = []
-        self._loss_before: tuple[int, float] = (0, 0.0)
-        self._labels: list[torch.Tensor] = []
-        self._scores: list[torch.Tensor] = []
-        self._rollbacks = 0
 
     def restart_clock(self) -> None:
         """The time since the last step belongs to no step (start, evaluation)."""
@@ -47,21 +98,20 @@ class Progress:
     def begins_at(self, engine: Engine) -> None:
         """The first step is the engine's next: not 0 in a run that goes on from a checkpoint."""
         self._reported = engine.step
-        self._loss_before = (engine.step, float(engine.dense.loss_sum) if engine.dense is not None else 0.0)
 
     def went_back(self, engine: Engine) -> None:
-        """Steps were undone: those after the commit will be finished once more."""
-        if engine.rollbacks > self._rollbacks:
-            self._rollbacks, self._reported = engine.rollbacks, min(self._reported, engine.step)
-        if engine.dense is not None and self._loss_before[0] > engine.step:
-            self._loss_before = (engine.step, float(engine.dense.loss_sum))
+        """Steps were undone, and will be told when they are finished once more; or this rank has only now heard that the last one is finished."""
+        self._in_doubt = self._reached + 1  # which another rank had perhaps finished, and told
+        self._reported = min(self._reported, engine.step)
+        self._forgotten = 0
+        self._report_if_due(engine)
 
-    def scored(self, labels: torch.Tensor, probabilities: torch.Tensor) -> None:
-        """Predictions of a training batch on this rank, for the AUC of the next line."""
-        self._labels.append(labels)
-        self._scores.append(probabilities)
-        if len(self._labels) > MOST_SCORED:
-            del self._labels[0], self._scores[0]
+    def note(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """What a slot notes of a step: see `note_of`; without scores where no AUC will look back on it."""
+        soonest = [window_start(step + 1, self._every) + MOST_FINISHED, self._steps]
+        if self._every:
+            soonest.append(step - step % self._every + self._every)
+        return note_of(loss, logits, labels) if min(soonest) - step <= self._look_back else note_of(loss)
 
     def step_finished(self, engine: Engine) -> None:
         """Count a finished step; print and write when due."""
@@ -69,40 +119,53 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        line = engine.step == self._steps or (self._every and engine.step % self._every == 0)
-        if (line or len(self._finished_at) >= MOST_FINISHED) and engine.step > self._reported:
-            self._reported = engine.step
-            self._report(engine, now, line)
-            self._window_start = now
-            self._finished_at, self._labels, self._scores = [], [], []
-            if engine.dense is not None:
-                self._loss_before = (engine.step, float(engine.dense.loss_sum))
+        self._reached = max(self._reached, engine.step)
+        self._report_if_due(engine)
+        self._forget(engine)
 
-    def _report(self, engine: Engine, now: float, line: bool) -> None:
-        rate = len(self._finished_at) * self._global_batch / max(now - self._window_start, 1e-9)
-        loss = area = None
-        if engine.dense is not None:
-            step, loss_sum = self._loss_before
-            loss = (float(engine.dense.loss_sum) - loss_sum) / max(engine.step - step, 1)
-        if self._labels and engine.rank == engine.view.reporter:
-            area = auc(torch.cat(self._labels).numpy(), torch.cat(self._scores).numpy())
-        self._tell(
-            {
-                "step": engine.step,
-                "committed": engine.committed,
-                "samples_per_second": rate,
-                "loss": loss,
-                "auc": area,
-                "failures_left": engine.failures_left,
-                "rebuilt": engine.rebuild_fraction,
-                "finished": self._finished_at,
-            },
-            ""
-            if not line
-            else f"step {engine.step:>{len(str(self._steps))}}/{self._steps}  {rate:>9,.0f} samples/s  "
-            f"loss {'-' if loss is None else f'{loss:.4f}'}  auc {'-' if area is None else f'{area:.4f}'}  "
-            f"committed {engine.committed}  failures left {engine.failures_left}  rebuilt {engine.rebuild_fraction:.0%}",
+    def _is_due(self, step: int) -> bool:
+        return step == self._steps or window_start(step + 1, self._every) == step
+
+    def _report_if_due(self, engine: Engine) -> None:
+        step = engine.step
+        if step <= self._reported or not self._is_due(step):
+            return
+        first = window_start(step, self._every)
+        fields = {
+            "step": step,
+            "samples": step * self._global_batch,
+            "committed": engine.committed,
+            "samples_per_second": len(self._finished_at) * self._global_batch / max(self._last - self._window_start, 1e-9),
+            "failures_left": engine.failures_left,
+            "rebuilt": engine.rebuild_fraction,
+            "finished": self._finished_at,
+        }
+        self._told.append((engine.commits, first))
+        self._tell(step, partial(self._made, engine, first, fields), step <= self._in_doubt)
+        self._reported, self._window_start, self._finished_at = step, self._last, []
+
+    def _made(self, engine: Engine, first: int, fields: dict[str, Any]) -> Told:
+        step = fields["step"]
+        fields = {**fields, **measure(engine.log, first, step, self._look_back)}
+        line = step == self._steps or (self._every and step % self._every == 0)
+        return fields, self._in_words(fields, step - first) if line else ""
+
+    def _in_words(self, fields: dict[str, Any], window: int) -> str:
+        loss, area = ("-" if value is None else f"{value:.4f}" for value in (fields["loss"], fields["auc"]))
+        known = "" if fields["window"] == window else f" (of {fields['window']} of {window} steps)"
+        return (
+            f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  {fields['samples_per_second']:>9,.0f} samples/s  "
+            f"loss {loss}  auc {area}{known}  committed {fields['committed']}  "
+            f"failures left {fields['failures_left']}  rebuilt {fields['rebuilt']:.0%}"
         )
+
+    def _forget(self, engine: Engine) -> None:
+        """Have the engine forget notes that nothing which may still be told, or told again, is made from."""
+        self._told = [(at, first) for at, first in self._told if at >= engine.commits - KEPT_COMMITS]
+        needed = min([first for _, first in self._told] + [window_start(engine.committed + 1, self._every)])
+        if needed > self._forgotten:
+            self._forgotten = needed
+            engine.log.forget(needed)
 
     def quantiles(self) -> dict[str, float | None]:
         """Median, 99th percentile and maximum of the seconds a step took on this rank."""

@@ -8,6 +8,7 @@ whichever becomes the reporter writes what is not in the file.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from ecrm.engine.engine import Engine
@@ -15,6 +16,10 @@ from ecrm.placement.view import View
 from ecrm.train.finite import REMEDY
 from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
+
+PROGRESS = "progress"
+
+Name = tuple[object, ...]
 
 KEPT_COMMITS = 3
 """Asking to stop for want of a disk takes one commit, a reshape may add one."""
@@ -41,7 +46,7 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def _name_of(fields: dict[str, Any], rollbacks: int) -> tuple[object, ...]:
+def _name_of(fields: dict[str, Any], rollbacks: int) -> Name:
     """What two ranks' accounts of one event have in common: ranks die once, views have numbers, the stripes of a
     step's corruptions differ; steps come again after a rollback, of which there were so many before the event."""
     event = fields["event"]
@@ -52,7 +57,7 @@ def _name_of(fields: dict[str, Any], rollbacks: int) -> tuple[object, ...]:
     return (event, fields["epoch"]) if "epoch" in fields else (event, fields.get("step"), rollbacks)
 
 
-def _names(events: list[dict[str, Any]]) -> set[tuple[object, ...]]:
+def _names(events: list[dict[str, Any]]) -> set[Name]:
     """The names of all events of a file, which has them in their order."""
     names, rollbacks = set(), 0
     for fields in events:
@@ -70,7 +75,7 @@ class Reporter:
         self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
         self._any_shards = any_shards
         self._engine: Engine | None = None
-        self._kept: list[tuple[int, int, dict[str, Any], str]] = []
+        self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
         self._rollbacks = 0
 
     def watch(self, engine: Engine) -> None:
@@ -107,25 +112,35 @@ class Reporter:
             return
         self._tell(fields, getattr(self, f"_{fields['event']}")(fields))
 
-    def progress(self, fields: dict[str, Any], in_words: str) -> None:
-        """The line of every so many steps."""
-        self._tell({"event": "progress", **fields}, in_words)
+    def progress(self, step: int, make: Callable[[], tuple[dict[str, Any], str]], again: bool) -> None:
+        """What is told every so many steps; `make` gives the fields and the line, once it is known that this rank tells it; whether some
+        rank may have told it before the step was undone and done `again`."""
+        self._write_or_keep((PROGRESS, step, self._rollbacks), make, again)
 
     def _tell(self, fields: dict[str, Any], in_words: str = "") -> None:
-        """Write an event, after those that a reporter before this one may have left out; or keep it."""
-        commits = self._engine.commits
-        self._kept = [(at, *rest) for at, *rest in self._kept if at >= commits - KEPT_COMMITS]
-        self._kept.append((commits, self._rollbacks, fields, in_words))
+        name = _name_of(fields, self._rollbacks)
         self._rollbacks += fields["event"] == "rolled_back"
+        self._write_or_keep(name, lambda: (fields, in_words))
+
+    def _write_or_keep(self, name: Name, make: Callable[[], tuple[dict[str, Any], str]], again: bool = False) -> None:
+        """Write an event, after those that a reporter before this one may have left out; or keep it. Progress of steps that were
+        undone is not kept: it is told again with them, and may have been written before."""
+        commits = self._engine.commits
+        self._kept = [(at, *rest) for at, *rest in self._kept if at >= commits - KEPT_COMMITS and not self._is_undone(rest[0])]
+        self._kept.append((commits, name, make))
         if not self._speaks:
             return
-        before = _names(self._folder.events()) if len(self._kept) > 1 else set()
-        for _, rollbacks, kept, text in self._kept:
-            if _name_of(kept, rollbacks) not in before:
-                self._folder.event(kept)
+        before = _names(self._folder.events()) if len(self._kept) > 1 or again else set()
+        for _, kept, made in self._kept:
+            if kept not in before:
+                fields, text = made()
+                self._folder.event({"event": kept[0], **fields})
                 if text:
                     say(text)
         self._kept = []
+
+    def _is_undone(self, name: Name) -> bool:
+        return name[0] == PROGRESS and name[1] > self._engine.step
 
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]

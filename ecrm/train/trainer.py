@@ -28,7 +28,7 @@ from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
-from ecrm.train.progress import Progress
+from ecrm.train.progress import Progress, Tell
 from ecrm.train.readings import Readings
 from ecrm.train.reporter import say
 from ecrm.train.resident import resident_bytes
@@ -40,7 +40,7 @@ from ecrm.train.traffic import gather as gather_traffic
 class Trainer:
     """Drives an engine over a dataset; every live rank runs one and calls the same methods.
 
-    `tell(fields, in_words)` gets this rank's progress; `asked()` is the signal that asks it to stop, None before.
+    `tell` gets this rank's `Progress`; `asked()` is the signal that asks it to stop, None before.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainer:
         about: dict[str, Any],
         traffic: Traffic,
         profile: Profile | None = None,
-        tell: Callable[[dict[str, Any], str], None] = lambda fields, in_words: None,
+        tell: Tell = lambda step, make, again: None,
         asked: Callable[[], signal.Signals | None] = lambda: None,
         checkpoints: Checkpoints | None = None,
         watch: FiniteWatch | None = None,
@@ -152,6 +152,9 @@ class Trainer:
         row_gradients = {slot: [result.gradients] for slot, result in results.items()}
         contributions = {slot: result.contribution for slot, result in results.items()}
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
+        notes = {
+            slot: self._progress.note(step, result.contribution[-1:], result.logits, batches[slot].labels) for slot, result in results.items()
+        }
         last = step + 1 == self._steps
         rows_ahead = rows_soon = None
         if not last and not self._evaluation_is_due(step + 1):
@@ -160,9 +163,9 @@ class Trainer:
                 rows_soon = {slot: [batch.rows] for slot, batch in self._batches(step + 2).items()}
         if troubles:
             troubles = self._watch.worth_saying(step, troubles)
-        engine.apply(row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon, troubles=troubles)
-        for slot, result in sorted(results.items()):
-            self._progress.scored(batches[slot].labels, result.probabilities)
+        engine.apply(
+            row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon, notes=notes, troubles=troubles
+        )
         if self._profile is not None:
             self._profile.step_finished()
         self._progress.step_finished(engine)

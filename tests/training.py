@@ -1,0 +1,100 @@
+"""Real training, with its reporter and its run folder, on a simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.folder import CheckpointFolder, find
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.restore import Restorer
+from ecrm.config import load_config
+from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.hooks import Hooks
+from ecrm.mapped.reopen import Reopened
+from ecrm.protection import make_protection
+from ecrm.train.job import build_engine, start_view
+from ecrm.train.reporter import Reporter
+from ecrm.train.run_folder import RunFolder
+from ecrm.train.traffic import Traffic
+from ecrm.train.trainer import Trainer
+from ecrm.transport.base import Transport
+from ecrm.transport.simulated import RankKilled, SimulatedCluster
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A rank that dies as it tells the progress of a step: before it has written it, or once it `has_written` it."""
+
+    rank: int
+    step: int
+    has_written: bool
+
+
+class _MortalFolder(RunFolder):
+    def __init__(self, path: Path, deaths: Sequence[Telling]) -> None:
+        super().__init__(path)
+        self._deaths = deaths
+
+    def event(self, fields: dict[str, Any]) -> None:
+        death = next((death for death in self._deaths if fields["event"] == "progress" and fields["step"] == death.step), None)
+        if death is None or death.has_written:
+            super().event(fields)
+        if death is not None:
+            raise RankKilled
+
+
+@dataclass
+class Trained:
+    """What a run left: its events, its summary, and who died."""
+
+    events: list[dict[str, Any]]
+    killed: list[int]
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+def train(
+    folder: Path, data: Path, *sets: str, faults=(), telling: Sequence[Telling] = (), resume: Path | None = None, seed: int = 0
+) -> Trained:
+    """The tiny config with `sets`, to its end or to the death of its last rank; checkpoints where they are on."""
+    config = load_config("tiny", [f"data.path={data}", *sets])
+    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table, config.data.eval_fraction)
+    cluster = SimulatedCluster(config.world_size, seed, faults, most_calls=300_000)
+    own = CheckpointFolder(folder / "checkpoints")
+    resumed = [] if resume is None else find(resume / "checkpoints")[0]
+
+    def program(transport: Transport) -> dict[str, Any] | None:
+        rank = transport.rank
+        run_folder = _MortalFolder(folder, [death for death in telling if death.rank == rank])
+        protection = make_protection(config, folder / "mapped", CheckpointRows(own))
+        unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
+        reporter = Reporter(run_folder, {}, 1)
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=reporter.event)
+        durable: Any = None
+        if config.protection.name == "mapped":
+            durable = Reopened()
+        elif config.checkpoints or resume is not None:
+            durable = Restorer(own, resumed)
+        engine = build_engine(config, transport, protection, start_view(config, protection, unknown), dataset, hooks, durable)
+        reporter.watch(engine)
+        if resume is not None:
+            engine.resume()
+        checkpoints = None
+        if config.checkpoints:
+            policy = CheckpointPolicy(config.train.steps, **vars(config.checkpoint))
+            checkpoints = Checkpoints(engine, own, {}, policy, reporter.event, background=lambda work: work())
+        return Trainer(
+            engine, dataset, config, config.train.steps, run_folder, {}, Traffic(transport), tell=reporter.progress, checkpoints=checkpoints
+        ).run()
+
+    if config.protection.name == "mapped":
+        (folder / "mapped").mkdir(parents=True)
+    outcome = cluster.run(program)
+    summaries = [summary for summary in outcome.results.values() if summary is not None]
+    return Trained(RunFolder(folder).events(), [kill.rank for kill in outcome.killed], *summaries)
