@@ -127,7 +127,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="go on from the newest checkpoint of a run folder, or from one checkpoint, on whatever cluster and protection; "
+        help="go on from the newest checkpoint of a run folder, or from one checkpoint, on whatever cluster and protection, "
+        "perhaps with other learning rates, steps and data of the same tables; "
         "with protection.name=mapped from the last commit in a run's mapped files",
     )
 
@@ -173,7 +174,6 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
     from ecrm.train.owner import check_run_dir
-    from ecrm.train.plan import plan
     from ecrm.train.start import kept_by, plan_start
 
     hold_signals()
@@ -182,7 +182,7 @@ def _train(args: argparse.Namespace) -> int:
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)
     preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume)[1:]))
-    plan_start(config, plan(config, kills), args.run_dir, args.resume)
+    plan_start(config, args.run_dir, args.resume, kills)
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None:

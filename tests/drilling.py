@@ -143,9 +143,9 @@ def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: t
     return run
 
 
-def resume(folder: Path, data: Path, given: Path, sets: dict[str, Any]) -> Run:
-    """`ecrm launch --resume`, to its end."""
-    words = [*launch_words(folder, data, sets), "--resume", str(given)]
+def resume(folder: Path, data: Path, given: Path, sets: dict[str, Any], kills: tuple[str, ...] = (), how: str = "--resume") -> Run:
+    """`ecrm launch --resume`, or `how` else it begins from what is `given`, to its end."""
+    words = [*launch_words(folder, data, sets, kills), how, str(given)]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
     return Run(done.returncode, done.stdout, folder)
 

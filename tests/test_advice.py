@@ -75,7 +75,7 @@ def check_advice(accept: Accept, overrides: Sequence[str]) -> None:
 def accepts(overrides: Sequence[str], config: str = "quickstart", resume: Path | None = None) -> None:
     """As `ecrm launch` looks at a config."""
     loaded = load_config(config, overrides, kept_by(resume))
-    plan_start(loaded, plan(loaded), None, resume)
+    plan_start(loaded, None, resume)
 
 
 OF_CONFIG = [

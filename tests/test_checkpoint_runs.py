@@ -123,6 +123,30 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(tmp_path, 
     assert main(["export", str(finished.folder), "--output", str(tmp_path / "torchrec")]) == 2  # is there already
 
 
+@pytest.fixture(scope="module")
+def next_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other rows for the same tables."""
+    folder = tmp_path_factory.mktemp("next_day")
+    assert main(["generate", "criteo", "--rows", "6000", "--seed", "2", "--output", str(folder / "rows.txt")]) == 0
+    assert main(["prepare", "criteo", str(folder / "rows.txt"), "--output", str(folder / "data")]) == 0
+    return folder / "data"
+
+
+def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(tmp_path, criteo_rows, next_day, killed):
+    """More ranks die than the protection covers, before the run has a checkpoint of its own, and after that."""
+    sets = {**BASE, "train.sparse_lr": 0.02, "train.dense_lr": 0.02, "train.steps": 30, "checkpoint.every_steps": 12}
+    calm = resume(tmp_path / "calm", next_day, killed, sets)
+    assert calm.code == 0, calm.output
+    assert calm.summary["resumed"]["data_began"] == 12
+    for line in ("train.sparse_lr 0.05 -> 0.02", "train.dense_lr 0.01 -> 0.02", "12,000 -> 6,000 rows, from the first of them"):
+        assert calm.output.count(line) == 1, calm.output
+    kills = ("0@15:parity", "1@15:parity", "2@27:parity", "3@27:parity")
+    run = resume(tmp_path / "disturbed", next_day, killed, {**sets, "cluster.spares": 3, "cluster.servers": 4}, kills)
+    assert run.code == 0, run.output
+    assert [event["step"] for event in run.events_of("rolled_back")] == [12, 24], run.output
+    assert run.model == calm.model
+
+
 def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:
     """Exit code and the one line of an `ecrm launch --resume` that starts nothing."""
     words = launch_words(tmp_path / "never", data, BASE)[3:]

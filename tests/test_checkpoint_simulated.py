@@ -46,6 +46,7 @@ class Run:
         phase_death: float = 0.0,
         spare_one: bool = True,
         seed: int = 0,
+        newest_only: int = 0,
     ) -> None:
         self.tables: list[dict[str, str]] = []
         self.events: list[dict[str, object]] = []
@@ -64,9 +65,10 @@ class Run:
         if isinstance(faults, RandomFaults):
             faults = replace(faults, may_kill=may_kill)
         cluster = SimulatedCluster(workload.world_size, seed, faults, on_phase=on_phase, most_calls=300_000)
+        identity = {"seed": workload.seed, "rate": workload.rate}
 
         def program(transport):
-            resumed = find(resume)[0] if resume is not None else []
+            resumed = [found for found in find(resume)[0] if not newest_only or found.step >= newest_only] if resume else []
             rank = transport.rank
 
             def phase(step: int, name: str) -> None:
@@ -87,9 +89,9 @@ class Run:
                     hooks,
                     after_start=lambda engine: engines.update({rank: engine}),
                     report=self.tables.append,
-                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append),
+                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append, identity),
                     make_checkpoints=lambda engine: Checkpoints(
-                        engine, own, {"seed": workload.seed}, policy, self.events.append, lambda: 0.0, lambda work: work()
+                        engine, own, identity, policy, self.events.append, lambda: 0.0, lambda work: work()
                     ),
                     resume=resume is not None,
                 )
@@ -188,6 +190,51 @@ def test_without_a_checkpoint_yet_the_run_starts_again(tmp_path):
     truth = truth_of(workload)
     run = Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=100), truth, [PhaseFault(1, 3, "update")])
     assert run.tables == [truth.tables] and {event["step"] for event in run.of("rolled_back")} == {0}
+
+
+def truth_with_another_rate(workload: Workload, step: int, rate: float) -> Truth:
+    """The undisturbed truth of a job whose learning rate is `rate` from a step on."""
+
+    def change(engine) -> None:
+        for hosted in engine.hosted.values() if engine.step == step else ():
+            hosted.store._optimizer = replace(hosted.store._optimizer, learning_rate=rate)
+
+    return truth_of(workload, change)
+
+
+@pytest.mark.parametrize("same_folder", [False, True])
+def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_path, same_folder):
+    rolled_back = 0
+    for seed in range(20):
+        name = ("erasure", "checkpoint")[seed % 2]
+        rng, workload, truth = job(seed, name)
+        folder, half = tmp_path / str(seed), workload.steps // 2
+        short = replace(workload, steps=half)
+        Run(short, folder, CheckpointPolicy(half, every_steps=1, keep=3), truth_of(short))
+        assert [found.step for found in find(folder)[0]][:2] == [half, half - 1]
+        faster = replace(shape_of(rng, workload, name), rate=0.3)
+        expected = truth_with_another_rate(workload, half, 0.3)
+        assert expected.tables != truth.tables
+        faults = RandomFaults(most=faster.world_size, per_call=0.005, per_recovery_call=0.05, together=0.5)
+        on = folder if same_folder else tmp_path / f"{seed}-on"
+        run = Run(faster, on, policy_of(rng, faster.steps), expected, faults, resume=folder, phase_death=0.003, seed=seed, newest_only=half)
+        assert not run.errors and run.finished and all(tables == expected.tables for tables in run.tables), (seed, run.errors)
+        rolled_back += len(run.of("rolled_back"))
+    assert rolled_back > 5
+
+
+def test_a_folder_s_checkpoints_of_another_rate_are_not_gone_back_to(tmp_path):
+    """Steps would be done again otherwise than they were: with the newest damaged there is none to go on from."""
+    workload = Workload(steps=6)
+    Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=2, keep=9), truth_of(workload))
+    file = next((tmp_path / name_of(6)).glob("rows*"))
+    file.write_bytes(bytes(len(file.read_bytes())))
+    longer = replace(workload, steps=9)
+    policy = CheckpointPolicy(steps=9, every_steps=2)
+    run = Run(replace(longer, rate=0.3), tmp_path, policy, truth_of(longer), resume=tmp_path, newest_only=6)
+    assert len(run.errors) == workload.world_size and all("no checkpoint is left" in str(error) for error in run.errors)
+    run = Run(longer, tmp_path, policy, truth_of(longer), resume=tmp_path)
+    assert run.finished and not run.errors
 
 
 @pytest.mark.parametrize("kind", ["full", "incremental"])

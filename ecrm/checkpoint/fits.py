@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to a config and its data: all that the bits of the model depend on must be the same. Light: no torch."""
+"""Whether a checkpoint belongs to a config and its data, and what a run that goes on from it may have otherwise. Light: no torch."""
 
 from __future__ import annotations
 
@@ -10,35 +10,56 @@ from ecrm.config.schema import Config
 from ecrm.data.manifest import read_manifest
 from ecrm.errors import UsageError
 
-KEYS = (
-    "data.eval_fraction", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
-    "train.seed", "train.sparse_optimizer", "train.sparse_lr", "train.sparse_eps", "train.dense_optimizer", "train.dense_lr",
+KEPT = (
+    "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
+    "train.seed", "train.sparse_optimizer", "train.sparse_eps", "train.dense_optimizer",
 )  # fmt: skip
+"""Keys that a run which goes on must have as they were: they make tables, model and optimizer state."""
+HELD_OUT = "data.eval_fraction"
+"""May change only with the data: rows held out so far would be trained on, or the reverse."""
+MAY_CHANGE = ("train.sparse_lr", "train.dense_lr", HELD_OUT)
+"""Keys that the bits of what is trained from then on depend on, too."""
+TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
+"""Keys that no bits depend on; recorded to say what has changed."""
 ANEW = "start without --resume"
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """What must not change between a checkpoint and the run that goes on from it: config keys, tables, the data's digests."""
+def identity(config: Config, data_began: int = 0) -> dict[str, Any]:
+    """What a run trains: config keys, tables, the data's digests, and the step at which the data began."""
     values = config.to_dict()
-    keys = {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in KEYS}
+
+    def of(keys: tuple[str, ...]) -> dict[str, Any]:
+        return {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in keys}
+
     manifest = read_manifest(Path(config.data.path))
-    tables = capped(manifest["tables"], config.model.max_rows_per_table)
+    keys = of((*KEPT, *MAY_CHANGE))
     data = {name: record.get("sha256") for name, record in manifest["files"].items()}
     if config.model.dense_arch == "auto":
         keys["model.dense_arch"] = "native"
-    return {**keys, "train.slots": config.slots, "tables": tables, "data": {"rows": manifest["rows"], **data}}
+    return {
+        **keys,
+        "train.slots": config.slots,
+        "tables": capped(manifest["tables"], config.model.max_rows_per_table),
+        "data": {"rows": manifest["rows"], **data},
+        "data_began": data_began,
+        "told": of(TOLD),
+    }
 
 
-def check_fit(checkpoint: Checkpoint, config: Config, steps: int) -> None:
-    """Raise UsageError, with what to type, when a config of so many steps cannot go on from a checkpoint."""
-    check_identity(checkpoint.path, checkpoint.manifest.identity, config)
-    check_steps(checkpoint.path, checkpoint.step, steps)
+def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether runs of these identities go on to the same bits from the same step."""
+
+    def bits(of: dict[str, Any]) -> dict[str, Any]:
+        return {"data_began": 0, **of, "told": None}
+
+    return bits(said) == bits(mine)
 
 
 def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, where the run at `path`, whose identity was `said`, was of another config or other data."""
+    """Raise UsageError, with what to type, where the run at `path`, whose identity was `said`, was of another model or other tables."""
     mine = identity(config)
-    other = {key: said.get(key) for key in KEYS if said.get(key) != mine[key]}
+    kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
+    other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
     if other:
         ours = ", ".join(f"{key}={mine[key]}" for key in other)
         raise UsageError(f"{path} was made with another config than this one, which has {ours}", other, otherwise=ANEW)
@@ -48,8 +69,17 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
             *_caps(config, said["tables"]),
             otherwise=ANEW,
         )
+
+
+def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    """One line for each thing that a run of identity `mine` has otherwise than the one, `said`, that it goes on from."""
+    before, now = {**said, **said.get("told", {})}, {**mine, **mine["told"]}
+    path = before.pop("data.path", "")
+    lines = [f"{key} {before[key]} -> {now[key]}" for key in (*MAY_CHANGE, *TOLD) if key in before and before[key] != now[key]]
     if said["data"] != mine["data"]:
-        raise UsageError(f"{path} was made from other data than {config.data.path}", otherwise=f"set data.path as it was, or {ANEW}")
+        rows, new = said["data"]["rows"], mine["data"]["rows"]
+        lines.append(f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, from the first of them")
+    return lines
 
 
 def check_steps(path: Path, at: int, steps: int) -> None:
@@ -76,13 +106,23 @@ def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
     return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
 
 
-def plan_resume(given: Path | None, config: Config, steps: int) -> tuple[list[Checkpoint], list[str]]:
+def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], list[str]]:
     """The checkpoints to go on from, newest first, and what is said of others; none without a folder given.
 
-    Looks at manifests and sizes, not into the files. Raises UsageError and DataError as `locate` and `check_fit` do.
+    Only the newest where what is trained has changed since: from an older one, steps would be done again otherwise than they were.
+    Looks at manifests and sizes, not into the files. Raises UsageError and DataError as `locate` and `check_identity` do.
     """
     if given is None:
         return [], []
     found, refused = locate(given)
-    check_fit(found[0], config, steps)
-    return found, refused
+    said = found[0].manifest.identity
+    check_identity(found[0].path, said, config)
+    mine = identity(config, began(found[0], config))
+    return [found[0], *(other for other in found[1:] if same_bits(other.manifest.identity, mine))], refused
+
+
+def began(checkpoint: Checkpoint, config: Config) -> int:
+    """The step at which the data of a config begins, in a run that goes on from a checkpoint: there, if they are not the checkpoint's own."""
+    said, mine = checkpoint.manifest.identity, identity(config)
+    same = said["data"] == mine["data"] and said[HELD_OUT] == mine[HELD_OUT]
+    return said.get("data_began", 0) if same else checkpoint.step

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.checkpoint.fits import same_bits
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.rows import read_rows
@@ -29,13 +30,19 @@ class Restorer:
     """`engine.rollback.Durable` over a run's own checkpoints and, until there is one, those it was resumed from.
 
     Without either it is the undisturbed start, unless the run was resumed. `say` gets a line for each checkpoint that is
-    refused, on one rank. The same folders must be seen by all ranks.
+    refused, on one rank. Of those in its folder the run's own have its `identity`, if that is given. The same folders must be seen
+    by all ranks.
     """
 
     def __init__(
-        self, own: CheckpointFolder | None, resumed: Sequence[Checkpoint] = (), say: Callable[[str], None] = lambda line: None
+        self,
+        own: CheckpointFolder | None,
+        resumed: Sequence[Checkpoint] = (),
+        say: Callable[[str], None] = lambda line: None,
+        identity: dict[str, Any] | None = None,
     ) -> None:
         self._own, self._resumed, self._say = own, [checkpoint.path for checkpoint in resumed], say
+        self._identity = identity
 
     def restore(
         self,
@@ -48,6 +55,8 @@ class Restorer:
         """As `Durable.restore`; the newest checkpoint whose every file has the right content, found out by all together."""
         first = transport.rank == transport.live[0]
         whole, refused = find(self._own.path) if first and self._own is not None else ([], [])
+        if self._identity is not None:
+            whole = [checkpoint for checkpoint in whole if same_bits(checkpoint.manifest.identity, self._identity)]
         offered = [str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)]
         for path in _from_first(transport, offered):
             checkpoint, problem = _checked(transport, Path(path))

@@ -88,7 +88,7 @@ class TrainConfig:
     slots: int = key(0, "logical trainers the batch is cut into; 0 = cluster.trainers, with --resume as the run had", minimum=0, maximum=65536)
     steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
     epochs: float = key(
-        1.0, "passes over the training samples, fractions allowed; not together with train.steps",
+        1.0, "passes over the training samples, fractions allowed; not together with train.steps. With --resume and other data, over these",
         minimum=0, maximum=1_000_000,
     )  # fmt: skip
     seed: int = key(0, "seed of initial rows and dense weights", minimum=0, maximum=2**63 - 1)

@@ -21,7 +21,6 @@ from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import Ending, read_own, supervise
 from ecrm.train.kill import parse_kill
 from ecrm.train.owner import check_run_dir, is_empty, remove_empty
-from ecrm.train.plan import plan
 from ecrm.train.start import kept_by, plan_start
 from ecrm.waiting import Waiting
 
@@ -57,9 +56,8 @@ def launch(
     all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides, kept_by(resume))
-    steps = plan(config, [parse_kill(kill) for kill in kills])
     folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
-    plan_start(config, steps, folder, resume)
+    start = plan_start(config, folder, resume, [parse_kill(kill) for kill in kills])
     if run_dir is not None:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
@@ -83,6 +81,8 @@ def launch(
         print("# warning: the loss of a host may end the run: nothing keeps the units of a stripe on different hosts; set cluster.failure_domain=host")
     print(shlex.join(line), flush=True)
     if dry_run:
+        for changed in start.changed:
+            print(f"# {changed}")
         return 0
     if hosts is not None:
         waiting = Waiting(lambda line: print(line, flush=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.disk import Disk
-from ecrm.checkpoint.fits import check_identity, check_steps, identity
+from ecrm.checkpoint.fits import ANEW, check_identity, check_steps, identity
 from ecrm.checkpoint.folder import locate
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, EcrmError, UsageError
@@ -139,3 +139,8 @@ def _check_fit(folder: Path, config: Config) -> None:
     if said["servers"] != config.cluster.servers:
         raise UsageError(f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]})
     check_identity(folder, said["identity"], config)
+    if said["identity"]["data"] != identity(config)["data"]:
+        raise UsageError(
+            f"{folder} was made from other data than {config.data.path}, and mapped files go on with their own: set data.path as it was, "
+            f"go on from a checkpoint, or {ANEW}"
+        )

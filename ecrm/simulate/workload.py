@@ -83,6 +83,7 @@ class Workload:
     steps: int = 6
     ids_per_slot: int = 12
     optimizer: str = "rowwise_adagrad"
+    rate: float = 0.05
     servers: int = 4
     trainers: int = 2
     spares: int = 1
@@ -155,7 +156,7 @@ def make_engine(
         tables=workload.tables,
         view=workload.initial_view(),
         protection=protection,
-        make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, 0.05)),
+        make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, workload.rate)),
         make_dense=TinyDense,
         seed=workload.seed,
         policy=EnginePolicy(

@@ -22,7 +22,6 @@ import torch
 
 from ecrm import __version__
 from ecrm.allocate import Allocate, lazy_zeros
-from ecrm.checkpoint.fits import identity
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -142,7 +141,7 @@ def _run(
 ) -> int:
     waiting("the data and the config are checked")
     started = len(transport.live)
-    dataset, steps = together(transport, lambda: _check(started, config, kills))
+    dataset, steps = together(transport, lambda: _check(started, config))
     _check_alike(transport, config, steps)
     together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
     folder, lock = together(transport, lambda: RunFolder(run_dir)), None
@@ -150,12 +149,12 @@ def _run(
         lock, strangers = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
         _check_shared(config, run_dir, strangers, transport.live)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
-    start = together(transport, lambda: plan_start(config, steps, run_dir, resume))
+    start = together(transport, lambda: plan_start(config, run_dir, resume, kills))
+    steps = start.steps
     goes_on = resume is not None
     if start.mapped is not None:
         first = transport.rank == transport.live[0]
-        if not goes_on:
-            together(transport, lambda: make_folder(start.mapped, config, first))
+        together(transport, lambda: make_folder(start.mapped, config, first))
         if run_dir is not None:
             together(transport, lambda: first and leave_link(run_dir, start.mapped))
     held = hold(start.mapped) if start.mapped is not None else None
@@ -198,7 +197,7 @@ def _run(
     if start.mapped is not None:
         durable = Reopened()
     elif config.checkpoints or goes_on:
-        durable = Restorer(own, start.checkpoints, say)
+        durable = Restorer(own, start.checkpoints, say, start.identity)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
     engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate)
@@ -206,7 +205,7 @@ def _run(
     flipping.watch(engine)
     if goes_on:
         if transport.rank == transport.live[0]:
-            for line in start.refused:
+            for line in (*start.refused, *start.changed):
                 say(line)
         waiting(f"tables are read from {resume}")
         engine.resume()
@@ -227,7 +226,7 @@ def _run(
         "kills": [str(kill) for kill in kills],
     }
     if goes_on:
-        about["resumed"] = {"from": str(resume), "step": engine.step}
+        about["resumed"] = {"from": str(resume), "step": engine.step, "changed": start.changed, "data_began": start.data_began}
     about["set_up_seconds"] = time.monotonic() - began
     waiting.over()
     reporter.started(about, _in_words(config, protection, about, steps))
@@ -235,10 +234,13 @@ def _run(
     if own is not None and (config.checkpoints or config.checkpoint.at_end):
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
         first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
-        checkpoints = Checkpoints(engine, own, identity(config), policy, reporter.event, first=first, not_finite=watch.checkpoint)
+        checkpoints = Checkpoints(
+            engine, own, start.identity, policy, reporter.event, first=first, not_finite=watch.checkpoint
+        )
     trainer = Trainer(
-        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints, watch
-    )
+        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints, watch,
+        start.data_began,
+    )  # fmt: skip
     gc.collect()
     gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     summary = trainer.run()
@@ -359,7 +361,7 @@ def _in_words(config: Config, protection: Protection, about: dict[str, Any], ste
     )
 
 
-def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoDataset, int]:
+def _check(started: int, config: Config) -> tuple[CriteoDataset, int]:
     """Open the data and check what only now can be checked, `started` being the number of ranks; raises UsageError."""
     if started != config.world_size:
         cluster = config.cluster
@@ -368,8 +370,8 @@ def _check(started: int, config: Config, kills: Sequence[Kill]) -> tuple[CriteoD
             f"{cluster.spares} spares, {cluster.layout}), but {started} were started: "
             f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
         )
-    steps = plan(config, kills)
-    return CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction), steps
+    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+    return dataset, plan(config)
 
 
 def _use_instruction_set(name: str) -> None:

@@ -11,8 +11,10 @@ from ecrm.errors import UsageError
 from ecrm.train.kill import Kill, check_kills
 
 
-def plan(config: Config, kills: Sequence[Kill] = ()) -> int:
+def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int:
     """Return the number of steps; looks at the manifest and at the sizes of the dataset's files, not into them.
+
+    Passes over the data count from the step `data_began` on, train.steps from the first step of the model.
 
     Raises UsageError where there is no dataset, it is too small for the config, or a kill names a rank or step outside
     the run; DataError where the dataset is damaged.
@@ -21,12 +23,12 @@ def plan(config: Config, kills: Sequence[Kill] = ()) -> int:
     manifest = read_manifest(path)
     check_files(path, manifest)
     train_rows, _ = split_rows(manifest["rows"], config.data.eval_fraction)
-    steps = _steps(config, train_rows)
+    steps = _steps(config, train_rows, data_began)
     check_kills(kills, config.world_size, steps)
     return steps
 
 
-def _steps(config: Config, train_rows: int) -> int:
+def _steps(config: Config, train_rows: int, data_began: int) -> int:
     train = config.train
     has = f"{config.data.path} has {train_rows} training rows"
     if train.global_batch > train_rows:
@@ -35,8 +37,8 @@ def _steps(config: Config, train_rows: int) -> int:
         raise UsageError(
             f"{has}, fewer than train.global_batch, {train.global_batch}", *ways_out, otherwise="prepare more data"
         )
-    steps = train.steps or int(train.epochs * train_rows) // train.global_batch
-    if steps < 1:
+    steps = train.steps or data_began + int(train.epochs * train_rows) // train.global_batch
+    if steps <= (0 if train.steps else data_began):
         least = -(-train.global_batch * 1000 // train_rows)
         least += int(least / 1000 * train_rows) < train.global_batch  # floats round down
         raise UsageError(

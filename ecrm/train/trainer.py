@@ -57,10 +57,11 @@ class Trainer:
         asked: Callable[[], signal.Signals | None] = lambda: None,
         checkpoints: Checkpoints | None = None,
         watch: FiniteWatch | None = None,
+        data_began: int = 0,
     ) -> None:
         self.stopped, self.unkept = False, ""
         self._watch = watch or FiniteWatch(stop=True, window=1, tell=lambda fields: None)
-        self._checkpoints, self._first_step = checkpoints, engine.step
+        self._checkpoints, self._first_step, self._data_began = checkpoints, engine.step, data_began
         self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
         self._folder, self._about, self._traffic, self._profile = folder, about, traffic, profile
@@ -175,7 +176,7 @@ class Trainer:
         engine = self._engine
         for slot in engine.slots:
             if (step, slot) not in self._kept:
-                dense, ids, labels = self._dataset.batch_for(step, slot, len(engine.view.slots), self._global_batch)
+                dense, ids, labels = self._dataset.batch_for(step - self._data_began, slot, len(engine.view.slots), self._global_batch)
                 self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
         self._kept = {key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2}
         return {slot: self._kept[step, slot] for slot in engine.slots}
