@@ -53,6 +53,10 @@ class Unrecoverable(EcrmError):
     exit_code = 3
 
 
+class LostTouch(Unrecoverable):
+    """Calls between ranks fail again and again though no rank dies; says where and how."""
+
+
 class ParityMismatch(Unrecoverable):
     """The run came to its end, but the check of parity found stripes whose rows and parity do not belong together."""
 

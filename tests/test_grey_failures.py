@@ -230,7 +230,8 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     run = launch(tmp_path / "run", data, {"train.steps": 40, "model.dense_arch": "native", "protection.name": protection})
     assert run.code == 4, run.output
     said = [line for line in run.output.splitlines() if "sparse.bin" in line]
-    assert said == [f"ecrm: error: {data}/sparse.bin: an id in rows 672 to 703 is not in its table"]
+    last = json.loads((data / "manifest.json").read_text())["tables"]["t_cat_3"] - 1
+    assert said == [f"ecrm: error: {data}/sparse.bin: row 700 has id -1 in table t_cat_3, whose ids are 0 to {last}"]
     assert "died" not in run.output and "Traceback" not in run.output
     assert json.loads((run.folder / "failure.json").read_text())["exit_code"] == 4
     assert not (run.folder / "summary.json").exists()

@@ -124,8 +124,13 @@ class CriteoDataset:
             into = slice(done, done + piece.stop - piece.start)
             dense[into], ids[into], labels[into] = self._dense[piece], self._sparse[piece], self._labels[piece]
             # Seen as unsigned, a negative id is too large.
-            if (self._sparse[piece].view(np.uint32) >= self._rows).any():
-                error = DataError(f"{self._directory / 'sparse.bin'}: an id in rows {piece.start} to {piece.stop - 1} is not in its table")
+            if (stray := self._sparse[piece].view(np.uint32) >= self._rows).any():
+                row, table = (int(place) for place in np.argwhere(stray)[0])
+                name, last = manifests.TABLE_NAMES[table], int(self._rows[table]) - 1
+                found = self._sparse[piece.start + row, table]
+                error = DataError(
+                    f"{self._directory / 'sparse.bin'}: row {piece.start + row} has id {found} in table {name}, whose ids are 0 to {last}"
+                )
                 error.rows = (piece.start, piece.stop)
                 raise error
             done = into.stop

@@ -24,7 +24,7 @@ from torch import Tensor
 from ecrm.allocate import Allocate, Room, lazy_zeros
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
-from ecrm.engine.lookup import Lookup
+from ecrm.engine.lookup import Lookup, stray_row
 from ecrm.engine.recovery import Recovery
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.resume import Resume
@@ -99,12 +99,19 @@ class Engine(Recovery):
             ready = self._resumed if resumes else self._ahead
             self._ahead = self._resumed = self._resume = None
             assert not resumes or set(rows) == set(computed)
+            if ready is None:
+                self._check(rows, self.step)
             self._lookup = ready or self._ask(rows, computed, restores=apply_follows)
             self._recovered = False
             if self.view.rebuilding and self._lookup.repair is not None:
                 late = self._answer_repair(self._lookup, at_once=not (came_ahead or apply_follows))
             self.confirmed = came_ahead and not late
             return self._lookup.rows(late, remember=apply_follows)
+
+    def _check(self, rows: Mapping[int, Sequence[Tensor]], step: int) -> None:
+        """Before any of these are asked for: end the run, on all ranks, where a row does not exist."""
+        if problem := stray_row(rows, self.spaces):
+            self.refuse(f"step {step}, {problem}")
 
     def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int], restores: bool) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding; with a stand-in only where this `restores`."""
@@ -178,6 +185,9 @@ class Engine(Recovery):
             self._updating = True
             self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.foresees_repair else None
             looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
+            if looks_ahead:
+                self._check(rows_ahead, self.step + 1)
+                self._check(rows_soon or {}, self.step + 2)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
             came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead, notes or {}, troubles or {})))
             if came.troubles:

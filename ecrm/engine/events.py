@@ -29,6 +29,22 @@ def failure_event(
     }
 
 
+def interrupted_event(
+    number: int, step: int, phase: str, committed: int, redone_steps: int, seconds: float, why: str
+) -> dict[str, object]:
+    """The `number`-th recovery in which no rank had died; `why` is what failed, and where."""
+    return {
+        "event": "interrupted",
+        "number": number,
+        "step": step,
+        "phase": phase,
+        "committed": committed,
+        "redone_steps": redone_steps,
+        "recovery_seconds": seconds,
+        "why": why,
+    }
+
+
 def rebuilt_event(failure: Failure, left: int) -> dict[str, object]:
     """The shards lost in a failure are whole again."""
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ecrm.errors import LostTouch
+
 
 @dataclass
 class Failure:
@@ -48,12 +50,42 @@ class Failure:
         }
 
 
+MOST_IN_VAIN = 3
+"""Recoveries in a row in which no rank had died and after which no step was committed: at the next one the run ends."""
+
+
 @dataclass
 class FailureLog:
-    """All failures so far, oldest first; `restored`, what did not come back of shards that were restored (`Protection.accounts`)."""
+    """All failures so far, oldest first; `restored`, what did not come back of shards that were restored (`Protection.accounts`).
+
+    `interruptions` counts recoveries in which no rank had died, `in_vain` those of them since a step was last committed
+    for the first time or a rank died. All ranks count the same, but for `in_vain` where one has missed a commit.
+    """
 
     failures: list[Failure] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
+    interruptions: int = 0
+    in_vain: int = 0
+    _furthest: int = 0
+
+    def shrunk(self, died: bool) -> None:
+        """The ranks that are left have found one another again; whether some `died`."""
+        self.interruptions += not died
+        self.in_vain = 0 if died else self.in_vain + 1
+
+    def committed(self, step: int) -> None:
+        """All steps before `step` are committed, whether or not they were before a rollback."""
+        if step > self._furthest:
+            self._furthest, self.in_vain = step, 0
+
+    @staticmethod
+    def check(in_vain: int, why: str, most: int = MOST_IN_VAIN) -> None:
+        """Raise LostTouch after more recoveries `in_vain` than `most`; `why` is the reason of the last one."""
+        if in_vain > most:
+            raise LostTouch(
+                f"calls between ranks failed {in_vain} times in a row, no rank died, and no step was finished in between; the last time: "
+                f"{why or 'the reason is not known here'}"
+            )
 
     def step_finished(self, last_finished_at: float, now: float) -> list[Failure]:
         """Close the stall of failures that no step had finished after; returns those."""

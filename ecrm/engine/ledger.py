@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,9 @@ from ecrm.transport.message import Came
 class Ledger:
     """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
     stop; whether it `doubts` its input; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as
-    is known; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask of lost shards then, `told` by rank."""
+    is known; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask of lost shards then, `told` by rank.
+
+    `in_vain` is as in `FailureLog`; by rank, `why` has what failed where that was seen, and `refusals` why a rank wants all to end."""
 
     commits: int
     view: View
@@ -28,20 +31,38 @@ class Ledger:
     dense: tuple[int, ...]
     resumes: int = -1
     told: Mapping[int, Sequence[Came]] = field(default_factory=dict)
+    in_vain: int = 0
+    why: Mapping[int, str] = field(default_factory=dict)
+    refusals: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def why_in_words(self) -> str:
+        """What failed, by all ranks that have seen it."""
+        return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(self.why.items()))
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
-        lost its state, all that hold a dense replica, and the step that all resume, from one view.
+        lost its state, all that hold a dense replica, the step that all resume, from one view, and all reasons and refusals. Of the counts `in_vain`
+        the lowest is right: that rank has seen the newest commit.
         Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
-        numbers = torch.tensor([self.commits, self.begun, self.asks, self.doubts, self.state_lost, transport.rank in self.dense, self.resumes])
-        shared = transport.share([numbers, _to_bytes(self.view.to_json()), *self.told.get(transport.rank, ())])
+        mine = transport.rank
+        flags = self.asks, self.doubts, self.state_lost, mine in self.dense
+        numbers = torch.tensor([self.commits, self.begun, *flags, self.resumes, self.in_vain])
+        words = json.dumps([self.why.get(mine, ""), self.refusals.get(mine, "")])
+        shared = transport.share([numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())])
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
-        for rank, (numbers, view, *told) in shared.items():
-            commits, begun, asks, doubts, state_lost, holds, resumes = numbers.tolist()
+        for rank, (numbers, view, words, *told) in shared.items():
+            commits, begun, asks, doubts, state_lost, holds, resumes, in_vain = numbers.tolist()
             flags = bool(asks), bool(doubts), bool(state_lost)
-            said.append(Ledger(commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), resumes, {rank: told}))
+            why, refusal = ({rank: text} if text else {} for text in json.loads(_from_bytes(words)))
+            said.append(
+                Ledger(
+                    commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), resumes, {rank: told},
+                    in_vain, why, refusal,
+                )
+            )  # fmt: skip
         resumed = {(ledger.resumes, ledger.view.epoch) for ledger in said}
         commits = max(ledger.commits for ledger in said)
         return Ledger(
@@ -54,6 +75,9 @@ class Ledger:
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
             resumed.pop()[0] if len(resumed) == 1 else -1,
             {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
+            min(ledger.in_vain for ledger in said),
+            {rank: why for ledger in said for rank, why in ledger.why.items()},
+            {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
         )
 
 

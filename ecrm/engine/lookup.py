@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
 from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound, ShardSpace
 from ecrm.storage.hosted import HostedShard
@@ -102,3 +103,20 @@ class Lookup:
         is to `remember` them, and count those that it gives."""
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
         return self.slot_side.collect(came, late, remember=remember)
+
+
+def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) -> str:
+    """Which of `rows[slot][space]`, int64, is not in its row space, in words; empty where all are."""
+    for slot, of_slot in rows.items():
+        for number, (wanted, space) in enumerate(zip(of_slot, spaces, strict=True)):
+            if not wanted.numel():
+                continue
+            lowest, highest = map(int, wanted.aminmax())
+            if lowest < 0 or highest >= space.rows:
+                row = lowest if lowest < 0 else highest
+                table, offset = (space.tables[0], 0) if row < 0 else (space.tables[-1], space.offsets[-1])
+                return (
+                    f"slot {slot}: id {row - offset} is not in table {table.name}, whose ids are 0 to {table.rows - 1} "
+                    f"(row {row} of row space {number}, which has rows 0 to {space.rows - 1})"
+                )
+    return ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from ecrm.engine.dense import DenseReplica, spread_dense
-from ecrm.engine.events import failure_event, rolled_back_event
-from ecrm.engine.failures import Failure
+from ecrm.engine.events import failure_event, interrupted_event, rolled_back_event
+from ecrm.engine.failures import MOST_IN_VAIN, Failure
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.ledger import Ledger
 from ecrm.engine.lookup import Lookup, Where
@@ -17,11 +18,11 @@ from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_log import StepLog
 from ecrm.engine.stores import ShardStores
-from ecrm.errors import Unrecoverable
+from ecrm.errors import Unrecoverable, UsageError
 from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import PeerFailure, Revoked, Transport
 
 
 class Recovery(EngineState):
@@ -49,6 +50,7 @@ class Recovery(EngineState):
         self.rollbacks = 0
         self._state_lost = False  # from the moment a rollback begins until all agree that it is through
         self._recovered = False  # and nothing was looked up since
+        self._refusal = ""  # why this rank wants all to end
         # Of the step that is under way, which a recovery gives up:
         self._phase = "start"
         self._updating = self._changed = False  # whether it is being applied, and whether rows may have changed
@@ -77,14 +79,21 @@ class Recovery(EngineState):
             if self.view.live != self.transport.live:
                 raise PeerFailure("a rank died before the first step")
             yield
-        except PeerFailure:
-            self.recover()
+        except PeerFailure as failure:
+            self.recover(_seen_here(failure))
             raise StepAborted from None
 
-    def recover(self) -> None:
+    def refuse(self, problem: str) -> NoReturn:
+        """Of this rank alone: end the run. All ranks come into a recovery, nobody dies, and each raises UsageError with `problem`."""
+        self._refusal = problem
+        self.recover()
+        raise AssertionError("a recovery went on although a rank refused to")
+
+    def recover(self, why: str = "") -> None:
         """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
 
-        A rank that `doubts` its input may begin one, with nobody dead. Raises Unrecoverable, on every survivor, when more was lost than the protection covers.
+        A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has seen fail, if it has. Raises Unrecoverable, on
+        every survivor, when more was lost than the protection covers, or when calls keep failing though nobody dies.
         """
         began, phase = self._clock(), self._phase
         resume, self._resume = self._resume, None
@@ -96,11 +105,16 @@ class Recovery(EngineState):
         before = self.view
         while True:
             try:
+                live = self.transport.live
                 self.transport.shrink()
+                self.failures.shrunk(died=self.transport.live != live)
+                self.failures.check(self.failures.in_vain, why, 2 * MOST_IN_VAIN)  # where not even the ledger comes through
                 self._hooks.phase(self.step, "recover")
                 heir, agreed, self._resumed = None, False, None
+                ledger = self._ledger(resume, why).agreed(self.transport)
+                self._end_if_all_must(ledger)
                 try:
-                    ledger = self._return_to_commit(resume)
+                    self._return_to_commit(ledger)
                     if len(before.shards) != len(self.view.shards):
                         before = self.view  # a reshape was committed: shards have new numbers
                     last = self.view
@@ -114,10 +128,11 @@ class Recovery(EngineState):
                     agreed, self._resumed = False, None
                     if len(before.shards) != len(self.view.shards):
                         before = self.view
+                self.failures.in_vain = ledger.in_vain
                 if agreed or self.transport.agree(True):
                     break
-            except PeerFailure:
-                continue
+            except PeerFailure as failure:
+                why = _seen_here(failure) or why
         self._state_lost = False
         if heir is not None:
             self._load_dense(heir)
@@ -126,19 +141,34 @@ class Recovery(EngineState):
         dead = tuple(rank for rank in before.live if rank not in self.transport.live)
         if dead:
             self._record_failure(dead, before, step, phase, redone, began)
+        else:
+            number, seconds = self.failures.interruptions, self._clock() - began
+            self._hooks.event(interrupted_event(number, step, phase, self.committed, redone, seconds, ledger.why_in_words))
         if self.rollbacks > rollbacks:
             self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
         self._hooks.recovered()
 
-    def _return_to_commit(self, resume: Resume | None) -> Ledger:
-        """Agree with the survivors on the last commit and the newest view; undo what is past that commit. Returns what they have said."""
-        mine = Ledger(
+    def _ledger(self, resume: Resume | None, why: str) -> Ledger:
+        """What this rank has to say."""
+        return Ledger(
             self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self.doubts,
             self._state_lost, () if self.dense is None else (self.rank,), -1 if resume is None else resume.step,
             {} if resume is None else {self.rank: resume.told(self.transport.live)},
+            self.failures.in_vain, {self.rank: why} if why else {}, {self.rank: self._refusal} if self._refusal else {},
         )  # fmt: skip
-        agreed = mine.agreed(self.transport)
+
+    def _end_if_all_must(self, agreed: Ledger) -> None:
+        """Raise what ends the run, the same on all ranks: what one refuses, or LostTouch."""
+        if agreed.refusals:
+            speaker, problem = min(agreed.refusals.items())
+            error = UsageError(problem)
+            error.speaker = speaker
+            raise error
+        self.failures.check(agreed.in_vain, agreed.why_in_words)
+
+    def _return_to_commit(self, agreed: Ledger) -> None:
+        """Take the last commit and the newest view of all survivors, who have `agreed`; undo what is past that commit."""
         self.stopping, self.doubted = agreed.asks, agreed.doubts
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
@@ -160,7 +190,6 @@ class Recovery(EngineState):
             self.view = agreed.view
         self.step = self.committed
         self._updating = self._changed = False
-        return agreed
 
     def _accept_commit_without_undo(self) -> None:
         """The test-only wrong way: keep uncommitted updates and forget how to take them back."""
@@ -244,3 +273,8 @@ class Recovery(EngineState):
         self._hooks.event(
             failure_event(failure, before, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
         )
+
+
+def _seen_here(failure: PeerFailure) -> str:
+    """What failed, as this rank has seen it; empty where it only heard of a recovery."""
+    return "" if isinstance(failure, Revoked) else str(failure)

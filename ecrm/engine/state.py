@@ -137,6 +137,7 @@ class EngineState:
         if self.step > self.committed:
             self.live_at_commit = self.view.live
         self.committed = self._context.committed = self.step
+        self.failures.committed(self.step)
         if self._reshape is not None:
             self._adopt_reshaped()
         for hosted in self.hosted.values():

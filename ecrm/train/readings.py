@@ -24,7 +24,7 @@ class Readings:
         """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
         self._mine = error
         self._engine.doubts = True
-        self._engine.recover()
+        self._engine.recover("it cannot make sense of its data")
 
     def compare(self) -> None:
         """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.

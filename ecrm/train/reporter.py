@@ -52,6 +52,8 @@ def _name_of(fields: dict[str, Any], rollbacks: int) -> Name:
     event = fields["event"]
     if event == "corruption":
         return event, fields["step"], rollbacks, fields["space"], fields["stripe"]
+    if event == "interrupted":
+        return event, fields["number"]
     if fields.get("ranks"):
         return event, tuple(fields["ranks"])
     return (event, fields["epoch"]) if "epoch" in fields else (event, fields.get("step"), rollbacks)
@@ -158,6 +160,13 @@ class Reporter:
             f"! {_named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
             f"{', '.join(moved) or 'no role moved'}; {survives}"
+        )
+
+    def _interrupted(self, fields: dict[str, Any]) -> str:
+        why = f": {fields['why']}" if fields["why"] else ""
+        return (
+            f"! step {fields['step']} interrupted ({fields['phase']}), no rank died; back at commit {fields['committed']} after "
+            f"{fields['recovery_seconds'] * 1000:.0f} ms{why}"
         )
 
     def _resumed(self, fields: dict[str, Any]) -> str:

@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 
+from ecrm.engine.failures import FailureLog
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.train.owner import RunLock
 from ecrm.transport.base import PeerFailure, Transport
 
 
 def share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
-    """`Transport.share` before there is an engine: without the ranks that have died by then."""
+    """`Transport.share` before there is an engine: without the ranks that have died by then. Raises LostTouch where it keeps failing though no rank
+    dies."""
+    log = FailureLog()
     while True:
         try:
             shared = transport.share(tensors)
             if transport.agree(True):
                 return shared
-        except PeerFailure:
+        except PeerFailure as failure:
+            live = transport.live
             transport.shrink()
+            log.shrunk(died=transport.live != live)
+            log.check(log.in_vain, str(failure))
 
 
 def share_json(transport: Transport, mine: Any) -> dict[int, Any]:

@@ -290,6 +290,7 @@ class Trainer:
             "train_logloss": float(engine.dense.loss_sum) / engine.step if engine.step else None,
             "signal": number.name,
             "failures": [failure.to_dict() for failure in engine.failures.failures],
+            "interruptions": engine.failures.interruptions,
             "failures_left": engine.failures_left,
             "seconds": time.monotonic() - self._started,
         }
@@ -347,6 +348,7 @@ class Trainer:
             "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
             "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
+            "interruptions": engine.failures.interruptions,
             "restored": engine.failures.restored,
             "failures_left": engine.failures_left,
             **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),

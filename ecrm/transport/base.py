@@ -24,6 +24,10 @@ class PeerFailure(Exception):
     """A peer died, or another rank has begun to recover from a death; call `shrink` and go back to the commit."""
 
 
+class Revoked(PeerFailure):
+    """Another rank has begun to recover: that one knows what failed."""
+
+
 class Transport(ABC):
     """Collective communication of tensors and heads among the live ranks.
 

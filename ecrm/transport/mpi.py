@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import PeerFailure, Revoked, Transport
 from ecrm.transport.lending import Lending
 from ecrm.transport.message import Came, Part
 
@@ -130,9 +130,9 @@ class MpiTransport(Transport):
         try:
             answer = self._communicator.Agree(WORKING | (FLAG if flag else 0))
         except self._mpi.Exception as error:
-            raise _peer_failure("agree", error) from error
+            raise self._peer_failure("agree", error) from error
         if not answer & WORKING:
-            raise PeerFailure("another rank is recovering from a failure or has left")
+            raise Revoked("agree: another rank is recovering from a failure or has left")
         return bool(answer & FLAG)
 
     def shrink(self) -> None:
@@ -226,7 +226,7 @@ class MpiTransport(Transport):
             received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
             self._interrupted.append(delivery)
-            raise _peer_failure(KIND_NAMES[kind], error) from error
+            raise self._peer_failure(KIND_NAMES[kind], error) from error
         except BaseException:  # MPI goes on with its memory all the same
             self._interrupted.append(delivery)
             raise
@@ -235,6 +235,10 @@ class MpiTransport(Transport):
             rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came], self._memory_of(rank))
             for rank, (words, came) in zip(self.live, received) if words.size
         }  # fmt: skip
+
+    def _peer_failure(self, call: str, error: Exception) -> PeerFailure:
+        revoked = isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_REVOKED
+        return (Revoked if revoked else PeerFailure)(f"{call}: {error}")
 
     def _quietly(self, method, *arguments):
         """`method(*arguments)`, or None where MPI fails."""
@@ -364,10 +368,6 @@ class Delivery:
             f"of {self._communicator.Get_size()} live ranks, number {peer} is in its call {theirs} "
             f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} in its call {ours} ({KIND_NAMES[kind]})"
         )
-
-
-def _peer_failure(call: str, error: Exception) -> PeerFailure:
-    return PeerFailure(f"{call}: {error}")
 
 
 def _check_fault_tolerance(MPI) -> None:

@@ -19,7 +19,7 @@ from random import Random
 
 import torch
 
-from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.base import PeerFailure, Revoked, Transport
 from ecrm.transport.simulated.baton import Baton
 from ecrm.transport.simulated.communicator import SHRINK, Call, CallMismatch, Communicator
 from ecrm.transport.simulated.faults import BEFORE, DURING, Fault, FaultPlan, PhaseFault, RandomFaults
@@ -169,7 +169,7 @@ class SimulatedCluster:
         if communicator.revoked and method != "agree":
             self._note(member, "refused")
             self._die_if(member, when)
-            raise PeerFailure(f"{method}: another rank is recovering from a failure")
+            raise Revoked(f"{method}: another rank is recovering from a failure")
         member.call = call = self._enter(member, method, contribution)
         if when == DURING:
             self._lose_part(member)
@@ -189,6 +189,8 @@ class SimulatedCluster:
             raise PeerFailure(f"{method}: lost touch with ranks {communicator.members}")
         self._note(member, "completes" if completed else "fails")
         self._die_if(member, when)
+        if not completed and not communicator.dead:
+            raise Revoked(f"{method}: another rank is recovering from a failure")
         if not completed:
             raise PeerFailure(f"{method}: of ranks {communicator.members} {sorted(communicator.dead)} died")
         return call.contributions

@@ -54,7 +54,7 @@ class RandomFaults:
     recovery_calls: int = 6
     together: float = 0.2
     lost_touch: float = 0.0
-    most_lost_touch: int = 4
+    most_lost_touch: int = 3
     may_kill: Callable[[int, tuple[int, ...]], bool] = lambda rank, killed: True
 
     @staticmethod
