@@ -42,7 +42,7 @@ def dot_interaction_backward(
 
     gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. sums: float32 [U, D], contiguous, overwritten by the
     gradients of `values`; None: new, as those of `dense` are. Each row's gradients are summed in the order of
-    `places`, so that the bits are the same on every machine.
+    `places`, so that the bits are the same on every machine, but for the sign and payload of NaNs.
     """
     chosen, features = _checked(dense, values, places, backend)
     batch, width = dense.shape

@@ -15,7 +15,7 @@ def scatter_add(
     seen: torch.Tensor | None = None,
     picked: torch.Tensor | None = None,
 ) -> None:
-    """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order: the same bits on every machine.
+    """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order: the same bits on every machine, but for the sign and payload of NaNs.
 
     Legend: U rows of D floats, n rows added.
     out: float32 [U, D], changed. index: int64 [n], contiguous, may repeat. values: float32 [n, D].

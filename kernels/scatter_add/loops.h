@@ -2,7 +2,7 @@
 
 constexpr int64_t kRowsAhead = 24;
 
-// Element by element, one addition each, in the order of `index`: no instruction set can change a bit of the result. Of
+// Element by element, one addition each, in the order of `index`: no instruction set can change a bit but a NaN's. Of
 // rows that are not `seen` whatever they hold counts as zero, over `width` floats; null: all are. `picked`: which value is
 // the i-th; null: the i-th.
 static void add(float* out, int64_t out_stride, int64_t width, const int64_t* index, int64_t n, const float* values,

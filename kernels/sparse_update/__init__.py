@@ -95,7 +95,7 @@ def sparse_update(
     may begin at the address of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not checked.
     log: gets the deltas merged into it (`merge_records`), with zeros for what its records have beyond B bytes; None: not wanted. Not together with `delta`.
     All matrices may be views with a row stride, if rows are contiguous. Formulas, the order of operations and how close
-    they are to FBGEMM's: README.md. All backends agree to the last bit, but for the payload of NaNs in 16-bit weights.
+    they are to FBGEMM's: README.md. All backends agree to the last bit, but for the sign and payload of NaNs.
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
     widths = state_widths(optimizer, weights.shape[1] if weights.dim() == 2 else 0)
