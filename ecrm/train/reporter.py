@@ -165,7 +165,7 @@ class Reporter:
     def _interrupted(self, fields: dict[str, Any]) -> str:
         why = f": {fields['why']}" if fields["why"] else ""
         return (
-            f"! step {fields['step']} interrupted ({fields['phase']}), no rank died; back at commit {fields['committed']} after "
+            f"! step {fields['step']} interrupted ({fields['phase']}), all ranks live; back at commit {fields['committed']} after "
             f"{fields['recovery_seconds'] * 1000:.0f} ms{why}"
         )
 
