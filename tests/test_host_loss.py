@@ -7,7 +7,9 @@ temporary files of its own, reached by tests/programs/imitated_ssh.py: what runs
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -236,6 +238,115 @@ def test_a_host_reached_by_srun_is_lost(train, undisturbed):
     """A real allocation of real Slurm."""
     training = train(3, ONE_LOST, by="slurm")
     survives_the_loss(training, "h2", [1, 4], undisturbed)
+
+
+STANDSTILL = 2 * KEEP_ALIVE + 1
+"""Seconds within which a host is given up that another does not hear: 1.25 keep-alive times, and what TCP, looks and a busy machine add."""
+
+
+def given_up(training: Training, host: str, other: str, when: float) -> str:
+    """What the run says of hosts that do not hear each other; within the time that `STANDSTILL` allows the ranks of `host` are dead."""
+    training.wait_until_empty(host, STANDSTILL)
+    print(f"{host} was empty after {time.time() - when:.2f} s")
+    one, two = (training.hosts.namespace(name) for name in sorted((host, other)))
+    return (
+        f"ecrm: hosts {one} and {two} do not hear each other, though this machine hears both: "
+        f"host {training.hosts.namespace(host)} is given up\n"
+    )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("ways", ["both", "one", "other"])
+def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undisturbed, ways):
+    """The one behind in the hosts file, whichever way nothing comes."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    when = time.time()
+    for way, hosts in {"one": ("h1", "h2"), "other": ("h2", "h1")}.items():
+        if ways in ("both", way):
+            training.hosts.deafen(*hosts)
+    said = given_up(training, "h2", "h1", when)
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    assert run.output.count("do not hear each other") == run.output.count(said) == 1, run.output
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    gap = max(after - before for before, after in zip(finished, finished[1:]))
+    print(f"gap {gap:.2f} s")
+    assert KEEP_ALIVE < gap < STANDSTILL
+
+
+@pytest.mark.drill
+def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
+    """It is the first of the hosts file, and in more pairs than the others."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    when = time.time()
+    training.hosts.part("h1", "h2")
+    training.hosts.part("h1", "h3")
+    training.wait_until_empty("h1", STANDSTILL)
+    print(f"h1 was empty after {time.time() - when:.2f} s")
+    run = training.finish()
+    check(run, undisturbed, [[0, 3]])
+    assert run.output.count("do not hear each other") == run.output.count(f"host {training.hosts.namespace('h1')} is given up") == 1
+
+
+@pytest.mark.drill
+def test_two_hosts_that_do_not_hear_each_other_end_a_run_that_can_lose_none(train):
+    """The twin that must fail, and does within the same time."""
+    training = train(2, {"cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 0}, slots=3)
+    training.wait_for_step(30)
+    when = time.time()
+    training.hosts.part("h1", "h2")
+    said = given_up(training, "h2", "h1", when)
+    run = training.finish()
+    assert time.time() - when < STANDSTILL + 5
+    assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+    assert said in run.output and "more was lost than erasure k=2 m=1 can bring back" in run.output
+
+
+@pytest.mark.drill
+def test_two_hosts_that_do_not_hear_each_other_from_the_start_end_the_run(train):
+    training = train(3, ONE_LOST)
+    training.hosts.part("h1", "h2")
+    when = time.time()
+    run = training.finish()
+    print(f"ended after {time.time() - when:.2f} s")
+    assert run.code != 0 and not (run.folder / "summary.json").exists(), run.output
+    assert "do not hear each other, though this machine hears both" in run.output and "Traceback" not in run.output
+
+
+@pytest.mark.drill
+def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(train, undisturbed):
+    """Open MPI reports each end dead to the other, and a rank that hears that it is dead aborts; now and then one of them is told before it tells.
+    With m = 1 the run ends where the two ranks hold units of one stripe, or all dense replicas."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    if not break_a_connection(training.hosts, "h1", "h2"):
+        pytest.skip("this kernel does not end connections for ss --kill (CONFIG_INET_DIAG_DESTROY)")
+    when = time.time()
+    run = training.finish()
+    assert "I have been reported dead by someone else" in run.output
+    if run.code == 0:
+        dead = sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"])
+        check(run, undisturbed, [dead])
+    else:
+        why = json.loads((run.folder / "failure.json").read_text())["message"]
+        assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+        assert "more was lost than erasure k=2 m=1 can bring back" in why or "every replica of the dense model is lost" in why
+        dead = sorted(int(word) for word in re.findall(r"\d+", why.partition(" died: ")[0]))
+        assert time.time() - when < 5
+    print(f"exit code {run.code}, dead {dead}")
+    assert dead and sum(rank in (0, 3) for rank in dead) <= 1 >= sum(rank in (1, 4) for rank in dead) and set(dead) <= {0, 1, 3, 4}
+
+
+def break_a_connection(hosts: ImitatedHosts, name: str, other: str) -> bool:
+    """Reset one TCP connection between ranks of two hosts; False where the kernel does not do that (INET_DIAG_DESTROY)."""
+    ss = ["ip", "netns", "exec", hosts.namespace(name), "ss", "-tnH"]
+    to_other = ["dst", hosts.address(other)]
+    first = subprocess.run([*ss, "state", "established", *to_other], capture_output=True, text=True, check=True).stdout.split()
+    here, there = (end.rpartition(":")[2] for end in first[2:4])
+    words = ["--kill", *to_other, "sport", "=", f":{here}", "dport", "=", f":{there}"]
+    return bool(subprocess.run([*ss, *words], capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.drill

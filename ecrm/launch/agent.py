@@ -7,7 +7,7 @@ the rank's command, folder and variables.
 
 A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see Link), so a
 host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed; where the agent stands
-stopped itself, its rank's guard kills the rank.
+stopped itself, its rank's guard kills the rank. Addresses that acknowledge nothing of what the rank sends them are told to the head.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
+UNACKNOWLEDGED, BETWEEN_LOOKS = 1.0, 0.1  # of the keep-alive time: more than the head's patience with a host that is lost
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6  # the rank's guard's, by this variable, with an agent that stands stopped
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -57,6 +58,16 @@ class Link:
         self._number = self._last = 0
         self._next_beat = 0.0
         self._unread = b""
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side."""
+        return self._socket.getpeername()[0]
+
+    @property
+    def heard(self) -> float:
+        """When something last came, by time.monotonic."""
+        return self._heard
 
     def fileno(self) -> int:
         """For select."""
@@ -131,6 +142,48 @@ class Link:
             raise Lost(f"the connection broke: {error.strerror}") from None
 
 
+class Unacknowledged:
+    """Addresses that have acknowledged nothing for `seconds` of what this process's descendants sent to them, as /proc/net/tcp tells."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._repeating: dict[str, tuple[int, float, str]] = {}  # by inode: how often in a row, since when, to which address
+        self._next_look = 0.0
+
+    def look(self) -> list[str]:
+        """Empty between looks."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return []
+        self._next_look = now + BETWEEN_LOOKS * self._seconds
+        before, self._repeating = self._repeating, {}
+        with contextlib.suppress(OSError), open("/proc/net/tcp") as file:
+            for line in list(file)[1:]:
+                fields = line.split()
+                times, inode = int(fields[6], 16), fields[9]
+                if times:
+                    last, since, _ = before.get(inode, (0, now, ""))
+                    self._repeating[inode] = times, since if times >= last else now, _address(fields[2])
+        late = {f"socket:[{inode}]": to for inode, (_, since, to) in self._repeating.items() if now - since >= self._seconds}
+        return sorted({late[name] for name in _sockets(_descendants(os.getpid())) if name in late}) if late else []
+
+
+def _address(field: str) -> str:
+    """The IPv4 address of a field ADDRESS:PORT of /proc/net/tcp, which has it as a number of this machine's byte order."""
+    return socket.inet_ntoa(int(field.partition(":")[0], 16).to_bytes(4, sys.byteorder))
+
+
+def _sockets(pids: set[int]) -> set[str]:
+    """What /proc calls the sockets of these processes."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
+
+
 def main() -> int:
     """Take the order, run the rank, tell the head how it ended; nothing of it runs any more on return."""
     order = _take_order()
@@ -183,6 +236,7 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
         return {"error": f"{error.filename}: {error.strerror}"}
     ended = os.pidfd_open(rank.pid)
     stopped_since: float | None = None
+    unacknowledged = Unacknowledged(UNACKNOWLEDGED * order["keep_alive"])
     try:
         while True:
             ready, _, _ = select.select([link, ended], [], [], link.beat())
@@ -192,8 +246,11 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
             for message in link.receive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, message["signal"])
-            while change := os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
-                stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
+            if addresses := unacknowledged.look():
+                link.send(unheard=addresses)
+            with contextlib.suppress(ChildProcessError):  # what Linux says of one that has ended since
+                while change := os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                    stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
             if stopped_since is not None and time.monotonic() - stopped_since > order["keep_alive"]:
                 rank.kill()
     finally:

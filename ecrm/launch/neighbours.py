@@ -65,6 +65,10 @@ class Noticeboard:
                     notes[int(name)] = Note(int(pid), began)
         return notes
 
+    def living(self) -> set[int]:
+        """The ranks of notes whose processes are there."""
+        return {rank for rank, note in self.notes().items() if (stat := _stat(note.pid))[1] == note.began and stat[0] not in ("Z", "X")}
+
 
 class AwakeClock:
     """Seconds, for one that looks at it all the time: of those in which it stood stopped itself, at most `longest` count.

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch import agent
 from ecrm.launch.agent import PATIENCE, START_SECONDS, Link, Lost
+from ecrm.launch.cuts import Cuts
 from ecrm.launch.hosts import Host, place, read_hosts
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Noticeboard
 from ecrm.launch.prctl import when_parent_ends
@@ -113,9 +114,9 @@ class Reach:
         for number in agent.PASSED_ON:
             signal.signal(number, lambda *_: None)
 
-    def run(self, between: Callable[[], None]) -> dict[str, Any]:
+    def run(self, cuts: Cuts, between: Callable[[], None]) -> dict[str, Any]:
         """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up. Calls `between` every now and
-        then while it runs."""
+        then while it runs. A rank whose host is given up, as `cuts` tells, is killed."""
         patience = START_SECONDS * (1 + self._place // AT_ONCE)
         deadline = time.monotonic() + patience
 
@@ -127,12 +128,18 @@ class Reach:
 
         with turn(self._host.name, self._place, wait_for_turn):
             link = self._connect()
+        cuts.is_at(link.peer)
         while True:
             self._wait([link], link.beat())
             between()
+            if cuts.given_up(link.heard):
+                link.send(signal=signal.SIGKILL)
             for number in self._signalled():
                 link.send(signal=number)
             for message in link.receive():
+                if isinstance(message.get("unheard"), list):
+                    cuts.unheard(message["unheard"])
+                    continue
                 if "error" in message:
                     raise Lost(f"cannot start the rank there: {message['error']}")
                 if not isinstance(message.get("exit", message.get("signal")), int):
@@ -238,8 +245,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parent = os.getppid()
     try:
         rank, ranks = (int(os.environ[name]) for name in ("PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
-        placed = place(read_hosts(args.hosts), ranks, args.hosts)
-        _be(rank, placed[rank], placed[:rank].count(placed[rank]), args)
+        _be(rank, place(read_hosts(args.hosts), ranks, args.hosts), args)
     except (EcrmError, OSError) as error:
         _say(f"ecrm: error: {error}")
     except BaseException as error:  # noqa: BLE001 - see above
@@ -249,14 +255,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     _die()
 
 
-def _be(rank: int, host: Host, place_there: int, args: argparse.Namespace) -> NoReturn:
-    parent = os.getppid()
-    Noticeboard(who=CLIENTS).put(rank, os.getpid())
+def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn:
+    parent, host = os.getppid(), placed[rank]
+    clients = Noticeboard(who=CLIENTS)
+    clients.put(rank, os.getpid())
     others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
-    reach = Reach(host, place_there, args.head, args.keep_alive, args.starter, args.command)
-    begins = Beginning(args.begun)
+    reach = Reach(host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command)
+    begins, cuts = Beginning(args.begun), Cuts(rank, placed, args.keep_alive, clients, _say)
     try:
-        end = reach.run(lambda: others.look() if begins.is_over() else None)
+        end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)
     except Lost as error:
         begun = begins.is_over(now=True)
         _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
@@ -266,6 +273,8 @@ def _be(rank: int, host: Host, place_there: int, args: argparse.Namespace) -> No
         _die()
     if "signal" in end:
         reach.leave(OUTPUT_SECONDS)
+        if cuts.is_gone() and not begins.is_over(now=True):
+            _end_all(parent)
         _die()
     reach.leave(LEAVE_SECONDS)
     os._exit(end["exit"])
