@@ -43,7 +43,7 @@ def test_survivable_schedules_finish_with_the_oracles_bits():
     assert totals.deaths > 1100 and totals.recoveries > 650 and totals.reshapes > 45 and totals.commits > 2800
     least = {
         "deaths inside recovery": 300, "deaths at the instant of another": 100, "deaths with the rest of a host": 7,
-        "calls that failed though nobody died": 300, "schedules with erasure": 250, "schedules with chain": 15, "schedules with replicate": 35,
+        "calls that failed though nobody died": 270, "schedules with erasure": 250, "schedules with chain": 15, "schedules with replicate": 35,
         "schedules on FBGEMM's storage": 25, "schedules with wide stripes": 12,
     }  # fmt: skip
     assert {kind for kind, count in least.items() if totals.mix[kind] < count} == set(), totals
