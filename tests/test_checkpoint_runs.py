@@ -187,3 +187,25 @@ def test_a_checkpoint_that_is_not_there_or_not_whole_is_refused_by_name(capsys, 
     (last / "manifest.json").unlink()
     code, line = _said(capsys, tmp_path, criteo_rows, last)
     assert code == 4 and "incomplete" in line
+
+
+@pytest.mark.drill
+def test_a_run_ends_early_at_the_same_step_with_kills_and_gone_on_with(tmp_path, criteo_rows):
+    """The best evaluation, its checkpoint and the end for want of gain are the same, whoever dies, and after --resume."""
+    early = {**BASE, "train.eval_every_steps": 4, "train.stop_after_evaluations_without_gain": 2, "train.log_every_steps": 4}
+    early |= {"checkpoint.keep_best": "auc", "checkpoint.every_steps": 3, "checkpoint.keep": 1, "train.sparse_lr": 5.0}
+    calm = launch(tmp_path / "calm", criteo_rows, early)
+    assert calm.code == 0, calm.output
+    ended = calm.summary["ended_early"]
+    assert calm.summary["completed"] and ended["step"] == calm.summary["steps"] < 40, calm.output
+    assert f"training ends at step {ended['step']} of 40" in calm.output
+    at = ended["best_step"]
+    best = calm.folder / "checkpoints" / "best"
+    assert Checkpoint.open(best.resolve()).step == at
+    assert main(["export", str(best), "--output", str(tmp_path / "best.safetensors")]) == 0
+    first = launch(tmp_path / "first", criteo_rows, {**early, "train.steps": at + 1}, kills=(f"1@{at}:update",))
+    assert first.code == 0, first.output
+    second = resume(tmp_path / "second", criteo_rows, tmp_path / "first", {**early, "cluster.servers": 5})
+    assert second.code == 0, second.output
+    assert (second.model, second.summary["ended_early"]) == (calm.model, ended), second.output
+    assert Checkpoint.open((tmp_path / "second" / "checkpoints" / "best").resolve()).step == at

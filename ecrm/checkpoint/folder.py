@@ -17,6 +17,8 @@ from ecrm.checkpoint.manifest import Manifest, checksums_of
 from ecrm.errors import DataError, EcrmError, UsageError
 
 FOLDER = "checkpoints"
+BEST = "best"
+"""A link in the folder to the checkpoint of the best evaluation."""
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -148,10 +150,34 @@ class CheckpointFolder:
         whole, _ = find(self.path)
         return whole[0].step if whole else 0
 
+    def mark_best(self, checkpoint: Path) -> None:
+        """Let `best` lead to a complete checkpoint, here or in another run's folder, from now on."""
+        link = self.path / f".{BEST}"
+        self.disk.remove(link)
+        link.symlink_to(checkpoint.name if checkpoint.parent == self.path else checkpoint.absolute())
+        self.disk.rename(link, self.path / BEST)
+        self.disk.sync_folder(self.path)
+
+    def inherit_best(self, began_from: Checkpoint) -> None:
+        """Let `best` lead where it does beside the checkpoint that this run begins from, in another folder, unless that is a later one."""
+        best = CheckpointFolder(began_from.path.parent).best
+        if best is not None and self.path.resolve() not in (best.parent, began_from.path.parent.resolve()):
+            if Checkpoint.open(best).step <= began_from.step:
+                self.disk.make_folder(self.path)
+                self.mark_best(best)
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint that `best` leads to, if it is there."""
+        best = (self.path / BEST).resolve()
+        return best if (best / manifests.NAME).exists() else None
+
     def prune(self, keep: int) -> None:
-        """Remove what the newest `keep` complete checkpoints do not need: later drafts and earlier checkpoints."""
+        """Remove what neither `best` nor the newest `keep` complete checkpoints need: later drafts and earlier checkpoints."""
         whole, _ = find(self.path)
-        needed = {link.step for checkpoint in whole[:keep] for link in checkpoint.chain}
+        best = self.best
+        kept = [checkpoint for checkpoint in whole if best is not None and checkpoint.path.resolve() == best]
+        needed = {link.step for checkpoint in (*whole[:keep], *kept) for link in checkpoint.chain}
         for step in sorted(_steps(self.path), reverse=True):
             if whole and step not in needed and step < whole[0].step:
                 self._discard(self.path / name_of(step))

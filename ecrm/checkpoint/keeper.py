@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.checkpoint.folder import CheckpointFolder, name_of
+from ecrm.checkpoint.manifest import NAME as MANIFEST
 from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.write import Part
 from ecrm.engine.engine import Engine
@@ -43,6 +45,7 @@ class CheckpointPolicy:
     full_every: int = 8
     keep: int = 2
     at_end: bool = True
+    keep_best: str = "none"
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
@@ -55,7 +58,8 @@ class Checkpoints:
     `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on. `written_bytes` counts
     this rank's share of the checkpoints that were written to their end, but for the manifest. `first` is the step whose checkpoint the run
     began from, the engine's step by default, 0 where there is none. `not_finite(step, why)` is called on every rank
-    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may end the run.
+    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may end the run. `evaluations(step)` are
+    those before a step, for its manifest. `began_from` is the checkpoint that the run goes on from, in whichever folder.
     """
 
     def __init__(
@@ -69,12 +73,15 @@ class Checkpoints:
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
         first: int | None = None,
         not_finite: Callable[[int, str], None] = lambda step, why: None,
+        evaluations: Callable[[int], list[list[float]]] = lambda step: [],
+        began_from: Path | None = None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
         self._tell, self._clock, self._background, self._not_finite = tell, clock, background, not_finite
+        self._evaluations, self._began_from = evaluations, began_from
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
-        self._stopping = False
+        self._stopping = self._ending = False
         self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
         self._why = ""  # the last one that failed did so
         self._stop_by: float | None = None
@@ -90,6 +97,7 @@ class Checkpoints:
         self._last: int | None = None  # the step of the last checkpoint, None while that is not known to all
         self._base: Manifest | None = None  # what the next one may add to
         self._look_at = 0  # the step to look at the clock again
+        self._ending = False  # whether this step is the last, though not that of the policy
 
     def went_back(self) -> None:
         """After StepAborted: what this rank knew may not be what the others know."""
@@ -135,7 +143,42 @@ class Checkpoints:
         self.finish()
 
     def finish(self) -> None:
-        """Collective, after the last step: see the last checkpoint through, if the disk lets it."""
+        """Collective, after the last step, whichever it is: see its checkpoint through, if the disk lets it."""
+        self._ending = True
+        self._see_through()
+
+    def keep_best(self) -> None:
+        """Collective, at an evaluation that is the best yet: have a checkpoint of this step, and keep it as `best`."""
+        engine = self._engine
+        self._see_through()
+        if self._last != engine.step:
+            self._begin()
+            self._see_through()
+        trouble = ""
+        with engine.recovering():
+            if engine.rank == engine.view.reporter:
+                trouble = self._mark_best(engine.step)
+            shared = engine.transport.share([torch.tensor(list(trouble.encode()), dtype=torch.uint8)])
+            if not engine.transport.agree(True):
+                raise PeerFailure("a rank died")
+        if why := bytes(shared[engine.view.reporter][0].tolist()).decode():
+            self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
+
+    def _mark_best(self, step: int) -> str:
+        """What kept this rank from it, empty where nothing did; without a complete checkpoint of the step all have been told why."""
+        places = [self._folder.path / name_of(step)]
+        places += [path for path in (self._began_from,) if path is not None and path.name == name_of(step)]
+        whole = [path for path in places if (path / MANIFEST).exists()]
+        try:
+            if whole:
+                self._folder.mark_best(whole[0])
+                self._folder.prune(self._policy.keep)
+        except OSError as error:
+            return f"cannot keep it as the best in {self._folder.path}: {error.strerror or error}"
+        return ""
+
+    def _see_through(self) -> None:
+        """Collective: `between_steps` until no checkpoint is being written, if the disk lets it."""
         self.between_steps()
         deadline = self._clock() + GIVE_UP_SECONDS
         while self._part is not None:
@@ -162,7 +205,7 @@ class Checkpoints:
     def _overdue(self) -> float:
         """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
         policy, step = self._policy, self._engine.step
-        if policy.at_end and (self._stopping or step >= policy.steps) and step > self._kept and step != self._tried:
+        if policy.at_end and (self._stopping or self._ending or step >= policy.steps) and step > self._kept and step != self._tried:
             return math.inf
         if step <= self._last:
             return -1.0
@@ -241,6 +284,7 @@ class Checkpoints:
             space_rows=[space.rows for space in engine.spaces],
             files=[entry for entries, _, _ in said.values() for entry in entries],
             dense=part.dense_shapes if reports else [],
+            evaluations=self._evaluations(part.step),
         )
         written = [json.dumps(manifest.dense), ""]
         if reports:

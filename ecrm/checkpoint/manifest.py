@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ class Manifest:
     `step` steps are in it, which is the data position too. `identity`: everything that the bits of the model depend on, by
     config key. `base`: None for a full one, else {"step", "checksum"} of the checkpoint it adds to, `chain` being how many
     follow on the full one. `record_bytes` and `space_rows` by row space. `files`: {"name", "space", "rows", "frames",
-    "bytes", "crc32"} each, the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn.
+    "bytes", "crc32"} each, the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn. `evaluations`: those
+    of the run before that step, [step, AUC, log loss, sum of training losses] each.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Manifest:
     space_rows: list[int]
     files: list[dict[str, Any]]
     dense: list[dict[str, Any]]
+    evaluations: list[list[float]] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -56,10 +58,15 @@ class Manifest:
     @property
     def checksum(self) -> int:
         """CRC-32 of all that the manifest says."""
-        return zlib.crc32(_canonical({"format": FORMAT, "format_version": VERSION, **asdict(self)}))
+        return zlib.crc32(_canonical(self._fields))
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        fields = {"format": FORMAT, "format_version": VERSION, **asdict(self)}
+        return fields if self.evaluations else {name: value for name, value in fields.items() if name != "evaluations"}
 
     def to_bytes(self) -> bytes:
-        fields = {"format": FORMAT, "format_version": VERSION, **asdict(self), "manifest_crc32": self.checksum}
+        fields = {**self._fields, "manifest_crc32": self.checksum}
         return json.dumps(fields, indent=1).encode() + b"\n"
 
 

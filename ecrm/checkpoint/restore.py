@@ -31,7 +31,7 @@ class Restorer:
 
     Without either it is the undisturbed start, unless the run was resumed. `say` gets a line for each checkpoint that is
     refused, on one rank. Of those in its folder the run's own have its `identity`, if that is given. The same folders must be seen
-    by all ranks.
+    by all ranks. `loaded` is the last one loaded.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Restorer:
     ) -> None:
         self._own, self._resumed, self._say = own, [checkpoint.path for checkpoint in resumed], say
         self._identity = identity
+        self.loaded: Checkpoint | None = None
 
     def restore(
         self,
@@ -64,6 +65,7 @@ class Restorer:
                 if first:
                     self._tidy(refused, checkpoint.step)
                 _load(checkpoint, transport, layouts, hosted, protection, view)
+                self.loaded = checkpoint
                 return checkpoint.step, read_dense(checkpoint)
             refused.append(f"checkpoint {path} is not used: {problem}")
         if self._resumed:

@@ -186,7 +186,18 @@ def problems_of_fit(config: Config) -> list[Problem]:
             {"protection.name": "erasure"},
             {"protection.scrub_rows_per_step": 0},
         ))
-    if protection.name in NEED_CHECKPOINTS and not config.checkpoints:
+    if not train.eval_every_steps or not config.data.eval_fraction:
+        wrong = "train.eval_every_steps" if not train.eval_every_steps else "data.eval_fraction"
+        right = {wrong: 100 if not train.eval_every_steps else 0.1}
+        for name, value, off in (
+            ("checkpoint.keep_best", config.checkpoint.keep_best, "none"),
+            ("train.stop_after_evaluations_without_gain", train.stop_after_evaluations_without_gain, 0),
+        ):
+            if value != off:
+                problems.append(_problem(
+                    f"{name} is {show(value)}, which goes by evaluations while training, but {wrong} is 0", right, {name: off}
+                ))
+    if protection.name in NEED_CHECKPOINTS and not (config.checkpoint.every_steps or config.checkpoint.every_minutes):
         problems.append(_problem(
             f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
             "checkpoint.every_minutes are both 0",

@@ -100,6 +100,11 @@ class TrainConfig:
     dense_optimizer: str = key("adagrad", "optimizer of the dense parts", choices=("adagrad", "sgd", "adam"))
     dense_lr: float = key(0.01, "learning rate of the dense parts", above=0, maximum=MAX_RATE)
     eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
+    stop_after_evaluations_without_gain: int = key(
+        0,
+        "end the run once so many evaluations in a row were no better than the best before, by checkpoint.keep_best or else by auc; 0 = never",
+        minimum=0,
+    )
     log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
     on_nonfinite: str = key(
         "stop",
@@ -205,8 +210,14 @@ class CheckpointConfig:
         "full", "full = every row ever updated; incremental = rows changed since the one before", choices=("full", "incremental")
     )
     full_every: int = key(8, "with kind incremental, every so many checkpoints are full", minimum=1)
-    keep: int = key(2, "complete checkpoints kept, not counting those that they add to", minimum=1)
+    keep: int = key(2, "complete checkpoints kept, not counting those that they add to, and that of checkpoint.keep_best", minimum=1)
     at_end: bool = key(True, "keep the model in the run folder: a checkpoint after the last step, and where the run is asked to stop")
+    keep_best: str = key(
+        "none",
+        "auc or logloss = the checkpoint of the best evaluation so far by that measure, written at the evaluation, is kept as "
+        "checkpoints/best, however old",
+        choices=("none", "auc", "logloss"),
+    )
 
 
 @dataclass(frozen=True)
@@ -291,7 +302,8 @@ class Config:
     @property
     def checkpoints(self) -> bool:
         """Whether checkpoints are written."""
-        return bool(self.checkpoint.every_steps or self.checkpoint.every_minutes)
+        checkpoint = self.checkpoint
+        return bool(checkpoint.every_steps or checkpoint.every_minutes or checkpoint.keep_best != "none")
 
     @property
     def failures_survived(self) -> int:

@@ -57,6 +57,7 @@ from ecrm.train.counted import CountedTransport
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.flip import FlipSwitch
 from ecrm.train.guard import Guarded
+from ecrm.train.history import History
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
@@ -230,16 +231,24 @@ def _run(
     about["set_up_seconds"] = time.monotonic() - began
     waiting.over()
     reporter.started(about, _in_words(config, protection, about, steps))
+    by = "logloss" if config.checkpoint.keep_best == "logloss" else "auc"
+    loaded = durable.loaded if isinstance(durable, Restorer) else None
+    held_out = ("data", "data.eval_fraction")  # evaluations of other samples say nothing here
+    goes_on_measured = loaded is not None and all(loaded.manifest.identity.get(key) == start.identity[key] for key in held_out)
+    history = History(by, loaded.manifest.evaluations if goes_on_measured else ())
     checkpoints = None
     if own is not None and (config.checkpoints or config.checkpoint.at_end):
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
         first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
         checkpoints = Checkpoints(
-            engine, own, start.identity, policy, reporter.event, first=first, not_finite=watch.checkpoint
-        )
+            engine, own, start.identity, policy, reporter.event, first=first, not_finite=watch.checkpoint,
+            evaluations=history.to_json, began_from=None if loaded is None else loaded.path,
+        )  # fmt: skip
+        if goes_on_measured and config.checkpoint.keep_best != "none":
+            together(transport, lambda: engine.rank == engine.view.reporter and own.inherit_best(loaded))
     trainer = Trainer(
         engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints, watch,
-        start.data_began,
+        start.data_began, history, reporter.event,
     )  # fmt: skip
     gc.collect()
     gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
@@ -433,7 +442,8 @@ def _check_shared(config: Config, run_dir: Path, strangers: Sequence[int], live:
     if strangers and (config.checkpoints or config.checkpoint.at_end):
         error = UsageError(
             f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank {live[0]}, and checkpoints need one: name a folder "
-            "on storage that all ranks share, or set checkpoint.at_end=false, checkpoint.every_steps=0 and checkpoint.every_minutes=0"
+            "on storage that all ranks share, or write none: checkpoint.at_end=false, checkpoint.keep_best=none, "
+            "checkpoint.every_steps=0 and checkpoint.every_minutes=0"
         )
         error.speaker = live[0]
         raise error

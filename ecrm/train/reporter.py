@@ -197,6 +197,15 @@ class Reporter:
     def _checkpoint_failed(self, fields: dict[str, Any]) -> str:
         return f"! no checkpoint of step {fields['step']}: {fields['why']}"
 
+    def _overfitting(self, fields: dict[str, Any]) -> str:
+        return (
+            f"! the held-out auc has fallen in {fields['evaluations']} evaluations in a row, from {fields['auc_before']:.4f} at step "
+            f"{fields['step_before']} to {fields['auc']:.4f}, while the training loss fell: the model overfits"
+        )
+
+    def _ended_early(self, fields: dict[str, Any]) -> str:
+        return f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
+
     def _not_finite(self, fields: dict[str, Any]) -> str:
         return f"! {fields['why']}; {REMEDY}; training goes on"
 

@@ -26,6 +26,7 @@ from ecrm.model.origin import origin
 from ecrm.protection.base import VerifyReport
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.finite import FiniteWatch
+from ecrm.train.history import FALLS, History
 from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress, Tell
@@ -58,9 +59,13 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         watch: FiniteWatch | None = None,
         data_began: int = 0,
+        history: History | None = None,
+        event: Callable[[dict[str, Any]], None] = lambda fields: None,
     ) -> None:
         self.stopped, self.unkept = False, ""
         self._watch = watch or FiniteWatch(stop=True, window=1, tell=lambda fields: None)
+        self._history, self._event = history or History(), event
+        self._ended_early: dict[str, Any] | None = None
         self._checkpoints, self._first_step, self._data_began = checkpoints, engine.step, data_began
         self._asked = asked
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
@@ -115,11 +120,14 @@ class Trainer:
             self._engine.heed_stop()
         elif self._engine.stopping:
             raise StopAgreed
+        self._ended_early = None
         while self._engine.step < self._steps:
             if self._checkpoints is not None:
                 self._checkpoints.between_steps()
             if self._evaluation_is_due(self._engine.step):
                 self._evaluate()
+                if self._ended_early is not None:
+                    break
             self._train_step()
             if self._engine.stopping:
                 raise StopAgreed
@@ -181,7 +189,7 @@ class Trainer:
         self._kept = {key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2}
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self, keep: bool = True) -> Evaluation:
         stand_in = self._engine.protection.stand_in
         away = [] if stand_in is None else sorted(stand_in.away)
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
@@ -204,8 +212,30 @@ class Trainer:
                 area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
                 without = f" without shard{'s' if len(away) > 1 else ''} {', '.join(map(str, away))}" if away else ""
                 say(f"evaluation at step {self._engine.step}{without}: auc {area}  log loss {loss}")
+        self._judge(result, keep)
         self._progress.restart_clock()
         return result
+
+    def _judge(self, result: Evaluation, keep: bool) -> None:
+        """Collective: `keep` the model of the best evaluation, tell of overfitting, and find out whether training ends here."""
+        engine, history, step = self._engine, self._history, self._engine.step
+        history.add(step, result)
+        self._last_evaluation, self._ended_early = result, None
+        if history.best is None:
+            return
+        if keep and self._config.checkpoint.keep_best != "none" and history.best.step == step:
+            self._checkpoints.keep_best()
+        if history.overfit is not None:
+            before, last = history.overfit
+            self._event({
+                "event": "overfitting", "step": step, "evaluations": FALLS, "auc": last.auc, "auc_before": before.auc, "step_before": before.step,
+            })  # fmt: skip
+        patience = self._config.train.stop_after_evaluations_without_gain
+        if patience and history.without_gain >= patience and engine.step < self._steps:
+            best = history.in_words(history.best)
+            why = f"none of {history.without_gain} evaluations since was better than {best}"
+            self._ended_early = {"step": step, "steps_wanted": self._steps, "best_step": history.best.step, "why": why}
+            self._event({"event": "ended_early", **self._ended_early})
 
     def _finish(self) -> dict[str, Any] | None:
         """Rebuild what is left, scrub, verify, keep the model, evaluate, take the digests, write the summary, and agree that it is so.
@@ -214,6 +244,7 @@ class Trainer:
         parity that is rejected.json, and every rank raises ParityMismatch.
         """
         engine = self._engine
+        engine.commit()
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._started
         if self._profile is not None:
@@ -234,7 +265,7 @@ class Trainer:
         if self._checkpoints is not None and right:
             self._checkpoints.finish()
             self.unkept = self._checkpoints.unkept
-        evaluation = self._evaluate()
+        evaluation = self._last_evaluation if self._ended_early is not None else self._evaluate(keep=right)
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
@@ -350,6 +381,7 @@ class Trainer:
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "interruptions": engine.failures.interruptions,
             "restored": engine.failures.restored,
+            "ended_early": self._ended_early,
             "failures_left": engine.failures_left,
             **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),
             "kernels_ran": {operation: took for rank in traffic for operation, took in sorted(rank["kernels"].items())},
