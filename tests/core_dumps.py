@@ -10,11 +10,16 @@ from pathlib import Path
 def why_no_core_files() -> str | None:
     """Why a process that crashes leaves no file in its current folder; None where it does."""
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
-    return None if pattern and pattern[0] not in "|/" else f"core dumps go elsewhere: /proc/sys/kernel/core_pattern is {pattern!r}"
+    if pattern and pattern[0] not in "|/":
+        return None
+    return f"core dumps go elsewhere: /proc/sys/kernel/core_pattern is {pattern!r}"
 
 
 def mappings(pid: int) -> Iterator[tuple[range, str, set[str]]]:
-    """Addresses, name (as proc_pid_maps(5) has it) and VmFlags of what a process has mapped; `dd` is a flag of what dumps leave out."""
+    """Addresses, name (as in proc_pid_maps(5)) and VmFlags of what a process has mapped.
+
+    Dumps leave out what has the flag `dd`.
+    """
     addresses, name = range(0), ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if header := re.match(r"([0-9a-f]+)-([0-9a-f]+) (?:\S+ ){3}\d+ *(.*)", line):

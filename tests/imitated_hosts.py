@@ -83,12 +83,12 @@ class ImitatedHosts:
         _ip("-n", self.namespace(name), "route", "add", "blackhole", f"{next(self.subnet.hosts())}/32")
 
     def deafen(self, name: str, other: str) -> None:
-        """What a host sends to another one is lost on the way; the head machine, and all others, hear both."""
+        """What a host sends to another one is lost on the way; all others hear both."""
         nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
         _ip("-n", self.namespace(name), "neighbour", "replace", self.address(other), *nobody)
 
     def part(self, name: str, other: str) -> None:
-        """Two hosts do not hear each other any more; the head machine, and all others, hear both."""
+        """Two hosts do not hear each other any more; the head machine hears both."""
         self.deafen(name, other)
         self.deafen(other, name)
 

@@ -36,14 +36,22 @@ def _start(
     process_group: int | None = None,
     cores: Path | None = None,
 ) -> subprocess.Popen:
-    """`cores` is a folder for the memory of ranks that crash: the current one, where this machine's core_pattern is a relative name."""
+    """`cores` is a folder for the core files of ranks that crash: their current one."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     words = [sys.executable, *program, "launch", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
     for one in ("train.steps=400", "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):
         words += ["--set", one]
     for kill in kills:
         words += ["--kill", kill]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=process_group, cwd=cores,
-                            preexec_fn=cores and (lambda: resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)))  # fmt: skip
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=process_group,
+        cwd=cores,
+        preexec_fn=cores and (lambda: resource.setrlimit(resource.RLIMIT_CORE, unlimited)),
+    )
 
 
 def _state(pid: int) -> str:
@@ -196,14 +204,22 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_row
     cores.mkdir()
     process = _start(folder, criteo_rows, cores=cores)
     ranks = {rank["rank"]: rank["pid"] for rank in _ranks(folder)}
-    lent = [(len(addresses), flags) for addresses, name, flags in mappings(ranks[1]) if name.startswith("/memfd:ecrm")]
+    lent = [
+        (len(addresses), flags)
+        for addresses, name, flags in mappings(ranks[1])
+        if name.startswith("/memfd:ecrm")
+    ]
     assert len(lent) == len(ranks) and all("dd" in flags for _, flags in lent)
     os.kill(ranks[1], signal.SIGSEGV)
     run = _finish(process, folder)
-    assert (run.model, [failure["ranks"] for failure in run.summary["failures"]]) == (undisturbed, [[1]])
+    assert (run.model, [failure["ranks"] for failure in run.summary["failures"]]) == (
+        undisturbed,
+        [[1]],
+    )
     (core,) = cores.iterdir()
-    print(f"{sum(size for size, _ in lent):,} bytes lent, core file of {core.stat().st_size:,}, gap {_longest_gap(run):.2f} s")
-    assert 10 << 20 < core.stat().st_size < 2 << 30 < sum(size for size, _ in lent) / 20
+    size, all_lent = core.stat().st_size, sum(size for size, _ in lent)
+    print(f"{all_lent:,} bytes lent, core file of {size:,}, gap {_longest_gap(run):.2f} s")
+    assert 10 << 20 < size < 2 << 30 < all_lent / 20
     assert _longest_gap(run) < HANG_SECONDS + 2
 
 

@@ -1,4 +1,4 @@
-"""Hosts that do not hear each other: what an agent sees of it, and which of them the clients give up."""
+"""Hosts that do not hear each other: what an agent sees of it, and which the clients give up."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def test_as_few_hosts_as_can_be_are_given_up_the_last_first(pairs, gone):
 
 
 class Clients:
-    """The clients of six ranks on three hosts, whose agents were all heard just now, and the time."""
+    """The clients of six ranks on three hosts, whose agents were heard just now, and the time."""
 
     def __init__(self, folder: Path) -> None:
         self.now, self.alive, self.said = 100.0, set(range(len(PLACED))), []
         environ = {JOB_FOLDER: str(folder), JOB: "job"}
         self.cuts = [
-            Cuts(rank, PLACED, KEEP_ALIVE, self, self.said.append, environ, lambda: self.now) for rank in range(len(PLACED))
+            Cuts(rank, PLACED, KEEP_ALIVE, self, self.said.append, environ, lambda: self.now)
+            for rank in range(len(PLACED))
         ]
         for host, cuts in zip(PLACED, self.cuts):
             cuts.is_at(ADDRESSES[host.name])
@@ -56,7 +57,11 @@ class Clients:
     def given_up(self, heard: float | None = None) -> set[int]:
         """The ranks whose hosts are, once all who live have looked."""
         for _ in range(2):
-            gone = {rank for rank in sorted(self.alive) if self.cuts[rank].given_up(self.now if heard is None else heard)}
+            gone = {
+                rank
+                for rank in sorted(self.alive)
+                if self.cuts[rank].given_up(self.now if heard is None else heard)
+            }
         return gone
 
 
@@ -75,7 +80,11 @@ def test_of_two_hosts_the_last_is_given_up_and_that_is_said_once(clients):
     clients.alive -= {1, 4}
     clients.now += KEEP_ALIVE
     assert clients.given_up() == set()
-    assert clients.said == ["ecrm: hosts a and b do not hear each other, though this machine hears both: host b is given up"]
+    (said,) = clients.said
+    assert said == (
+        "ecrm: hosts a and b do not hear each other, though this machine hears both: "
+        "host b is given up"
+    )
 
 
 @pytest.mark.parallel
@@ -89,7 +98,10 @@ def test_a_host_in_more_pairs_is_given_up_and_only_that(clients):
 
 @pytest.mark.parallel
 def test_a_host_that_is_lost_costs_no_other(clients):
-    """First a and b do not hear each other since a is lost, which nobody knows yet: a's clients, who would have to say so, hear nothing."""
+    """a and b do not hear each other since a is lost, which nobody knows yet.
+
+    It would be for a's clients to give up b, but these have heard nothing since.
+    """
     clients.cuts[1].unheard([ADDRESSES["a"]])
     before, clients.now = clients.now, clients.now + KEEP_ALIVE
     assert clients.given_up(heard=before) == set()
@@ -111,7 +123,8 @@ WATCHER = """
 import socket, subprocess, sys, time
 from ecrm.launch.agent import Unacknowledged
 head, port, nobody, mine = sys.argv[1:]
-connect = f"import socket, time; s = socket.create_connection(({head!r}, {port})); s.sendall(b'x'); s.close(); socket.create_connection(({nobody!r}, 1))"
+heard = f"s = socket.create_connection(({head!r}, {port})); s.sendall(b'x'); s.close()"
+connect = f"import socket; {heard}; socket.create_connection(({nobody!r}, 1))"
 child = subprocess.Popen([sys.executable, "-c", connect])
 own = socket.socket()
 own.setblocking(False)
@@ -136,7 +149,8 @@ def test_an_agent_sees_what_its_rank_sends_in_vain():
         hosts.part("h1", "h3")
         program = ["ip", "netns", "exec", hosts.namespace("h1"), sys.executable, "-c", WATCHER]
         with socket.create_server((hosts.head, 0)) as server:
-            words = [*program, hosts.head, str(server.getsockname()[1]), hosts.address("h2"), hosts.address("h3")]
+            port = str(server.getsockname()[1])
+            words = [*program, hosts.head, port, hosts.address("h2"), hosts.address("h3")]
             began = time.monotonic()
             done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         both = sorted([hosts.address("h2"), hosts.address("h3")])
@@ -162,9 +176,14 @@ class Slow:
 
 
 def test_a_rank_that_ends_while_its_agent_is_busy_has_ended(tmp_path, monkeypatch):
-    """Linux says of it that it is no child; the agent took that for the loss of the head machine."""
+    """Linux says that it is no child, which the agent took for the loss of the head machine."""
     monkeypatch.chdir(tmp_path)
-    order = {"folder": str(tmp_path), "command": ["sh", "-c", "sleep 0.1; exit 3"], "variables": {}, "keep_alive": KEEP_ALIVE}
+    order = {
+        "folder": str(tmp_path),
+        "command": ["sh", "-c", "sleep 0.1; exit 3"],
+        "variables": {},
+        "keep_alive": KEEP_ALIVE,
+    }
     (tmp_path / "link").touch()
     with open(tmp_path / "link") as file:
         assert agent._run(order, Slow(file.fileno()), lambda: None) == {"exit": 3}

@@ -32,13 +32,19 @@ NO_SHELL, SHELL = "env X={host}", "sh -c {command} {host}"
 
 @pytest.fixture
 def reach(tmp_path):
-    """Starts a client as mpirun would, by default rank 1 of 2 on host `there`; of more, all others are there, too."""
+    """Starts a client as mpirun would, by default rank 1 of 2; rank 0 is on another host."""
     hosts = tmp_path / "hosts"
     hosts.write_text("here\nthere slots=100\n")
     clients = []
 
-    def start(*command: str, starter: str = NO_SHELL, keep_alive: float = KEEP_ALIVE, head: str = "127.0.0.1",
-              constant: str = "pass", **variables: str) -> subprocess.Popen:  # fmt: skip
+    def start(
+        *command: str,
+        starter: str = NO_SHELL,
+        keep_alive: float = KEEP_ALIVE,
+        head: str = "127.0.0.1",
+        constant: str = "pass",
+        **variables: str,
+    ) -> subprocess.Popen:
         program = f"import sys, ecrm.launch.reach as reach; {constant}; reach.main(sys.argv[1:])"
         line = [sys.executable, "-c", program, "--hosts", str(hosts), "--head", head]
         line += ["--keep-alive", str(keep_alive), "--starter", starter, "--", *command]
@@ -74,17 +80,30 @@ RANKS = 17
 
 
 @pytest.mark.parametrize("turns", [True, False])
-def test_ranks_of_a_host_are_started_in_turn_and_those_that_are_dropped_again(reach, tmp_path, turns):
-    """Sixteen ranks on one host, whose sshd drops connections beyond 10 that are not logged in; where they do not take turns, beyond 4."""
+def test_ranks_of_a_host_are_started_in_turn_and_those_that_are_dropped_again(
+    reach, tmp_path, turns
+):
+    """Sixteen ranks on one host, whose sshd drops those that log in beyond ten at once.
+
+    Without turns, beyond four.
+    """
     log, most = tmp_path / "log", 10 if turns else 4
     log.mkdir()
     starter = f"{sys.executable} {PROGRAMS / 'dropping_ssh.py'} {log} {most} env X={{host}}"
-    variables = {"OMPI_COMM_WORLD_SIZE": str(RANKS), **({JOB_FOLDER: str(tmp_path)} if turns else {})}
-    clients = [reach("echo", "well", starter=starter, PMIX_RANK=str(rank), **variables) for rank in range(1, RANKS)]
+    variables = {
+        "OMPI_COMM_WORLD_SIZE": str(RANKS),
+        **({JOB_FOLDER: str(tmp_path)} if turns else {}),
+    }
+    clients = [
+        reach("echo", "well", starter=starter, PMIX_RANK=str(rank), **variables)
+        for rank in range(1, RANKS)
+    ]
     ended = [(*client.communicate(timeout=60), client.returncode) for client in clients]
     assert [(output, code) for output, _, code in ended] == [("well\n", 0)] * len(clients), ended
     under_way = [int(file.read_text()) for file in log.glob("began-*")]
-    told = [line for _, errors, _ in ended for line in errors.splitlines() if "trying again" in line]
+    told = [
+        line for _, errors, _ in ended for line in errors.splitlines() if "trying again" in line
+    ]
     if turns:
         assert max(under_way) < AT_ONCE and len(under_way) == len(clients) and not told
     else:
@@ -98,37 +117,47 @@ def test_a_host_that_drops_every_connection_is_given_up(reach, tmp_path):
     _, errors = client.communicate(timeout=40)
     assert client.returncode == -signal.SIGKILL and len(list(tmp_path.glob("began-*"))) == 5
     assert [line for line in errors.splitlines() if line.startswith("ecrm: ")] == [
-        *(f"ecrm: host there: the starter ended with 255, trying again ({number} of 5)" for number in range(2, 6)),
-        f"ecrm: host there: rank 1 is given up: the starter ended with 255: {sys.executable} {PROGRAMS / 'dropping_ssh.py'} {tmp_path} 0 there "
-        f"{sys.executable} -I -S {agent.__file__}",
+        *(
+            f"ecrm: host there: the starter ended with 255, trying again ({number} of 5)"
+            for number in range(2, 6)
+        ),
+        f"ecrm: host there: rank 1 is given up: the starter ended with 255: "
+        f"{starter.format(host='there')} {sys.executable} -I -S {agent.__file__}",
     ]
 
 
 def test_a_turn_that_does_not_come_is_given_up(reach, tmp_path):
-    """Its holder, which is stopped, is no client of a rank that could be killed for it."""
+    """Somebody else holds its lock."""
     with open(tmp_path / "ecrm-start-there-0", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         client = reach("true", constant="reach.START_SECONDS = 1", **{JOB_FOLDER: str(tmp_path)})
         _, errors = client.communicate(timeout=30)
-    assert errors == "ecrm: host there: rank 1 is given up: its turn to be started did not come within 1 s\n"
+    said = "its turn to be started did not come within 1 s"
+    assert errors == f"ecrm: host there: rank 1 is given up: {said}\n"
 
 
 @pytest.mark.drill
 @pytest.mark.skipif((why_no_ssh() or why_not()) is not None, reason=str(why_no_ssh() or why_not()))
 @pytest.mark.parametrize("turns", [True, False])
 def test_many_ranks_of_a_host_are_started_by_ssh(reach, tmp_path, turns):
-    """A real sshd with MaxStartups 10, and thirty ranks, which where they do not take turns are dropped."""
+    """A real sshd with MaxStartups 10, and thirty ranks: without turns some are dropped."""
     with imitated(1) as hosts:
         (tmp_path / "private").mkdir()
         (tmp_path / "hosts").write_text(f"here\nthere slots=100 address={hosts.address('h1')}\n")
         starter = serve(hosts, tmp_path / "ssh", tmp_path / "private")
         variables = {"OMPI_COMM_WORLD_SIZE": "31", **({JOB_FOLDER: str(tmp_path)} if turns else {})}
-        clients = [reach("echo", "well", starter=starter, head=hosts.head, PMIX_RANK=str(rank), **variables) for rank in range(1, 31)]
+        clients = [
+            reach(
+                "echo", "well", starter=starter, head=hosts.head, PMIX_RANK=str(rank), **variables
+            )
+            for rank in range(1, 31)
+        ]
         ended = [(*client.communicate(timeout=60), client.returncode) for client in clients]
     dropped = sum(errors.count("trying again") for _, errors, _ in ended)
     print(f"{dropped} connections dropped")
     assert (dropped == 0) == turns
-    assert not turns or [(output, code) for output, _, code in ended] == [("well\n", 0)] * len(clients), ended
+    well = [(output, code) == ("well\n", 0) for output, _, code in ended]
+    assert not turns or all(well), ended
 
 
 def rank_and_agent(path: Path) -> tuple[int, int]:

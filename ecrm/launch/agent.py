@@ -7,7 +7,8 @@ the rank's command, folder and variables.
 
 A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see Link), so a
 host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed; where the agent stands
-stopped itself, its rank's guard kills the rank. Addresses that acknowledge nothing of what the rank sends them are told to the head.
+stopped itself, its rank's guard kills the rank. The head is told of addresses that acknowledge
+nothing of what the rank sends them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import Any
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
 PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
-UNACKNOWLEDGED, BETWEEN_LOOKS = 1.0, 0.1  # of the keep-alive time: more than the head's patience with a host that is lost
+UNACKNOWLEDGED = 1.0  # of the keep-alive time: more than the head's patience with a lost host
+BETWEEN_LOOKS = 0.1  # of the time above
 GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6  # the rank's guard's, by this variable, with an agent that stands stopped
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -143,11 +145,15 @@ class Link:
 
 
 class Unacknowledged:
-    """Addresses that have acknowledged nothing for `seconds` of what this process's descendants sent to them, as /proc/net/tcp tells."""
+    """Addresses that acknowledge nothing of what this process's descendants send, for `seconds`.
+
+    As /proc/net/tcp tells: a connection repeats what it has sent until some of it is acknowledged.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._repeating: dict[str, tuple[int, float, str]] = {}  # by inode: how often in a row, since when, to which address
+        # By inode: how often in a row, since when, to which address.
+        self._repeating: dict[str, tuple[int, float, str]] = {}
         self._next_look = 0.0
 
     def look(self) -> list[str]:
@@ -163,13 +169,20 @@ class Unacknowledged:
                 times, inode = int(fields[6], 16), fields[9]
                 if times:
                     last, since, _ = before.get(inode, (0, now, ""))
-                    self._repeating[inode] = times, since if times >= last else now, _address(fields[2])
-        late = {f"socket:[{inode}]": to for inode, (_, since, to) in self._repeating.items() if now - since >= self._seconds}
-        return sorted({late[name] for name in _sockets(_descendants(os.getpid())) if name in late}) if late else []
+                    since = since if times >= last else now
+                    self._repeating[inode] = times, since, _address(fields[2])
+        late = {
+            f"socket:[{inode}]": to
+            for inode, (_, since, to) in self._repeating.items()
+            if now - since >= self._seconds
+        }
+        if not late:
+            return []
+        return sorted({late[name] for name in _sockets(_descendants(os.getpid())) if name in late})
 
 
 def _address(field: str) -> str:
-    """The IPv4 address of a field ADDRESS:PORT of /proc/net/tcp, which has it as a number of this machine's byte order."""
+    """The IPv4 address of a field of /proc/net/tcp, ADDRESS:PORT, in this machine's byte order."""
     return socket.inet_ntoa(int(field.partition(":")[0], 16).to_bytes(4, sys.byteorder))
 
 
@@ -248,8 +261,9 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
                     os.kill(rank.pid, message["signal"])
             if addresses := unacknowledged.look():
                 link.send(unheard=addresses)
-            with contextlib.suppress(ChildProcessError):  # what Linux says of one that has ended since
-                while change := os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+            with contextlib.suppress(ChildProcessError):  # what Linux says of one that has ended
+                change_of = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+                while change := os.waitid(os.P_PID, rank.pid, change_of):
                     stopped_since = time.monotonic() if change.si_code == os.CLD_STOPPED else None
             if stopped_since is not None and time.monotonic() - stopped_since > order["keep_alive"]:
                 rank.kill()

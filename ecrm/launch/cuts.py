@@ -1,8 +1,9 @@
-"""Hosts that the head machine hears but that do not hear each other: one of the two is given up, or both would wait for ever.
+"""Hosts that the head machine hears but that do not hear each other: one of the two is given up.
 
-The agent of a rank tells its client which addresses acknowledge nothing of what the rank sends. Clients put that into the job's folder on
-the head machine as pairs of hosts. A host is given up on the word of a client of another host of its pairs, whose own agent has been
-heard since: so a host that is lost itself never costs another.
+The agent of a rank tells its client which addresses acknowledge nothing of what the rank sends.
+Clients put that into the job's folder on the head machine as pairs of hosts. A host is given up on
+the word of a client of the other host of a pair, whose own agent has been heard since. So a host
+that is lost itself costs no other.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from ecrm.launch.neighbours import JOB, Noticeboard
 from ecrm.launch.preflight import JOB_FOLDER
 
 GATHER = 0.25
-"""Of the keep-alive time, from the first pair to the choice: a host that is cut off from several others is in several pairs."""
+"""Of the keep-alive time, from the first pair to the choice: a host may be in several pairs."""
 
 
 def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
-    """Hosts, by their place in the hosts file, without which no pair is left: one after the other that is in most pairs, the last of several."""
+    """Hosts, by their place in the hosts file, without which no pair is left.
+
+    One after the other: the host in most pairs, of several the last.
+    """
     gone: set[int] = set()
     while left := [pair for pair in pairs if not gone & set(pair)]:
         count = Counter(host for pair in left for host in pair)
@@ -32,7 +36,10 @@ def chosen(pairs: Collection[tuple[int, int]]) -> set[int]:
 
 
 class Cuts:
-    """What the client of one rank knows and says of pairs of hosts; without a folder for the job there are none."""
+    """What the client of one rank knows and says of pairs of hosts.
+
+    Without a folder for the job there are none.
+    """
 
     def __init__(
         self,
@@ -47,8 +54,10 @@ class Cuts:
         """`placed` has the host of each rank, `clients` the processes that hear their agents."""
         names = [host.name for host in dict.fromkeys(placed)]
         self._names, self._of = names, [names.index(host.name) for host in placed]
-        self._me, self._gather, self._clients, self._say, self._clock = self._of[rank], GATHER * keep_alive, clients, say, clock
-        self._folder = Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-cuts-{environ.get(JOB, '')}"
+        self._me, self._gather = self._of[rank], GATHER * keep_alive
+        self._clients, self._say, self._clock = clients, say, clock
+        folder = Path(environ.get(JOB_FOLDER, "/nonexistent"))
+        self._folder = folder / f"ecrm-cuts-{environ.get(JOB, '')}"
 
     def is_at(self, address: str) -> None:
         """This client's host has that address."""
@@ -57,7 +66,7 @@ class Cuts:
         self._put(f"address {address}", str(self._me))
 
     def unheard(self, addresses: Collection[str]) -> None:
-        """Hosts at these addresses acknowledge nothing; those that are lost, and what is no host of the run, are left out."""
+        """Hosts at these addresses acknowledge nothing. Those that are lost are left out."""
         living = self._living()
         for address in addresses:
             with contextlib.suppress(OSError, ValueError):
@@ -66,19 +75,26 @@ class Cuts:
                     self._put("pair {} {}".format(*sorted((other, self._me))), str(self._clock()))
 
     def given_up(self, heard: float) -> bool:
-        """Whether this client's host is; `heard` is when its agent last was. Gives up others where that is for this client to say."""
+        """Whether this client's host is; `heard` is when its agent last was.
+
+        Gives up others where that is for this client to say.
+        """
         pairs, gone = self._read()
         if pairs and self._clock() - min(pairs.values()) >= self._gather:
             lost = {host for pair in pairs for host in pair} - self._living()
             for host in lost:  # in another way: its clients are dead
                 self._put(f"gone {host}", "")
             for host in chosen([pair for pair in pairs if not lost & set(pair)]):
-                witnessed = [pair for pair, since in pairs.items() if {host, self._me} == set(pair) and heard > since]
+                witnessed = [
+                    pair
+                    for pair, since in pairs.items()
+                    if {host, self._me} == set(pair) and heard > since
+                ]
                 if witnessed and host != self._me and self._put(f"gone {host}", ""):
                     one, other = (self._names[number] for number in witnessed[0])
                     self._say(
-                        f"ecrm: hosts {one} and {other} do not hear each other, though this machine hears both: "
-                        f"host {self._names[host]} is given up"
+                        f"ecrm: hosts {one} and {other} do not hear each other, "
+                        f"though this machine hears both: host {self._names[host]} is given up"
                     )
         return self._me in gone
 
@@ -91,7 +107,7 @@ class Cuts:
         return {self._of[rank] for rank in self._clients.living()}
 
     def _read(self) -> tuple[dict[tuple[int, int], float], set[int]]:
-        """Pairs of hosts of which none is given up, with the times since when they are known; hosts that are given up."""
+        """({pair of hosts, none given up: since when it is known}, hosts that are given up)."""
         pairs: dict[tuple[int, int], float] = {}
         gone: set[int] = set()
         with contextlib.suppress(OSError):
@@ -104,7 +120,7 @@ class Cuts:
         return {pair: since for pair, since in pairs.items() if not gone & set(pair)}, gone
 
     def _put(self, name: str, text: str) -> bool:
-        """Whether this was the first to put it there; it is there with its whole text, or not at all."""
+        """Whether this was the first to put it there; it is there with its whole text or not."""
         draft = self._folder / f".draft {os.getpid()}"
         with contextlib.suppress(OSError):  # no such folder: no mpirun
             draft.write_text(text)

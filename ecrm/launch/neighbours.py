@@ -67,7 +67,11 @@ class Noticeboard:
 
     def living(self) -> set[int]:
         """The ranks of notes whose processes are there."""
-        return {rank for rank, note in self.notes().items() if (stat := _stat(note.pid))[1] == note.began and stat[0] not in ("Z", "X")}
+        return {
+            rank
+            for rank, note in self.notes().items()
+            if (stat := _stat(note.pid))[1] == note.began and stat[0] not in ("Z", "X")
+        }
 
 
 class AwakeClock:

@@ -46,9 +46,9 @@ HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENB
 CLIENTS = "clients"
 OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
-SSH_FAILED = 255  # the exit code of ssh where it is not the command's: above all of a connection that sshd dropped
+SSH_FAILED = 255  # the exit code of ssh itself, above all of a connection that sshd dropped
 DROPPED_SECONDS = 5.0  # after which it is something else that failed
-PAUSES = (0.5, 1.0, 2.0, 4.0)  # before a starter that ended so is started again, at random down to half of it
+PAUSES = (0.5, 1.0, 2.0, 4.0)  # before it is started again, at random down to half of that
 _POLL_SECONDS = 0.5
 _TURN_POLL_SECONDS = 0.02
 _MOST_WAITING = 16  # connections that have not shown a token
@@ -89,7 +89,15 @@ def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
 class Reach:
     """One rank on another host: `run` until it has ended, which gives its end or raises Lost."""
 
-    def __init__(self, host: Host, place: int, head: str, keep_alive: float, starter: str, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        place: int,
+        head: str,
+        keep_alive: float,
+        starter: str,
+        command: Sequence[str],
+    ) -> None:
         """The rank is number `place` of those on `host`, from 0."""
         self._host, self._place, self._keep_alive = host, place, keep_alive
         self._token = secrets.token_hex(32)
@@ -173,7 +181,7 @@ class Reach:
                 raise Lost(f"cannot run the starter {self._words[0]}: {error.strerror}") from None
 
     def _connect(self) -> Link:
-        """Start the agent; its connection, known by its token; whoever else connects is sent away."""
+        """Start the agent; its connection, known by its token. Others are sent away."""
         deadline = time.monotonic() + START_SECONDS
         pauses, tries, started, start_at = iter(PAUSES), 1, 0.0, 0.0
         waiting: list[socket.socket] = []
@@ -202,7 +210,10 @@ class Reach:
                 if pause is None:
                     raise Lost(f"the starter ended with {code}: {shlex.join(self._words)}")
                 tries += 1
-                _say(f"ecrm: host {self._host.name}: the starter ended with {code}, trying again ({tries} of {1 + len(PAUSES)})")
+                _say(
+                    f"ecrm: host {self._host.name}: the starter ended with {code}, "
+                    f"trying again ({tries} of {1 + len(PAUSES)})"
+                )
                 start_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
         raise Lost(f"no answer within {START_SECONDS:.0f} s from: {shlex.join(self._words)}")
 
@@ -260,7 +271,9 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
     clients = Noticeboard(who=CLIENTS)
     clients.put(rank, os.getpid())
     others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
-    reach = Reach(host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command)
+    reach = Reach(
+        host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command
+    )
     begins, cuts = Beginning(args.begun), Cuts(rank, placed, args.keep_alive, clients, _say)
     try:
         end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)

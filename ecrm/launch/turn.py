@@ -11,14 +11,17 @@ from pathlib import Path
 from ecrm.launch.preflight import JOB_FOLDER
 
 AT_ONCE = 4
-"""Starters of a host that are under way at once; the rest of sshd's ten (MaxStartups 10:30:100) is left to others."""
+"""Starters of a host that are under way at once, of sshd's ten (MaxStartups 10:30:100)."""
 
 
 @contextlib.contextmanager
-def turn(host: str, place: int, wait: Callable[[], None], environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Held while the rank that is number `place` of its host is started; at most AT_ONCE ranks of a host hold theirs.
+def turn(
+    host: str, place: int, wait: Callable[[], None], environ: Mapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Held while the rank that is number `place` of its host is started.
 
-    Calls `wait` between looks whether the turn has come. Without a folder of the job nobody waits.
+    At most AT_ONCE ranks of a host hold theirs. Calls `wait` between looks whether the turn has
+    come. Without a folder of the job nobody waits.
     """
     folder = environ.get(JOB_FOLDER)
     if folder is None:

@@ -1,8 +1,9 @@
 """Memory of one rank that other ranks of its host read where it lies, so that what is sent of it is not copied.
 
 It is a file in memory without a name: it is gone with the last process that has it, however these end, and what a rank that dies has lent can be
-read all the same. Core dumps leave it out, owners' and readers': a dump has the system hand out every page of it, and a rank counts as alive until
-its dump is written. Others reach it through its number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
+read all the same. Core dumps leave it out, owners' and readers': a dump has the system hand out
+every page of it, and a rank counts as alive until its dump is written. Others reach it through its
+number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
 """
 
 from __future__ import annotations

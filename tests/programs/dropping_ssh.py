@@ -1,7 +1,7 @@
-"""`dropping_ssh.py FOLDER MOST COMMAND...`: runs a command here as ssh would on a host whose sshd has MaxStartups MOST.
+"""`dropping_ssh.py FOLDER MOST COMMAND...`: runs a command as ssh would, with MaxStartups MOST.
 
-A connection takes 0.3 s to log in. One that begins while MOST others do is dropped, with ssh's words and exit code. FOLDER gets a file for
-each that began, named after its process, with how many there were that had not logged in.
+A connection takes 0.3 s to log in. One that begins while MOST others do is dropped, with ssh's
+words and exit code. FOLDER gets a file for each that began, with how many had not logged in then.
 """
 
 import fcntl
