@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm.data import staging
+from ecrm import staging
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
 from ecrm.data.hashing import mix64

@@ -7,11 +7,15 @@ import json
 import math
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.errors import UsageError
+from ecrm.staging import staged_file
 
 FORMATS = ("safetensors", "torchrec")
 TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
@@ -37,22 +41,16 @@ def _run(args: argparse.Namespace) -> int:
     whole, refused = locate(args.checkpoint)
     for line in refused:
         print(line)
-    draft = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-    try:
-        tensors, size = export(whole[0], args.format, draft)
-        os.replace(draft, args.output)
-    except OSError as error:
-        raise UsageError(f"cannot write {args.output}: {error.strerror or error}") from None
-    finally:
-        draft.unlink(missing_ok=True)
+    with staged_file(args.output) as file:
+        tensors, size = export(whole[0], args.format, file, args.output.parent)
     print(f"{args.output}: step {whole[0].step}, {tensors} tensors, {size:,} bytes")
     return 0
 
 
-def export(checkpoint: Checkpoint, form: str, output: Path) -> tuple[int, int]:
-    """Write a checkpoint's model; (tensors, bytes of them). Windows of bounded memory; the pages of the file are the system's.
+def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) -> tuple[int, int]:
+    """Write a checkpoint's model to an empty file in `folder`; (tensors, bytes of them). Windows of bounded memory; the pages of the file are the system's.
 
-    Raises DataError where a file of the checkpoint is damaged.
+    Raises DataError where a file of the checkpoint is damaged, OSError where there is no room.
     """
     for link in checkpoint.chain:
         for entry in link.manifest.files:
@@ -61,13 +59,31 @@ def export(checkpoint: Checkpoint, form: str, output: Path) -> tuple[int, int]:
         return _write(checkpoint, output)
     import torch
 
-    plain = output.with_name(f"{output.name}.plain")
-    try:
+    with tempfile.TemporaryFile(dir=folder) as plain:  # without a name: nothing is left of it, however this ends
         written = _write(checkpoint, plain)
-        torch.save({name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()}, output)
-    finally:
-        plain.unlink(missing_ok=True)
+        saved = _Saved(output)
+        torch.save({name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()}, saved)
+    if saved.trouble is not None:
+        raise saved.trouble
     return written
+
+
+class _Saved:
+    """A file for torch.save, whose own errors do not say why: `trouble` is why the first write failed, if one did."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.trouble = file, None
+
+    def write(self, data: bytes) -> int:
+        if self.trouble is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.trouble = error
+        return len(data)
+
+    def flush(self) -> None:
+        """All is flushed when the file is complete."""
 
 
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -92,8 +108,8 @@ def _layers(name: str, inputs: int, widths: list[int]) -> Iterator[tuple[str, tu
         inputs = width
 
 
-def _write(checkpoint: Checkpoint, output: Path) -> tuple[int, int]:
-    """The model as a safetensors file: a header of names, shapes and offsets in JSON behind its size, then the tensors."""
+def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
+    """The model as a safetensors file, empty before: a header of names, shapes and offsets in JSON behind its size, then the tensors."""
     import numpy as np
     import torch
 
@@ -109,9 +125,9 @@ def _write(checkpoint: Checkpoint, output: Path) -> tuple[int, int]:
         at += size
     header = json.dumps({"__metadata__": {"step": str(checkpoint.step)}, **entries}).encode()
     header += b" " * (-len(header) % 8)
-    with open(output, "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(file.tell() + at)
+    output.write(struct.pack("<Q", len(header)) + header)
+    output.flush()
+    os.posix_fallocate(output.fileno(), 0, output.tell() + at)  # a mapped page that finds no room on the disk kills with SIGBUS
     arrays = read_safetensors(output, "r+")
     identity = checkpoint.manifest.identity
     dim = identity["model.embedding_dim"]
@@ -144,15 +160,15 @@ def _scatter(arrays, space, offsets, numbers, values) -> None:
         arrays[TABLE.format(space.tables[table].name)][numbers[here] - offsets[table]] = values[here]
 
 
-def read_safetensors(path: Path, mode: str = "c") -> dict:
+def read_safetensors(source: Path | BinaryIO, mode: str = "c") -> dict:
     """The tensors of a safetensors file of float32, mapped: {name: array}; changes stay in memory unless `mode` is r+."""
     import numpy as np
 
-    with open(path, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        entries = json.loads(file.read(size))
-    entries.pop("__metadata__", None)
-    return {
-        name: np.memmap(path, np.float32, mode, 8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
-        for name, entry in entries.items()
-    }
+    with nullcontext(source) if hasattr(source, "fileno") else open(source, "rb") as file:
+        (size,) = struct.unpack("<Q", os.pread(file.fileno(), 8, 0))
+        entries = json.loads(os.pread(file.fileno(), size, 8))
+        entries.pop("__metadata__", None)
+        return {
+            name: np.memmap(file, np.float32, mode, 8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
+            for name, entry in entries.items()
+        }

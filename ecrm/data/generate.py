@@ -31,7 +31,7 @@ from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.progress import Progress
-from ecrm.data.staging import staged_file
+from ecrm.staging import staged_file
 from ecrm.data.text import format_rows
 from ecrm.errors import UsageError
 from ecrm.metrics import Histogram, logit_losses

@@ -26,7 +26,7 @@ from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.progress import Progress
-from ecrm.data.staging import staged_directory
+from ecrm.staging import staged_directory
 from ecrm.errors import DataError, UsageError
 
 SHOWN_MALFORMED = 20

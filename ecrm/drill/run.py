@@ -24,6 +24,7 @@ from ecrm.launch.machine import physical_cores
 from ecrm.launch.run import RunFailed, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
 from ecrm.mapped.manifest import folder_of
+from ecrm.staging import staged_file
 from ecrm.train.kill import KILLED_FROM_OUTSIDE
 from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
@@ -91,13 +92,17 @@ def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
 
 
 def write(report: Report, folder: Path, config: Config, command: str) -> None:
-    """Write drill.json, timeline.png and drill.html."""
+    """Write drill.json, timeline.png and drill.html, each whole or not at all. Raises EcrmError."""
     facts = _facts(report, config, command)
     content = {**to_dict(report), "facts": facts, "effective_config": config.to_dict()}
-    (folder / "drill.json").write_text(json.dumps(content, indent=1) + "\n")
-    (folder / "timeline.png").write_bytes(draw(report))
     light, dark = draw(report, LIGHT, titled=False), draw(report, DARK, titled=False)
-    (folder / "drill.html").write_text(page(report, facts, effective(config), light, dark), encoding="utf-8")
+    for name, data in (
+        ("drill.json", (json.dumps(content, indent=1) + "\n").encode()),
+        ("timeline.png", draw(report)),
+        ("drill.html", page(report, facts, effective(config), light, dark).encode()),
+    ):
+        with staged_file(folder / name) as file:
+            file.write(data)
 
 
 def _disturbed_run(
