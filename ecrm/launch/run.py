@@ -19,6 +19,7 @@ from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import Ending, read_own, supervise
+from ecrm.launch.watch import watch_of
 from ecrm.train.kill import parse_kill
 from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.start import kept_by, plan_start
@@ -95,7 +96,8 @@ def launch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
-    ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8))
+    watch = watch_of(folder, start.steps, config.world_size)
+    ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8), watch)
     try:
         judge(folder, ending, hosts is not None)
     except RunFailed as error:

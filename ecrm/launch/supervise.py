@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrm.launch.prctl import when_parent_ends
+from ecrm.launch.watch import Watch
 
 STOP_SECONDS = 10.0
 
@@ -51,16 +52,24 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(LAUNCH)
 
 
-def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = None, launch: str | None = None) -> Ending:
+def supervise(
+    line: Sequence[str],
+    run_dir: Path,
+    stop_seconds: float | None = None,
+    launch: str | None = None,
+    watch: Watch | None = None,
+) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
     `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name are left alone.
+    `watch` looks on, by default nobody.
 
     SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default STOP_SECONDS. After the run
     has written its last file mpirun has a bounded time to leave; a second signal ends it at once.
     """
     signals: list[signal.Signals] = []
     name = {} if launch is None else {LAUNCH: launch}
+    watch = Watch(run_dir) if watch is None else watch
     with _collected(signals), session_base() as variables:
         process = subprocess.Popen(
             line,
@@ -68,11 +77,15 @@ def supervise(line: Sequence[str], run_dir: Path, stop_seconds: float | None = N
             start_new_session=True,
             env={**os.environ, **variables, **name},
             preexec_fn=lambda: when_parent_ends(signal.SIGTERM),  # should this process be SIGKILLed
+            **watch.streams,
         )
         try:
-            _wait(process, run_dir, signals, STOP_SECONDS if stop_seconds is None else stop_seconds, launch)
+            watch.began(process)
+            patience = STOP_SECONDS if stop_seconds is None else stop_seconds
+            _wait(process, run_dir, signals, patience, launch, watch)
         finally:
             _kill_all(process, run_dir, launch)
+            watch.ended()
     # None where it outlived its SIGKILL, in a call of the system that does not return.
     code = -signal.SIGKILL if process.returncode is None else process.returncode
     return Ending(code, signals[0] if signals else None, launch)
@@ -93,7 +106,12 @@ def session_base() -> Iterator[dict[str, str]]:
 
 
 def _wait(
-    process: subprocess.Popen, run_dir: Path, signals: list[signal.Signals], stop_seconds: float, launch: str | None
+    process: subprocess.Popen,
+    run_dir: Path,
+    signals: list[signal.Signals],
+    stop_seconds: float,
+    launch: str | None,
+    watch: Watch,
 ) -> None:
     """Return when mpirun has ended or has had its time."""
     forwarded = False
@@ -106,6 +124,7 @@ def _wait(
             return
         if deadline == float("inf") and any(read_own(run_dir / name, launch) for name in LAST_FILES):
             deadline = time.monotonic() + LINGER_SECONDS
+        watch.look(stopping=forwarded)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
 

@@ -1,0 +1,137 @@
+"""What a terminal shows of a run: the lines of its ranks, and below them a bar that is redrawn.
+
+The ranks write into a pipe here, since mpirun's own pipes hide the terminal from them; the bar is
+made from events.jsonl. Without a terminal there is none of this, and their lines go where they go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ecrm.launch.standing import Standing
+
+REDRAW_SECONDS = 0.5
+LAST_LINES_SECONDS = 2.0
+"""How long the end of a run waits for its last lines: whom nobody could kill may hold the pipe."""
+PROGRESS_LINE = re.compile(r"step +\d+/\d+ ")
+"""Of a rank: the bar says as much."""
+NARROW = 64
+
+
+class Screen:
+    """Shows a run of `ranks` ranks on a terminal, from `began` to `ended`."""
+
+    def __init__(self, console: Console, standing: Standing, ranks: int) -> None:
+        self._console, self._standing, self._ranks = console, standing, ranks
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._began = self._drawn = time.monotonic()
+        self._reader: threading.Thread | None = None
+
+    @property
+    def streams(self) -> dict[str, Any]:
+        """Where mpirun is to write, as arguments of Popen."""
+        merged = {"stderr": subprocess.STDOUT} if sys.stderr.isatty() else {}
+        return {"stdout": subprocess.PIPE, "text": True, "errors": "replace", **merged}
+
+    def began(self, lines: TextIO) -> None:
+        """The run has been started, and writes `lines`."""
+        self._began = time.monotonic()
+        self._live.start()
+        self._reader = threading.Thread(target=self._show, args=(lines,), name="lines", daemon=True)
+        self._reader.start()
+
+    def draw(self, stopping: bool) -> None:
+        """Draw the bar anew, if it is time to; `stopping`: the run was asked to."""
+        now = time.monotonic()
+        if now - self._drawn < REDRAW_SECONDS:
+            return
+        self._drawn = now
+        with contextlib.suppress(OSError):  # the terminal is gone
+            # Now, not as COLUMNS says, which a shell may have exported before the window was resized.
+            self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
+            picture = self._picture(time.time(), now - self._began, stopping)
+            self._live.update(picture, refresh=True)
+
+    def ended(self) -> None:
+        """Show the last lines, and take the bar away."""
+        if self._reader is not None:
+            self._reader.join(LAST_LINES_SECONDS)
+        with contextlib.suppress(OSError):
+            self._live.stop()
+
+    def _show(self, lines: TextIO) -> None:
+        for line in lines:
+            if not PROGRESS_LINE.match(line):
+                with contextlib.suppress(OSError):
+                    self._console.out(line.rstrip("\n"), highlight=False)
+
+    def _picture(self, now: float, waited: float, stopping: bool) -> RenderableType:
+        standing, width = self._standing, self._console.width
+        if not standing.started:
+            return _line(f"starting {self._ranks} ranks  {_clock(waited)}")
+        first = Table.grid(padding=(0, 1), expand=True)
+        first.add_column(no_wrap=True)
+        first.add_column(ratio=1)
+        first.add_column(no_wrap=True)
+        styles = {"complete_style": "cyan", "finished_style": "green"}
+        bar = ProgressBar(standing.steps, standing.step, **styles)
+        left = standing.seconds_left(now)
+        after = f"{standing.step / standing.steps:.0%}"
+        if not standing.finishing:
+            after += "  " + ("-:--:--" if left is None else _clock(left)) + " left"
+        steps = f"{standing.steps:,}"
+        first.add_row(f"step {standing.step:>{len(steps)},}/{steps}", bar, after)
+        lines = [first, _line(_numbers(standing, wide=width >= NARROW))]
+        if standing.rebuilding:
+            lines.append(_line(_rebuilding(standing), "yellow"))
+        if stopping:
+            lines.append(_line("stopping after this step; Ctrl-C again ends it at once", "yellow"))
+        elif standing.finishing:
+            lines.append(_line("all steps done: evaluation and checks"))
+        return Group(*lines)
+
+
+def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
+    """A screen where `stream` is a terminal on which something can be redrawn, else None."""
+    console = Console(file=stream)
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    return Screen(console, standing, ranks) if can_redraw else None
+
+
+def _numbers(standing: Standing, wide: bool) -> str:
+    loss, area = ("-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc))
+    rate = standing.samples_per_second
+    text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
+    text += "samples/s" if wide else "/s"
+    if wide and standing.failures_left is not None:
+        text += f"  can survive {standing.failures_left} more at once"
+    return text
+
+
+def _rebuilding(standing: Standing) -> str:
+    shards = sorted(standing.rebuilding)
+    noun = "shards" if len(shards) > 1 else "shard"
+    return f"rebuilding {noun} {', '.join(map(str, shards))}: {standing.rebuilt:.0%}"
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
