@@ -131,6 +131,13 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         "perhaps with other learning rates, steps and data of the same tables; "
         "with protection.name=mapped from the last commit in a run's mapped files",
     )
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin at step 0 with the weights of a run folder's newest checkpoint, or of one checkpoint: the same tables and model, "
+        "all else may differ, and optimizer state is fresh",
+    )
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
@@ -181,8 +188,9 @@ def _train(args: argparse.Namespace) -> int:
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)
-    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume)[1:]))
-    plan_start(config, args.run_dir, args.resume, kills)
+    init_from = None if args.init_from is None else str(args.init_from)
+    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]))
+    plan_start(config, args.run_dir, args.resume, kills, args.init_from)
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None:
@@ -195,7 +203,7 @@ def _train(args: argparse.Namespace) -> int:
     stop = StopSignals()
     from ecrm.train import job
 
-    job.run(config, args.run_dir, kills, guarded, stop, args.resume)
+    job.run(config, args.run_dir, kills, guarded, stop, args.resume, args.init_from)
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -207,7 +215,7 @@ def _launch(args: argparse.Namespace) -> int:
             words += shlex.split(option)
         except ValueError as error:
             raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
-    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args), args.resume)
+    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args), args.resume, args.init_from)
 
 
 def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:

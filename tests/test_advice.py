@@ -72,10 +72,12 @@ def check_advice(accept: Accept, overrides: Sequence[str]) -> None:
         assert leads_out(accept, [*overrides, *way], DEPTH), (overrides, way, str(error), str(refusal(accept, [*overrides, *way])))
 
 
-def accepts(overrides: Sequence[str], config: str = "quickstart", resume: Path | None = None) -> None:
+def accepts(
+    overrides: Sequence[str], config: str = "quickstart", resume: Path | None = None, init_from: Path | None = None
+) -> None:
     """As `ecrm launch` looks at a config."""
     loaded = load_config(config, overrides, kept_by(resume))
-    plan_start(loaded, None, resume)
+    plan_start(loaded, None, resume, init_from=init_from)
 
 
 OF_CONFIG = [
@@ -185,6 +187,9 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     check_advice(partial(accepts, config="tiny", resume=larger), data)
     check_advice(partial(accepts, config="tiny", resume=run), [*data, "protection.name=mapped"])
 
+    for overrides in (["model.max_rows_per_table=20"], ["model.top_mlp=[8,1]"], ["model.embedding_dim=16"], ["protection.name=mapped"]):
+        check_advice(partial(accepts, config="tiny", init_from=run), [*data, *overrides])
+
     mapped = [*data, "protection.name=mapped", "cluster.servers=3"]
     make_folder(tmp_path / "mapped", load_config("tiny", mapped), first=True)
     for overrides in (["cluster.servers=2"], ["train.seed=9"], ["cluster.trainers=4", "train.slots=4"]):
@@ -198,6 +203,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
 
     for overrides in (["cluster.servers=6", "protection.k=3"], ["cluster.servers=5", "protection.name=chain", "protection.copies=3"]):
         check_advice(_is_placed_on_two_hosts, [*data, "cluster.failure_domain=host", "train.global_batch=60", *overrides])
+    for overrides in ([], ["checkpoint.every_steps=5"]):
+        check_advice(_writes_to_folders_of_their_own, [*data, *overrides])
     monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)  # neither TorchRec nor FBGEMM
     monkeypatch.setattr(job.native, "use", _only_portable)
     monkeypatch.setattr(job.native, "instruction_set", lambda: "portable")
@@ -220,6 +227,10 @@ def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
     domains = {"host": lambda rank: f"host {rank % 2}", "rank": lambda rank: f"rank {rank}"}[config.cluster.failure_domain]
     job.start_view(config, make_protection(config), {rank: {"failure_domain": domains(rank)} for rank in range(config.world_size)})
+
+
+def _writes_to_folders_of_their_own(overrides: Sequence[str]) -> None:
+    job._check_shared(load_config("tiny", overrides), Path("run"), [1], [0, 1])
 
 
 def _only_portable(name: str) -> None:

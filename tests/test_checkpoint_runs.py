@@ -147,6 +147,23 @@ def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(tmp_p
     assert run.model == calm.model
 
 
+@pytest.mark.drill
+def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(tmp_path, next_day, killed):
+    """Other optimizers, seed, data and cluster; more ranks die than the protection covers, before and after the first checkpoint."""
+    sets = {**BASE, "train.steps": 30, "train.seed": 9, "train.sparse_optimizer": "adagrad", "train.dense_optimizer": "adam",
+            "checkpoint.every_steps": 12, "train.eval_every_steps": 1}  # fmt: skip
+    calm = resume(tmp_path / "calm", next_day, killed, sets, how="--init-from")
+    assert calm.code == 0 and "with the weights of" in calm.output, calm.output
+    new = launch(tmp_path / "new", next_day, sets)
+    losses = [run.events_of("evaluation")[0]["log_loss"] for run in (calm, new)]
+    assert losses[0] < losses[1], "after one step it is better than a run that begins with nothing"
+    kills = ("0@5:parity", "1@5:parity", "2@27:parity", "3@27:parity")
+    run = resume(tmp_path / "disturbed", next_day, killed, {**sets, "cluster.spares": 3, "cluster.servers": 4}, kills, "--init-from")
+    assert run.code == 0, run.output
+    assert [event["step"] for event in run.events_of("rolled_back")] == [0, 24], run.output
+    assert run.model == calm.model != new.model
+
+
 def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:
     """Exit code and the one line of an `ecrm launch --resume` that starts nothing."""
     words = launch_words(tmp_path / "never", data, BASE)[3:]

@@ -9,22 +9,29 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 from ecrm.checkpoint import restore
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.placing import place
+from ecrm.engine.stores import ShardStores
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.mapped.reopen import Reopened
 from ecrm.placement.tables import Table
+from ecrm.placement.stripes import RowLayout
+from ecrm.protection.restoring import Restoring
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
+from ecrm.storage import store_factory
+from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
 from simulating import dies_once
@@ -47,6 +54,7 @@ class Run:
         spare_one: bool = True,
         seed: int = 0,
         newest_only: int = 0,
+        begins_with: Path | None = None,
     ) -> None:
         self.tables: list[dict[str, str]] = []
         self.events: list[dict[str, object]] = []
@@ -69,6 +77,7 @@ class Run:
 
         def program(transport):
             resumed = [found for found in find(resume)[0] if not newest_only or found.step >= newest_only] if resume else []
+            first = find(begins_with)[0][0] if begins_with is not None else None
             rank = transport.rank
 
             def phase(step: int, name: str) -> None:
@@ -89,11 +98,11 @@ class Run:
                     hooks,
                     after_start=lambda engine: engines.update({rank: engine}),
                     report=self.tables.append,
-                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append, identity),
+                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append, identity, first),
                     make_checkpoints=lambda engine: Checkpoints(
                         engine, own, identity, policy, self.events.append, lambda: 0.0, lambda work: work()
                     ),
-                    resume=resume is not None,
+                    resume=resume is not None or begins_with is not None,
                 )
             except (Unrecoverable, DataError) as error:
                 return error
@@ -221,6 +230,89 @@ def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_pa
         assert not run.errors and run.finished and all(tables == expected.tables for tables in run.tables), (seed, run.errors)
         rolled_back += len(run.of("rolled_back"))
     assert rolled_back > 5
+
+
+def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Truth:
+    """The undisturbed truth of a job that begins with the values of the rows that `other` has updated by a step, and with its dense parameters."""
+    theirs, first = truth_of(other), []
+
+    def begin(engine) -> None:
+        if engine.step or first:
+            return
+        for space, records in enumerate(theirs.records[step]):
+            store = engine.hosted[0, space].store
+            updated = records.view(torch.float32)[:, -1] != 0
+            store.weights[updated] = records.view(torch.float32)[updated, : store.dim]
+            store._touched[updated] = 1.0
+            first.append(store.read(torch.arange(len(records))))
+        engine.dense.value = theirs.dense[step].clone()
+        engine.dense.commit()
+
+    truth = truth_of(workload, begin)
+    truth.records[0], truth.dense[0] = first, theirs.dense[step]
+    return truth
+
+
+@pytest.mark.parametrize("name", ["erasure", "checkpoint", "replicate", "none"])
+def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tmp_path, name):
+    """On another cluster, with another optimizer; a rollback before its first checkpoint goes back to these weights, not to the hash."""
+    to_the_start = further = 0
+    for seed in range(20):
+        rng, source, _ = job(seed, "none")
+        kind = rng.choice(("full", "incremental"))
+        source = replace(source, optimizer=rng.choice(("rowwise_adagrad", "sgd")))
+        half = source.steps // 2
+        Run(replace(source, steps=half), tmp_path / str(seed), CheckpointPolicy(half, every_steps=1, kind=kind), truth_of(replace(source, steps=half)))
+        workload = replace(shape_of(rng, source, name), optimizer=rng.choice(("rowwise_adagrad", "adagrad")), rate=0.1)
+        truth = truth_that_begins_with(workload, source, half)
+        assert truth.tables != truth_of(workload).tables
+        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
+        policy = replace(policy_of(rng, workload.steps), every_steps=rng.choice((2, 4)))
+        for these in ((), faults):
+            folder = tmp_path / f"{seed}-{'disturbed' if these else 'calm'}"
+            run = Run(workload, folder, policy, truth, these, seed=seed, begins_with=tmp_path / str(seed))
+            assert not run.errors and run.finished and all(tables == truth.tables for tables in run.tables), (seed, run.errors)
+            steps = {event["step"] for event in run.of("rolled_back")}
+            to_the_start, further = to_the_start + (0 in steps), further + bool(steps - {0})
+    print(f"{name}: {to_the_start} runs rolled back to their first weights, {further} to checkpoints")
+    assert to_the_start > 1 and further > 1
+
+
+def test_weights_to_begin_with_that_are_damaged_end_the_run(tmp_path):
+    workload = Workload()
+    Run(workload, tmp_path / "source", CheckpointPolicy(steps=6, every_steps=6), truth_of(workload))
+    file = next((tmp_path / "source" / name_of(6)).glob("rows*"))
+    file.write_bytes(bytes(len(file.read_bytes())))
+    run = Run(workload, tmp_path / "run", CheckpointPolicy(steps=6), truth_of(workload), begins_with=tmp_path / "source")
+    assert len(run.errors) == workload.world_size
+    assert all("the weights to begin with cannot be read" in str(error) and str(file) in str(error) for error in run.errors)
+
+
+def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
+    """As with stateless, before the first checkpoint of a run."""
+    workload = Workload(steps=6)
+    truth = truth_of(workload)
+    Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=6), truth)
+    other = replace(workload, optimizer="adagrad")
+    stores = ShardStores(store_factory("native", SparseOptimizer("adagrad", 0.05)), workload.tables, 0)
+    protection = other.make_protection()
+    layouts = [RowLayout(protection.shape, space.rows) for space in stores.spaces]
+    for shard in range(workload.servers):
+        hosted = stores.host([shard], layouts, protection, missing=True)
+        reader = CheckpointRows(None, begins_with=tmp_path / name_of(6)).read(shard, layouts)
+        restoring = Restoring(reader, {space: of for (_, space), of in hosted.items()})
+        while restoring.left:
+            restoring.go_on(50)
+        assert reader.step == 0
+        for space, layout in enumerate(layouts):
+            local = torch.arange(layout.data_rows_per_shard)
+            rows = layout.rows_of(shard, local)
+            local, rows = local[rows < stores.spaces[space].rows], rows[rows < stores.spaces[space].rows]
+            expected = truth.records[6][space][rows].view(torch.float32)
+            got = hosted[shard, space].store.read(local).view(torch.float32)
+            dim = stores.spaces[space].dim
+            assert torch.equal(got[:, :dim], expected[:, :dim]) and torch.equal(got[:, -1], expected[:, -1])
+            assert not got[:, dim:-1].any()
 
 
 def test_a_folder_s_checkpoints_of_another_rate_are_not_gone_back_to(tmp_path):

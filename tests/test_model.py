@@ -142,3 +142,15 @@ def test_gradients_of_rows_lie_where_they_are_wanted(arch):
     room = torch.full((len(values) + 3, 8), torch.nan)
     gradients = backward(replica, forward(replica, batch, values, 32, room[: len(values)])).gradients
     assert gradients.data_ptr() == room.data_ptr() and torch.equal(gradients, expected) and room[len(values) :].isnan().all()
+
+
+def test_a_new_replica_takes_the_parameters_of_another_alone():
+    def make(optimizer: str) -> FlatDenseReplica:
+        return FlatDenseReplica(build_dense_parts("native", 13, 26, (8, 4), (8, 1), 1), optimizer, 0.1)
+
+    other, new = make("adagrad"), make("adam")
+    other.apply(torch.ones(other.export()[0].numel() + 1))
+    other.commit()
+    new.load(other.export()[:1])
+    assert torch.equal(new.export()[0], other.export()[0])
+    assert not any(tensor.any() for tensor in (*new.export()[1:], *new.present()[1:]))

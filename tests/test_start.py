@@ -99,3 +99,36 @@ def test_mapped_files_go_on_with_another_rate_and_not_with_other_data(tmp_path, 
     assert begun.changed == ["train.sparse_lr 0.05 -> 1.0"]
     with pytest.raises(UsageError, match="mapped files go on with their own: set data.path as it was"):
         start(dataset(tmp_path / "two", text="b"), tmp_path / "files", "protection.name=mapped")
+
+
+def begin(data: Path, given: Path, *overrides: str) -> Start:
+    return plan_start(load_config("tiny", [f"data.path={data}", *overrides]), None, None, init_from=given)
+
+
+def test_a_run_begins_with_another_s_weights_whatever_else_it_has(tmp_path, data):
+    other = dataset(tmp_path / "two", 2000, text="b")
+    begun = begin(
+        other, run(tmp_path / "run", data), "train.seed=9", "train.sparse_optimizer=adagrad", "train.dense_optimizer=adam",
+        "train.global_batch=128", "train.slots=4", "cluster.trainers=4", "train.sparse_lr=1", "data.eval_fraction=0.2",
+    )  # fmt: skip
+    assert begun.begins_with.step == 12 and begun.steps == 20 and not begun.checkpoints and not begun.changed
+    assert begun.identity["rows_seed"] == 7, "rows that were never updated are those of the other run"
+    CheckpointFolder(tmp_path / "next" / FOLDER).publish(Manifest(3, begun.identity, None, 0, [], [], [], []))
+    again = begin(data, tmp_path / "next", "train.seed=11")
+    assert again.identity["rows_seed"] == 7 and again.identity["init_from"] != begun.identity["init_from"]
+    on = plan_start(
+        load_config("tiny", [f"data.path={other}", "train.seed=9", "train.sparse_optimizer=adagrad", "train.dense_optimizer=adam",
+                             "train.global_batch=128", "train.slots=4", "train.sparse_lr=1", "data.eval_fraction=0.2"]),
+        None, tmp_path / "next", init_from=tmp_path / "nowhere",
+    )  # fmt: skip
+    assert on.begins_with is None and on.identity["rows_seed"] == 7 and on.identity == begun.identity
+
+
+def test_weights_that_do_not_fit_are_refused_table_by_table(tmp_path, data):
+    given = run(tmp_path / "run", data)
+    with pytest.raises(UsageError, match="--init-from .*t_cat_0 has 50 rows there, 40 here, t_cat_1 has 51 rows there, 40 here, .*set model.max_rows"):
+        begin(data, given, "model.max_rows_per_table=40")
+    with pytest.raises(UsageError, match=r"of another model than this config's, which has model.top_mlp=\[8, 1\]: set model.top_mlp=\[16,1\]"):
+        begin(data, given, "model.top_mlp=[8,1]")
+    with pytest.raises(UsageError, match="there is no such folder"):
+        begin(data, tmp_path / "nowhere")

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
+from ecrm.checkpoint.fits import begun_as
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.errors import UsageError
 from ecrm.staging import staged_file
@@ -132,7 +133,7 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
     identity = checkpoint.manifest.identity
     dim = identity["model.embedding_dim"]
     (space,) = row_spaces([Table(name, rows, dim) for name, rows in identity["tables"].items()])
-    offsets, initial = np.array(space.offsets), InitialRows(space, identity["train.seed"])
+    offsets, initial = np.array(space.offsets), InitialRows(space, begun_as(identity)["rows_seed"])
     for first in range(0, space.rows, FRAME_ROWS):
         rows = torch.arange(first, min(first + FRAME_ROWS, space.rows))
         _scatter(arrays, space, offsets, rows.numpy(), initial(rows).numpy())

@@ -10,6 +10,8 @@ from ecrm.config.schema import Config
 from ecrm.data.manifest import read_manifest
 from ecrm.errors import UsageError
 
+MODEL = ("model.embedding_dim", "model.bottom_mlp", "model.top_mlp")
+"""Keys that the shapes of weights depend on."""
 KEPT = (
     "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
     "train.seed", "train.sparse_optimizer", "train.sparse_eps", "train.dense_optimizer",
@@ -24,8 +26,11 @@ TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
 ANEW = "start without --resume"
 
 
-def identity(config: Config, data_began: int = 0) -> dict[str, Any]:
-    """What a run trains: config keys, tables, the data's digests, and the step at which the data began."""
+def identity(config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a run trains: config keys, tables, the data's digests, the step at which the data began, and how the run `began_as`.
+
+    That is the seed of the initial values of rows, and the checksum of the checkpoint whose weights it began with, None without.
+    """
     values = config.to_dict()
 
     def of(keys: tuple[str, ...]) -> dict[str, Any]:
@@ -42,15 +47,21 @@ def identity(config: Config, data_began: int = 0) -> dict[str, Any]:
         "tables": capped(manifest["tables"], config.model.max_rows_per_table),
         "data": {"rows": manifest["rows"], **data},
         "data_began": data_began,
+        **(began_as or begun_as(keys)),
         "told": of(TOLD),
     }
+
+
+def begun_as(said: dict[str, Any]) -> dict[str, Any]:
+    """What an identity says of how the run began."""
+    return {"rows_seed": said.get("rows_seed", said.get("train.seed")), "init_from": said.get("init_from")}
 
 
 def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
     """Whether runs of these identities go on to the same bits from the same step."""
 
     def bits(of: dict[str, Any]) -> dict[str, Any]:
-        return {"data_began": 0, **of, "told": None}
+        return {"data_began": 0, **of, **begun_as(of), "told": None}
 
     return bits(said) == bits(mine)
 
@@ -68,6 +79,21 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
             f"{path} has other tables: {tables_that_differ(said['tables'], mine['tables'])}",
             *_caps(config, said["tables"]),
             otherwise=ANEW,
+        )
+
+
+def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
+    """Raise UsageError, with what to type, where a config has not the model or the tables of the run whose identity was `said`."""
+    mine = identity(config)
+    other = {key: said[key] for key in MODEL if said[key] != mine[key]}
+    if other:
+        ours = ", ".join(f"{key}={mine[key]}" for key in other)
+        raise UsageError(f"--init-from {path}: the weights are of another model than this config's, which has {ours}", other)
+    if said["tables"] != mine["tables"]:
+        raise UsageError(
+            f"--init-from {path}: other tables: {tables_that_differ(said['tables'], mine['tables'])}",
+            *_caps(config, said["tables"]),
+            otherwise="name data with these tables",
         )
 
 
@@ -117,7 +143,7 @@ def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], l
     found, refused = locate(given)
     said = found[0].manifest.identity
     check_identity(found[0].path, said, config)
-    mine = identity(config, began(found[0], config))
+    mine = identity(config, began(found[0], config), begun_as(said))
     return [found[0], *(other for other in found[1:] if same_bits(other.manifest.identity, mine))], refused
 
 

@@ -18,23 +18,27 @@ from ecrm.protection.restoring import Piece
 class CheckpointRows:
     """`ecrm.protection.restoring.RowSource` over a run's own checkpoints and those it was resumed from; all ranks see the same folders."""
 
-    def __init__(self, own: CheckpointFolder | None, resumed: Sequence[Path] = ()) -> None:
-        self._own, self._resumed = own, tuple(resumed)
+    def __init__(self, own: CheckpointFolder | None, resumed: Sequence[Path] = (), begins_with: Path | None = None) -> None:
+        self._own, self._resumed, self._begins_with = own, tuple(resumed), begins_with
 
     def read(self, shard: int, layouts: Sequence[RowLayout]) -> LostRows:
         """A reader of the rows of a shard, which has looked at nothing yet."""
         own = find(self._own.path)[0] if self._own is not None else []
-        return LostRows([*(checkpoint.path for checkpoint in own), *self._resumed], shard, layouts)
+        return LostRows([*(checkpoint.path for checkpoint in own), *self._resumed], shard, layouts, self._begins_with)
 
 
 class LostRows:
     """The rows of one shard in the first of `offered`, newest first, whose every file has the right content.
 
-    `step`: how many steps are in it, 0 where there is none, None until `check` has found out; `refused` is why others are not used.
+    `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows the values count alone (`begins`), None until `check` has found out; `refused` is why others are not used.
     """
 
-    def __init__(self, offered: Sequence[Path], shard: int, layouts: Sequence[RowLayout]) -> None:
-        self._offered, self._shard, self._layouts = offered, shard, layouts
+    def __init__(
+        self, offered: Sequence[Path], shard: int, layouts: Sequence[RowLayout], begins_with: Path | None = None
+    ) -> None:
+        self._offered = [*offered, begins_with] if begins_with is not None else offered
+        self._shard, self._layouts, self._begins_with = shard, layouts, begins_with
+        self.begins = False
         self._checkpoint: Checkpoint | None = None
         self.step: int | None = None
         self.refused: list[str] = []
@@ -50,7 +54,8 @@ class LostRows:
             except EcrmError as error:
                 self.refused.append(f"checkpoint {path} is not used: {error}")
                 continue
-            self._checkpoint, self.step = checkpoint, checkpoint.step
+            self.begins = path == self._begins_with
+            self._checkpoint, self.step = checkpoint, 0 if self.begins else checkpoint.step
             return
         self.step = 0
 

@@ -29,7 +29,7 @@ from ecrm.transport.base import PeerFailure, Transport
 class Restorer:
     """`engine.rollback.Durable` over a run's own checkpoints and, until there is one, those it was resumed from.
 
-    Without either it is the undisturbed start, unless the run was resumed. `say` gets a line for each checkpoint that is
+    Without either it is the undisturbed start, unless the run was resumed: step 0, with the weights of `begins_with`, if given. `say` gets a line for each checkpoint that is
     refused, on one rank. Of those in its folder the run's own have its `identity`, if that is given. The same folders must be seen
     by all ranks. `loaded` is the last one loaded.
     """
@@ -40,9 +40,10 @@ class Restorer:
         resumed: Sequence[Checkpoint] = (),
         say: Callable[[str], None] = lambda line: None,
         identity: dict[str, Any] | None = None,
+        begins_with: Checkpoint | None = None,
     ) -> None:
         self._own, self._resumed, self._say = own, [checkpoint.path for checkpoint in resumed], say
-        self._identity = identity
+        self._identity, self._begins_with = identity, begins_with
         self.loaded: Checkpoint | None = None
 
     def restore(
@@ -69,12 +70,16 @@ class Restorer:
                 return checkpoint.step, read_dense(checkpoint)
             refused.append(f"checkpoint {path} is not used: {problem}")
         if self._resumed:
-            error = DataError(f"no checkpoint is left to go on from: {refused[-1]}" if refused else "no checkpoint is left")
-            error.speaker = transport.live[0]
-            raise error
+            raise _on_all(transport, f"no checkpoint is left to go on from: {refused[-1]}" if refused else "no checkpoint is left")
         if first:
             self._tidy(refused, 0)
-        return 0, None
+        if self._begins_with is None:
+            return 0, None
+        checkpoint, problem = _checked(transport, self._begins_with.path)
+        if checkpoint is None:
+            raise _on_all(transport, f"the weights to begin with cannot be read: {problem}")
+        _load(checkpoint, transport, layouts, hosted, protection, view, begins=True)
+        return 0, read_dense(checkpoint)[:1]
 
     def _tidy(self, refused: list[str], step: int) -> None:
         """Say which checkpoints were refused; this run's own go, since the same steps are done again."""
@@ -83,6 +88,13 @@ class Restorer:
         with contextlib.suppress(OSError):
             if self._own is not None:
                 self._own.discard_after(step)
+
+
+def _on_all(transport: Transport, text: str) -> DataError:
+    """An error that all ranks have, and the lowest is to say."""
+    error = DataError(text)
+    error.speaker = transport.live[0]
+    return error
 
 
 def _from_first(transport: Transport, paths: list[str]) -> list[str]:
@@ -127,8 +139,12 @@ def _load(
     hosted: dict[ShardSpace, HostedShard],
     protection: Protection,
     view: View,
+    begins: bool = False,
 ) -> None:
-    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first, each row's newest record last."""
+    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first, each row's newest record last.
+
+    Where a run `begins` with them, their values alone.
+    """
     for link in checkpoint.chain:
         files = link.manifest.row_files
         frames = _frames(link, _share_of(transport, files))
@@ -138,7 +154,7 @@ def _load(
             for space, numbers, records in islice(frames, 1):
                 for shard, here, local in by_shard(layouts[space], numbers):
                     address(outgoing, view, shard, space, local, records[here])
-            deltas = place(transport.exchange(outgoing), hosted)
+            deltas = place(transport.exchange(outgoing), hosted, begins)
             protection.protect(deltas, view)
             protection.committed()
 

@@ -36,7 +36,7 @@ class DenseReplica(Protocol):
         """The state as it is now, committed or not, as `export` would give it after a commit."""
 
     def load(self, state: Sequence[Tensor]) -> None:
-        """Become a replica whose committed and present state is an exported one."""
+        """Become a replica whose committed and present state is an exported one; of a new one with the parameters alone, its first tensor."""
 
 
 class SlicedSum:

@@ -30,15 +30,20 @@ def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor
 
 
 def place(
-    received: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    received: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard], begins: bool = False
 ) -> dict[ShardSpace, Deltas]:
-    """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most."""
+    """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most.
+
+    Where a run `begins` with the rows of another, only their values are taken.
+    """
     deltas: dict[ShardSpace, Deltas] = {}
     for tensors in received.values():
         for head, local, flat in in_groups(tensors, 3):
             shard, space = head
             store = hosted[shard, space].store
             records = flat.view(local.numel(), -1)
+            if begins:
+                records = store.begun(records)
             deltas.setdefault((shard, space), []).append((local, store.read(local).bitwise_xor_(records)))
             store.write(local, records)
     return deltas

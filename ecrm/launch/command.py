@@ -18,7 +18,12 @@ def thread_environment(config: Config) -> dict[str, str]:
 
 
 def train_command(
-    config_name: str, overrides: Sequence[str], run_dir: str | None, kills: Sequence[str], resume: str | None = None
+    config_name: str,
+    overrides: Sequence[str],
+    run_dir: str | None,
+    kills: Sequence[str],
+    resume: str | None = None,
+    init_from: str | None = None,
 ) -> list[str]:
     """The words of `ecrm train` after the program name."""
     words = ["train", config_name]
@@ -30,6 +35,8 @@ def train_command(
         words += ["--kill", kill]
     if resume is not None:
         words += ["--resume", resume]
+    if init_from is not None:
+        words += ["--init-from", init_from]
     return words
 
 

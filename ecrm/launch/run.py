@@ -49,23 +49,25 @@ def launch(
     dry_run: bool = False,
     elsewhere: Elsewhere | None = None,
     resume: Path | None = None,
+    init_from: Path | None = None,
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
-    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from.
+    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from,
+    `init_from` a run folder or a checkpoint whose weights are those of step 0.
     With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
     all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides, kept_by(resume))
     folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
-    start = plan_start(config, folder, resume, [parse_kill(kill) for kill in kills])
+    start = plan_start(config, folder, resume, [parse_kill(kill) for kill in kills], init_from)
     if run_dir is not None:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     command = [sys.executable, "-m", "ecrm", *train_command(
-        config_name, overrides, str(folder), kills, None if resume is None else str(resume.absolute())
+        config_name, overrides, str(folder), kills, *(None if path is None else str(path.absolute()) for path in (resume, init_from))
     )]
     line = mpirun_line(
         config,

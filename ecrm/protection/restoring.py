@@ -19,10 +19,11 @@ PIECES_PER_ROUND = 4
 
 class ShardReader(Protocol):
     """One shard's rows in the durable tier. `step`: how many steps are in them, None until `check` has come to its end; `refused`:
-    why something newer is not used."""
+    why something newer is not used; `begins`: whether they are what the run began with, and only their values count."""
 
     step: int | None
     refused: list[str]
+    begins: bool
 
     def check(self) -> Iterator[None]:
         """Find out what there is; yields after each bit of the work."""
@@ -70,7 +71,8 @@ class Restoring:
                 break
             space, local, records = self._rest
             now, self._rest = local[:budget], (space, local[budget:], records[budget:])
-            self._hosted[space].restore(now, records[:budget])
+            hosted, some = self._hosted[space], records[:budget]
+            hosted.restore(now, hosted.store.begun(some) if self.reader.begins else some)
             budget -= now.numel()
 
     def _next_piece(self) -> bool:

@@ -105,6 +105,13 @@ class Store(ABC):
         """Overwrite records, uint8 [R, B]."""
         scatter_records(self.weights, self._tail, rows, records)
 
+    def begun(self, records: Tensor) -> Tensor:
+        """Records, uint8 [R, B], of rows whose values are those of `records`, of any store of this width; their optimizer state is fresh."""
+        fresh = torch.zeros(len(records), self.record_bytes // 4)
+        fresh[:, : self.dim] = records[:, : 4 * self.dim].contiguous().view(torch.float32)
+        fresh[:, -1] = 1.0  # updated once
+        return fresh.view(torch.uint8)
+
     def xor(self, rows: Tensor, delta: Tensor) -> None:
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
         xor_records(self.weights, self._tail, rows, delta)

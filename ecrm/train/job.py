@@ -27,6 +27,7 @@ from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
+from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
@@ -92,6 +93,7 @@ def run(
     guarded: Guarded,
     stop: StopSignals,
     resume: Path | None = None,
+    init_from: Path | None = None,
 ) -> NoReturn:
     """Be one rank of the run; ends the process, with 0 when the run is complete or has stopped when asked to.
 
@@ -107,7 +109,7 @@ def run(
         guarded.up()
         if config.cluster.stuck_seconds:
             transport = CountedTransport(transport, guarded.calls)
-        code = _run(transport, config, run_dir, kills, stop, resume, waiting)
+        code = _run(transport, config, run_dir, kills, stop, resume, init_from, waiting)
     except EcrmError as error:
         waiting.over()
         if transport is None:
@@ -138,6 +140,7 @@ def _run(
     kills: Sequence[Kill],
     stop: StopSignals,
     resume: Path | None,
+    init_from: Path | None,
     waiting: Waiting,
 ) -> int:
     waiting("the data and the config are checked")
@@ -150,7 +153,7 @@ def _run(
         lock, strangers = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
         _check_shared(config, run_dir, strangers, transport.live)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
-    start = together(transport, lambda: plan_start(config, run_dir, resume, kills))
+    start = together(transport, lambda: plan_start(config, run_dir, resume, kills, init_from))
     steps = start.steps
     goes_on = resume is not None
     if start.mapped is not None:
@@ -160,7 +163,9 @@ def _run(
             together(transport, lambda: first and leave_link(run_dir, start.mapped))
     held = hold(start.mapped) if start.mapped is not None else None
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
-    protection = make_protection(config, start.mapped, CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints]))
+    begins_with = start.begins_with
+    rows = CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints], begins_with and begins_with.path)
+    protection = make_protection(config, start.mapped, rows)
     processes = _processes(transport, config)
     readers = introduce(transport, _host())
     view = together(transport, lambda: start_view(config, protection, processes))
@@ -197,18 +202,18 @@ def _run(
     durable = None
     if start.mapped is not None:
         durable = Reopened()
-    elif config.checkpoints or goes_on:
-        durable = Restorer(own, start.checkpoints, say, start.identity)
+    elif config.checkpoints or goes_on or begins_with is not None:
+        durable = Restorer(own, start.checkpoints, say, start.identity, begins_with)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
-    engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate)
+    engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate, start.identity["rows_seed"])
     reporter.watch(engine)
     flipping.watch(engine)
-    if goes_on:
+    if goes_on or begins_with is not None:
         if transport.rank == transport.live[0]:
             for line in (*start.refused, *start.changed):
                 say(line)
-        waiting(f"tables are read from {resume}")
+        waiting(f"tables are read from {resume or init_from}")
         engine.resume()
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
@@ -228,6 +233,8 @@ def _run(
     }
     if goes_on:
         about["resumed"] = {"from": str(resume), "step": engine.step, "changed": start.changed, "data_began": start.data_began}
+    if begins_with is not None:
+        about["init_from"] = str(begins_with.path)
     about["set_up_seconds"] = time.monotonic() - began
     waiting.over()
     reporter.started(about, _in_words(config, protection, about, steps))
@@ -277,7 +284,7 @@ def _durable_in_words(config: Config, start: Start) -> str:
     """What all roll back to when more is lost than the protection covers; empty where there is nothing."""
     if start.mapped is not None:
         return "the last commit in the mapped files"
-    return "a checkpoint" if config.checkpoints or start.checkpoints else ""
+    return "a checkpoint" if config.checkpoints or start.checkpoints or start.begins_with is not None else ""
 
 
 def start_view(config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]) -> View:
@@ -321,8 +328,9 @@ def build_engine(
     hooks: Hooks,
     durable: Durable | None = None,
     allocate: Allocate = lazy_zeros,
+    rows_seed: int | None = None,
 ) -> Engine:
-    """This rank's engine for a config, at the undisturbed start, `view`."""
+    """This rank's engine for a config, at the undisturbed start, `view`; `rows_seed` is that of rows never updated, if not train.seed."""
     model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
     tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
@@ -346,7 +354,7 @@ def build_engine(
         protection=protection,
         make_store=loading.make_store,
         make_dense=make_dense,
-        seed=train.seed,
+        seed=train.seed if rows_seed is None else rows_seed,
         policy=EnginePolicy(
             commit_interval=config.protection.commit_interval,
             rebuild_rows_per_step=config.protection.rebuild_rows_per_step,
@@ -364,6 +372,7 @@ def build_engine(
 def _in_words(config: Config, protection: Protection, about: dict[str, Any], steps: int) -> str:
     """What begins, in one line."""
     resumed = f"from step {about['resumed']['step']}, " if "resumed" in about else ""
+    resumed += f"with the weights of {about['init_from']}, " if "init_from" in about else ""
     return (
         f"{resumed}{config.ranks_in_words}, {protection.in_words}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
         f"storage {about['storage']}, dense arch {about['dense_arch']}, kernels {about['kernels']}"
@@ -440,10 +449,12 @@ def _die_of(error: EcrmError) -> NoReturn:
 def _check_shared(config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]) -> None:
     """Raise UsageError on every rank where checkpoints cannot be written for want of a folder that all ranks see."""
     if strangers and (config.checkpoints or config.checkpoint.at_end):
+        never = {"every_steps": 0, "every_minutes": 0, "at_end": False, "keep_best": "none"}
+        without = {f"checkpoint.{key}": value for key, value in never.items()}
         error = UsageError(
-            f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank {live[0]}, and checkpoints need one: name a folder "
-            "on storage that all ranks share, or write none: checkpoint.at_end=false, checkpoint.keep_best=none, "
-            "checkpoint.every_steps=0 and checkpoint.every_minutes=0"
+            f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank {live[0]}, and checkpoints need one",
+            *([] if config.protection.name in NEED_CHECKPOINTS else [without]),
+            otherwise="name a folder on storage that all ranks share",
         )
         error.speaker = live[0]
         raise error
