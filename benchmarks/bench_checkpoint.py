@@ -1,13 +1,26 @@
-"""What writing and loading a checkpoint takes on one rank: rows of 64 floats with row-wise Adagrad, all updated, no network.
+"""What checkpoints take: one of one rank, and many beside training.
 
-The yardstick is torch.distributed.checkpoint, its `save` and `async_save` of the same tensors with its defaults, in the same process:
-it syncs files as ECRM does, and has no checksums, so that there is nothing to check.
-Writes benchmarks/results/checkpoint.csv and prints it. `--smoke` takes few rows and writes to a temporary file.
+    python benchmarks/bench_checkpoint.py                             # both
+    python benchmarks/bench_checkpoint.py --part alone
+    python benchmarks/bench_checkpoint.py --part beside --regime dense-heavy --rounds 1
+    python benchmarks/bench_checkpoint.py --part beside --add         # more rounds, to those that the CSV file has
+
+1. `alone`: rows of 64 floats with row-wise Adagrad, all updated, no network. The yardstick is torch.distributed.checkpoint, its `save`
+   and `async_save` of the same tensors with its defaults, in the same process: it syncs files as ECRM does, and has no checksums, so
+   that there is nothing to check. Writes checkpoint.csv.
+2. `beside`: the training runs of bench_protections.py, without any other protection and behind their sweep, with a checkpoint every 10 s
+   of training. What one costs is how much longer the steps from one to the next take than if all were as those that begin half a
+   second after it is on the disk: steps with and without it are in turns within one run. What noting changed rows costs is in all
+   steps, and not in this. Beside it stands what the disk alone takes for as many bytes, written past the page cache and synced by
+   one process. The first checkpoint after the sweep is not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
+
+`--smoke` takes few rows and writes to a temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
 import warnings
@@ -17,12 +30,16 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint
-from measure import device, target, write_csv
-from tables import checkpoint
+from bench_protections import FULL, TINY, Regime, of_kind, regime_of, run
+from disturbance import around_a_checkpoint
+from measure import REGIME_DATA, device, prepare, target, write_csv
+from tables import checkpoint, checkpoint_runs, read_rows
 
+from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
+from ecrm.checkpoint.rows import SummedFile
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table
@@ -113,24 +130,103 @@ def _row(
 CONTENDERS = {"sync": measure, "async": measure, "torch sync": yardstick, "torch async": yardstick}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure all in turn and write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="few rows, to a temporary file")
-    parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/checkpoint.csv")
-    options = parser.parse_args(words)
-    torch.set_num_threads(1)
+MODES = {
+    "sync": {"checkpoint.mode": "sync"},
+    "async": {"checkpoint.mode": "async"},
+    "incremental": {"checkpoint.mode": "async", "checkpoint.kind": "incremental", "checkpoint.full_every": 1_000},
+}
+"""Of checkpoints beside training; of incremental ones the first alone is full."""
+CALM_AFTER = 0.5
+"""Seconds after a checkpoint is on the disk, from which on steps count as undisturbed."""
+
+
+def beside(folder: Path, regime: Regime, seconds: float, intervals: int, round_: int, megabytes: float) -> list[dict[str, object]]:
+    """A row for each checkpoint of a run in each of `MODES`, in random order; `megabytes` a second is what the disk takes."""
+    sets = {**regime.sets, "protection.name": "none"}
+    record, _ = run(folder, {**sets, "train.steps": regime.warm + 40})
+    begun, ended = (dict(record.finished)[step] for step in (regime.warm, regime.warm + 40))
+    every = max(4, round(40 * seconds / (ended - begun)))
+    first = -(-regime.warm // every) * every
+    rows = []
+    for mode in random.sample(list(MODES), len(MODES)):
+        steps = first + (intervals + 1) * every
+        record, events = run(folder, {**sets, **MODES[mode], "checkpoint.every_steps": every, "train.steps": steps})
+        for event in of_kind(events, "checkpoint"):
+            if not first < event["step"] < steps:
+                continue
+            excess, step = around_a_checkpoint(record.finished, event["step"], every, event["time"] + CALM_AFTER * (seconds >= 10))
+            rows.append({
+                "regime": regime.name, "round": round_, "mode": mode, "step": event["step"], "every_steps": every,
+                "rows": event["rows"], "bytes": event["bytes"], "step_ms": round(1e3 * step, 2),
+                "overhead": round(excess / (every * step), 4), "excess_ms": round(1e3 * excess, 1),
+                "stall_ms": round(1e3 * event["stall_seconds"], 1), "durable_seconds": round(event["seconds"], 3),
+                "disk_mb_per_second": round(megabytes), **device(),
+            })  # fmt: skip
+        mine = [row["overhead"] for row in rows if row["mode"] == mode]
+        print(f"{regime.name:>15} round {round_} {mode:<12} overhead of each checkpoint {mine}", flush=True)
+    return rows
+
+
+def disk_speed(folder: Path, size: int) -> float:
+    """MB/s of a file of that size, written as checkpoints are, from its first byte until it is synced: the best of three."""
+    data, seconds = torch.ones(size, dtype=torch.uint8).numpy(), []
+    for _ in range(3):
+        began = time.monotonic()
+        with SummedFile(Disk(), folder / "speed") as file:
+            file.write(data)
+        seconds.append(time.monotonic() - began)
+    (folder / "speed").unlink()
+    return size / 1e6 / min(seconds)
+
+
+def measure_beside(options: argparse.Namespace, folder: Path) -> None:
+    """Measure, write checkpoint_runs.csv after every regime of every round, and print it."""
+    size, seconds, intervals = (TINY, 0.5, 2) if options.smoke else (FULL, 10.0, 5)
+    csv = options.runs_csv or target("checkpoint_runs.csv", None, options.smoke)
+    rows = list(read_rows(csv) or []) if options.add else []
+    speed = disk_speed(folder, 1 << 20 if options.smoke else 1 << 28)
+    first = 1 + max((int(row["round"]) for row in rows), default=-1)
+    for number in range(first, first + options.rounds):
+        for name in options.regime or REGIME_DATA:
+            regime = regime_of(name, prepare(options.data or folder, size.rows, REGIME_DATA[name]), options.data or folder, size)
+            rows += beside(folder / "run", regime, seconds, intervals, number, speed)
+            write_csv(csv, rows)
+    print("\n".join(checkpoint_runs(rows)))
+    print(f"written to {csv}")
+
+
+def measure_alone(options: argparse.Namespace, folder: Path) -> None:
+    """Measure all in turn, write checkpoint.csv and print it."""
     rows, repeats = (10_000, 1) if options.smoke else (1_000_000, 3)
     records = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(repeats):
-            for mode, contender in CONTENDERS.items():
-                records.append(contender(rows, mode, Path(folder) / f"{mode}{number}" / "checkpoints"))
-                print(records[-1], flush=True)
+    for number in range(repeats):
+        for mode, contender in CONTENDERS.items():
+            records.append(contender(rows, mode, folder / f"{mode}{number}" / "checkpoints"))
+            print(records[-1], flush=True)
     csv = target("checkpoint.csv", options.csv, options.smoke)
     write_csv(csv, records)
     print("\n".join(checkpoint(records)))
     print(f"written to {csv}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure what is asked for and write the CSV files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="few rows, to a temporary folder")
+    parser.add_argument("--part", choices=("alone", "beside"), help="only this")
+    parser.add_argument("--csv", type=Path, help="where to write `alone`; default: benchmarks/results/checkpoint.csv")
+    parser.add_argument("--runs-csv", type=Path, help="where to write `beside`; default: benchmarks/results/checkpoint_runs.csv")
+    parser.add_argument("--regime", choices=tuple(REGIME_DATA), action="append", help="of `beside`, only this")
+    parser.add_argument("--rounds", type=int, default=2, help="of `beside`")
+    parser.add_argument("--add", action="store_true", help="keep the rounds of `beside` that the CSV file has and add to them")
+    parser.add_argument("--data", type=Path, help="folder to keep the prepared data in")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.part != "beside":
+            measure_alone(options, Path(folder))
+        if options.part != "alone":
+            measure_beside(options, Path(folder))
 
 
 if __name__ == "__main__":

@@ -411,7 +411,7 @@ were not trained take none."""
 
 
 def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str, Any]]:
-    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, none while a shard is away, in which a server is killed half-way between
+    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, an eighth later where a shard is away then, in which a server is killed half-way between
     the first two, as rows of protections_accuracy.csv."""
     steps, every = size.accuracy_steps, size.accuracy_steps // 4
     slowly = {"protection.rebuild_rows_per_step": max(1, regime.shard_rows // steps)}

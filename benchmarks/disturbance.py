@@ -53,6 +53,22 @@ def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mappin
     return Calm(steps, seconds / steps, waiting)
 
 
+def around_a_checkpoint(finished: Sequence[tuple[int, float]], step: int, every: int, until: float) -> tuple[float, float]:
+    """What a checkpoint at `step` cost the `every` steps from there to the next one, of a run's `finished` (steps, time): by how many
+    seconds they took longer than if all had been as those that began after `until`, and the seconds of one of these.
+
+    Raises ValueError where a step is missing, or fewer than half of them began after `until`.
+    """
+    at = dict(finished)
+    if missing := [number for number in range(step, step + every + 1) if number not in at]:
+        raise ValueError(f"step {missing[0]} was not finished")
+    calm_steps = [number for number in range(step, step + every) if at[number] >= until]
+    if 2 * len(calm_steps) < every:
+        raise ValueError(f"only {len(calm_steps)} of {every} steps after step {step} began after its checkpoint: write them less often")
+    usual_seconds = (at[step + every] - at[calm_steps[0]]) / len(calm_steps)
+    return at[step + every] - at[step] - every * usual_seconds, usual_seconds
+
+
 def usual(record: RunRecord, before: Calm) -> float:
     """Seconds of an average step of `before` and of those after the only failure of the run has been made good; a machine that is shared
     changes its pace within a run."""

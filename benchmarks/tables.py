@@ -117,6 +117,21 @@ def checkpoint(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def checkpoint_runs(rows: Sequence[Row]) -> list[str]:
+    """What checkpoints every so often cost training, by regime and mode."""
+    header = ("regime", "mode", "steps between", "MB", "overhead %", "mean", "training waits ms", "durable after s", "the disk alone s")
+    lines = []
+    for (regime, mode), mine in groups(rows, "regime", "mode").items():
+        overheads = [100 * value for value in numbers(mine, "overhead")]
+        size = statistics.median(numbers(mine, "bytes")) / 1e6
+        lines.append((
+            regime, f"`{mode}`", str(mine[0]["every_steps"]), f"{size:,.0f}", spread(overheads, 1), f"{statistics.mean(overheads):.1f}",
+            spread(numbers(mine, "stall_ms"), 0), spread(numbers(mine, "durable_seconds"), 2),
+            f"{size / statistics.median(numbers(mine, 'disk_mb_per_second')):.2f}",
+        ))  # fmt: skip
+    return markdown(header, lines)
+
+
 def kernels(rows: Sequence[Row]) -> list[str]:
     """Each kernel and what it is compared with: times, bytes a second, and our time over theirs."""
     header = ("job", "rows of bytes", "contender", "ms, median (p20 to p80)", "GB/s", "our time over theirs, median (p20 to p80)")
@@ -325,6 +340,7 @@ TABLES = {
     "recovery": Table("recovery.csv", recovery),
     "scrub": Table("scrub.csv", scrub),
     "checkpoint": Table("checkpoint.csv", checkpoint),
+    "checkpoint runs": Table("checkpoint_runs.csv", checkpoint_runs),
     "kernels": Table("kernels.csv", kernels),
     "step": Table("step.csv", step),
     "step bars": Table("step.csv", step_bars),

@@ -102,11 +102,20 @@ def test_oversubscribed(results, kept, tmp_path):
 
 
 def test_checkpoint(results, tmp_path):
-    program("bench_checkpoint").main(["--smoke", "--csv", str(tmp_path / "checkpoint.csv")])
+    program("bench_checkpoint").main(["--smoke", "--part", "alone", "--csv", str(tmp_path / "checkpoint.csv")])
     lines = measured(tmp_path / "checkpoint.csv")
     assert [line["mode"] for line in lines] == ["sync", "async", "torch sync", "torch async"]
     assert all(int(line["bytes"]) > 10_000 * 64 * 4 for line in lines)
     assert all(float(line["seconds"]) >= float(line["stall_seconds"]) > 0 for line in lines)
+
+
+@pytest.mark.drill
+def test_checkpoints_beside_training(results, kept, tmp_path):
+    words = ["--smoke", "--part", "beside", "--rounds", "1", "--regime", "dense-heavy", "--data", str(kept)]
+    program("bench_checkpoint").main([*words, "--runs-csv", str(tmp_path / "checkpoint_runs.csv")])
+    lines = measured(tmp_path / "checkpoint_runs.csv")
+    assert {line["mode"] for line in lines} == {"sync", "async", "incremental"} and len(lines) == 6
+    assert all(float(line["stall_ms"]) > 0 and float(line["durable_seconds"]) > 0 and int(line["bytes"]) > 0 for line in lines)
 
 
 def test_scrub(results, kept, tmp_path):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
+import io
 import os
 import random
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ecrm.checkpoint import disk, rows
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, Checkpoint, find, locate, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
@@ -116,9 +121,8 @@ def write(folder: CheckpointFolder, step: int, base: Manifest | None) -> Manifes
             for i in range(0, len(mine), 16)
         ]
         files.append(write_rows(folder.disk, draft / f"rows-{part}.bin", 0, windows))
-    dense = SummedFile(folder.disk, draft / DENSE)
-    dense.write(step.to_bytes(8, "little"))
-    dense.close()
+    with SummedFile(folder.disk, draft / DENSE) as dense:
+        dense.write(step.to_bytes(8, "little"))
     files.append({"name": DENSE, "space": -1, "bytes": dense.bytes, "crc32": dense.checksum})
     link = {"step": base.step, "checksum": base.checksum} if base else None
     manifest = Manifest(step, {"train.seed": 7}, link, base.chain + 1 if base else 0, [BYTES], [ROWS], files, [])
@@ -141,6 +145,13 @@ def read(checkpoint: Checkpoint) -> dict[int, bytes]:
 STEPS = (10, 20, 30, 40, 50)
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Files of some hundred bytes are written in several calls."""
+    monkeypatch.setattr(rows, "PIECE", 192)
+    monkeypatch.setattr(rows, "BLOCK", 64)
+
+
 def run(path: Path, disk: Disk, done: list[int]) -> None:
     """Five checkpoints, full, incremental, incremental, full, incremental, keeping two; `done` gets those that count."""
     folder, base = CheckpointFolder(path, disk), None
@@ -159,10 +170,10 @@ def newest(path: Path) -> int:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power):
+def test_a_cut_at_any_call_leaves_the_newest_complete_one(tmp_path, power, small_pieces):
     counting = CuttingDisk()
     run(tmp_path / "whole", counting, [])
-    assert newest(tmp_path / "whole") == 50 and counting.made > 150
+    assert newest(tmp_path / "whole") == 50 and counting.made > 130
     for calls in range(counting.made):
         disk, done, path = CuttingDisk(calls=calls), [], tmp_path / "cut"
         with pytest.raises(Cut):
@@ -201,7 +212,7 @@ def test_the_real_disk_syncs_files_before_their_names_and_the_manifest_last(tmp_
     ]  # fmt: skip
 
 
-def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path):
+def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path, small_pieces):
     counting = CuttingDisk()
     run(tmp_path / "whole", counting, [])
     draw = random.Random(0)
@@ -211,6 +222,36 @@ def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path):
             run(path, disk, done)
         assert newest(path) == (done[-1] if done else 0), at
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("page_cache", ["passed by", "at opening", "at writing"])
+def test_a_file_is_the_same_whether_the_page_cache_is_passed_by_or_not(tmp_path, monkeypatch, page_cache):
+    """A file system may refuse to pass it by when a file is opened, or when it is written."""
+    direct = []
+
+    def opening(path: str, flags: int) -> int:
+        if page_cache == "at opening":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return os.open(path, flags | (0 if page_cache == "at writing" else os.O_DIRECT), 0o666)
+
+    class Refusing(io.FileIO):
+        def write(self, data):
+            flags = fcntl.fcntl(self, fcntl.F_GETFL)
+            direct.append(bool(flags & os.O_DIRECT))
+            if page_cache == "at writing" and direct == [True]:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return super().write(data)
+
+    monkeypatch.setattr(disk, "_past_the_page_cache", opening)
+    monkeypatch.setattr(disk, "open", lambda path, mode, buffering, **more: Refusing(path, mode, **more), raising=False)
+    for size in (0, 1, rows.PIECE - 1, rows.PIECE, rows.PIECE + 1, 3 * rows.PIECE, 3 * rows.PIECE + 5000):
+        data = np.random.default_rng(size).bytes(size)
+        with SummedFile(Disk(), tmp_path / "file") as file:
+            for first in range(0, size, 700_001):
+                file.write(data[first : first + 700_001])
+        assert (tmp_path / "file").read_bytes() == data
+        assert (file.bytes, file.checksum) == (size, zlib.crc32(data))
+    assert any(direct) == (page_cache == "passed by")
 
 
 def test_keep_leaves_what_the_newest_need_and_no_drafts(tmp_path):

@@ -21,7 +21,7 @@ import torch
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import NAME as MANIFEST
 from ecrm.checkpoint.manifest import Manifest
-from ecrm.checkpoint.write import Part
+from ecrm.checkpoint.write import Part, Rooms
 from ecrm.engine.engine import Engine
 from ecrm.transport.base import PeerFailure
 
@@ -81,6 +81,7 @@ class Checkpoints:
         self._evaluations, self._began_from = evaluations, began_from
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
+        self._pruned = True
         self._stopping = self._ending = False
         self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
         self._why = ""  # the last one that failed did so
@@ -94,6 +95,7 @@ class Checkpoints:
             self._part.cancelled = True
         self._part: Part | None = None
         self._tried: int | None = None  # the step of the last one begun
+        self._rooms: dict[tuple[int, int], Rooms] = {}  # a part that was given up may still use the old ones
         self._last: int | None = None  # the step of the last checkpoint, None while that is not known to all
         self._base: Manifest | None = None  # what the next one may add to
         self._look_at = 0  # the step to look at the clock again
@@ -188,6 +190,8 @@ class Checkpoints:
             if not self._part.done:
                 time.sleep(POLL_SECONDS)
             self.between_steps()
+        while not self._pruned and self._clock() < deadline:
+            time.sleep(POLL_SECONDS)
 
     def _settle(self) -> None:
         """Agree on what the newest checkpoint is."""
@@ -247,7 +251,8 @@ class Checkpoints:
                 draft, trouble = self._folder.draft(engine.step), ""
             except OSError as error:
                 draft, trouble = self._folder.path, f"cannot make {self._folder.path}: {error.strerror}"
-            self._part = Part(engine, draft, self._folder.disk, adds, policy.kind == "incremental", self._attempt)
+            noting, rooms = policy.kind == "incremental", self._rooms if policy.mode == "async" else None
+            self._part = Part(engine, draft, self._folder.disk, adds, noting, self._attempt, rooms)
             if trouble:
                 self._part.trouble, self._part.done = trouble, True
             elif policy.mode == "async":
@@ -290,8 +295,9 @@ class Checkpoints:
         if reports:
             try:
                 self._folder.publish(manifest)
-                with contextlib.suppress(OSError):
-                    self._folder.prune(self._policy.keep)
+                if self._pruned:
+                    self._pruned = False
+                    self._background(self._prune)
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
         shared = engine.transport.share([torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)])
@@ -313,6 +319,12 @@ class Checkpoints:
                 "stall_seconds": self._stalled + self._clock() - began,
             }
         )
+
+    def _prune(self) -> None:
+        """On the reporter, beside training: a file system may take long to give the room of large files back."""
+        with contextlib.suppress(OSError):
+            self._folder.prune(self._policy.keep)
+        self._pruned = True
 
     def _failed(self, why: str, written: bool = False) -> None:
         """This one is not to be; what was noted of touched rows went with it, so the next one is full. It gives its room back where all

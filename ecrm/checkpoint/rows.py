@@ -6,6 +6,7 @@ B bytes; everything little endian. Row numbers are those of the row space: where
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.disk import BLOCK, Disk
 from ecrm.errors import DataError
 
 HEADER = struct.Struct("<8sII")
@@ -22,36 +23,62 @@ FRAME_ROWS = 1 << 16
 """Rows in a frame at most: bounds the memory of writing, reading and sending."""
 
 
+PIECE = 1 << 20
+"""Bytes that are written at once: summed and written while they are in the processor's cache."""
+
+
 class SummedFile:
-    """A file being written, with its size and CRC-32 so far."""
+    """A file being written; at the end of a `with` without an error it is synced, and `bytes` and
+    `checksum`, a CRC-32, are those of all of it."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk, self._file, self.name = disk, disk.create(path), path.name
-        self.bytes = self.checksum = 0
+        self._piece = np.frombuffer(mmap.mmap(-1, PIECE), np.uint8)  # begins at a page
+        self._held = self.bytes = self.checksum = 0
 
-    def write(self, data: bytes | memoryview) -> None:
-        self._disk.write(self._file, data)
-        self.bytes += len(data)
+    def write(self, data: bytes | memoryview | np.ndarray) -> None:
+        """Append `data`, contiguous."""
+        rest = np.frombuffer(data, np.uint8)
+        while len(rest):
+            some, rest = np.split(rest, [PIECE - self._held])
+            self._piece[self._held : self._held + len(some)] = some
+            self._held += len(some)
+            if self._held == PIECE:
+                self._flush(PIECE)
+
+    def _flush(self, upto: int) -> None:
+        """Write the first `upto` bytes that are held."""
+        data = self._piece[:upto].data
         self.checksum = zlib.crc32(data, self.checksum)
+        self._disk.write(self._file, data)
+        self.bytes += upto
+        self._held -= upto
+        self._piece[: self._held] = self._piece[upto : upto + self._held]
 
-    def close(self) -> None:
-        """Sync and close."""
-        self._disk.close(self._file)
+    def __enter__(self) -> SummedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                for size in (self._held // BLOCK * BLOCK, self._held % BLOCK):
+                    if size:
+                        self._flush(size)
+        finally:
+            self._disk.close(self._file)
 
 
 def write_rows(disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, object]:
     """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS; the manifest's entry of the file."""
-    file, rows, frames = SummedFile(disk, path), 0, 0
-    try:
+    rows = frames = 0
+    with SummedFile(disk, path) as file:
         for numbers, records in windows:
             if not len(numbers):
                 continue
             file.write(HEADER.pack(MAGIC, len(numbers), records.shape[1]))
-            file.write(np.ascontiguousarray(numbers, "<i8").view(np.uint8).data)
-            file.write(np.ascontiguousarray(records).reshape(-1).data)
+            file.write(np.ascontiguousarray(numbers, "<i8"))
+            file.write(np.ascontiguousarray(records))
             rows, frames = rows + len(numbers), frames + 1
-    finally:
-        file.close()
     return {
         "name": path.name, "space": space, "rows": rows, "frames": frames, "bytes": file.bytes, "crc32": file.checksum
     }  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import lazy_zeros
+from ecrm.allocate import Room, lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.rows import FRAME_ROWS, SummedFile, write_rows
@@ -20,17 +20,23 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
 
 Window = tuple[np.ndarray, np.ndarray]
+Rooms = dict[int, Room]
+"""Memory for the records of a shard's windows, by their first row."""
 
 
 class Part:
     """What this rank adds to the checkpoint of the step that the engine stands at, at a commit, nothing missing.
 
     With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated. From now on the engine's
-    shards note what is touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on.
+    shards note what is touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on: with
+    `rooms`, by (shard, row space), which keep the memory of copies from one part to the next.
     `entries` are then those of the manifest, `trouble` why there are none; not `finite` where that is a NaN or an infinity.
     """
 
-    def __init__(self, engine: Engine, draft: Path, disk: Disk, changed_only: bool, noting: bool, attempt: int) -> None:
+    def __init__(
+        self, engine: Engine, draft: Path, disk: Disk, changed_only: bool, noting: bool, attempt: int,
+        rooms: dict[tuple[int, int], Rooms] | None = None,
+    ) -> None:
         self.step, self._draft, self._disk = engine.step, draft, disk
         self._name = f"rows-rank{engine.rank:04}-{attempt}"
         self.done = self.cancelled = False
@@ -42,9 +48,10 @@ class Part:
         self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
         for (shard, space), hosted in sorted(engine.hosted.items()):
             touched = hosted.touched if changed_only else None
+            own = None if rooms is None else rooms.setdefault((shard, space), {})
             if noting:
                 hosted.touched = lazy_zeros(engine.layouts[space].data_rows_per_shard, dtype=np.bool_)
-            self._rows.setdefault(space, []).append(_windows(hosted, engine.layouts[space], shard, touched))
+            self._rows.setdefault(space, []).append(_windows(hosted, engine.layouts[space], shard, touched, own))
 
     def copy(self) -> int:
         """Take everything along that is to be written, so that training may change it; bytes taken."""
@@ -81,12 +88,9 @@ class Part:
     def _write_dense(self) -> dict[str, Any]:
         if not all(bool(tensor.isfinite().all()) for tensor in self.dense):
             raise FloatingPointError("what is not finite is in the dense parameters or their optimizer's state")
-        file = SummedFile(self._disk, self._draft / DENSE)
-        try:
+        with SummedFile(self._disk, self._draft / DENSE) as file:
             for tensor in self.dense:
-                file.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
-        finally:
-            file.close()
+                file.write(np.ascontiguousarray(tensor.numpy()))
         return {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
 
     @property
@@ -99,13 +103,20 @@ class Part:
         return torch.tensor(list(json.dumps([self.entries, self.trouble, self.finite]).encode()), dtype=torch.uint8)
 
 
-def _windows(hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None) -> Iterator[Window]:
-    """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`."""
+def _windows(hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None, rooms: Rooms | None) -> Iterator[Window]:
+    """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`; the records in
+    `rooms`, if given."""
     for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):
-        local = torch.arange(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
-        wanted = hosted.store.updated(local)
+        here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
+        if touched is not None and not touched[here].any():
+            continue
+        wanted = hosted.store.last_bytes(here) != 0
         if touched is not None:
-            wanted &= touched[local]
-        local = local[wanted]
+            wanted &= touched[here]
+        local = wanted.nonzero().squeeze(1) + first
         if local.numel():
-            yield layout.rows_of(shard, local).numpy(), hosted.store.read(local).numpy()
+            out = None
+            if rooms is not None:
+                room = rooms.setdefault(first, Room(hosted.store.record_bytes // 4, lazy_zeros))
+                out = room.of(local.numel()).view(torch.uint8)
+            yield layout.rows_of(shard, local).numpy(), hosted.store.read(local, out).numpy()

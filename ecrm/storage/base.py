@@ -84,9 +84,9 @@ class Store(ABC):
         parts = [part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1) for part in self.state]
         return torch.cat(parts, dim=1) if parts else torch.empty(rows.numel(), 0)
 
-    def read(self, rows: Tensor) -> Tensor:
-        """Records, uint8 [R, B]."""
-        return gather_records(self.weights, self._tail, rows)
+    def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Records, uint8 [R, B]: `out`, contiguous, if that is given."""
+        return gather_records(self.weights, self._tail, rows, out=out)
 
     def read_tail(self, rows: Tensor) -> Tensor:
         """What follows the rows in their records, uint8 [R, B - 4 dim]."""

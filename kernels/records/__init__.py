@@ -61,11 +61,19 @@ def record_bytes(weights: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
 
 
 def gather_records(
-    weights: torch.Tensor, state: Sequence[torch.Tensor], rows: torch.Tensor, backend: str = "auto"
+    weights: torch.Tensor,
+    state: Sequence[torch.Tensor],
+    rows: torch.Tensor,
+    backend: str = "auto",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The records of the named rows, as a new uint8 [n, B]; rows may repeat."""
+    """The records of the named rows, uint8 [n, B], in `out` or new memory; rows may repeat."""
     parts = _parts(weights, state, rows)
-    records = torch.empty(rows.shape[0], record_bytes(weights, state), dtype=torch.uint8, device=weights.device)
+    records = out
+    if records is None:
+        records = torch.empty(rows.shape[0], record_bytes(weights, state), dtype=torch.uint8, device=weights.device)
+    else:
+        _check_records(parts, rows.shape[0], records)
     _run("gather_records", parts, rows, records, backend)
     return records
 
