@@ -40,7 +40,7 @@ $(STAMP):
 	  $(BIN)/pip install --quiet torch==2.13.0+cpu 2>/dev/null \
 	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu; \
 	fi
-	$(BIN)/pip install --quiet --editable '.[torchrec,test]'
+	$(BIN)/pip install --quiet --editable '.[torchrec,tensorboard,test]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
 # For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.

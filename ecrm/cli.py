@@ -178,6 +178,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
+    from ecrm.launch.supervise import launch_id
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
     from ecrm.train.owner import check_run_dir
@@ -191,6 +192,8 @@ def _train(args: argparse.Namespace) -> int:
     init_from = None if args.init_from is None else str(args.init_from)
     preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]))
     plan_start(config, args.run_dir, args.resume, kills, args.init_from)
+    if config.train.tensorboard and launch_id() is None:
+        say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None:

@@ -113,6 +113,11 @@ class TrainConfig:
         choices=("stop", "warn"),
     )
     profile: bool = key(False, "time every phase and every call between ranks; print a table and write trace.json at the end")
+    tensorboard: bool = key(
+        False,
+        "write scalars for TensorBoard into tensorboard/ of the run folder; `ecrm launch` does, not "
+        "an mpirun line typed by hand; needs the package tensorboard",
+    )
     threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
 
 

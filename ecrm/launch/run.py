@@ -18,6 +18,7 @@ from ecrm.launch.command import mpirun_line, train_command
 from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
+from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.supervise import Ending, read_own, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.train.kill import parse_kill
@@ -59,6 +60,8 @@ def launch(
     all checks have passed; with `dry_run` nothing is at all.
     """
     config = load_config(config_name, overrides, kept_by(resume))
+    if config.train.tensorboard:
+        require_tensorboard()
     folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
     start = plan_start(config, folder, resume, [parse_kill(kill) for kill in kills], init_from)
     if run_dir is not None:
@@ -98,7 +101,7 @@ def launch(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
-    watch = watch_of(folder, start.steps, config.world_size)
+    watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
     ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8), watch)
     try:
         judge(folder, ending, hosts is not None)

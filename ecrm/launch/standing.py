@@ -37,6 +37,9 @@ class Standing:
             if handle is not None:
                 handle(event)
 
+    def close(self) -> None:
+        """Nothing more comes."""
+
     @property
     def finishing(self) -> bool:
         """Whether the last step is done; what follows is evaluation and checks."""

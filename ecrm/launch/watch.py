@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ecrm.launch.events import Event, EventTail
+from ecrm.launch.scalars import Scalars
 from ecrm.launch.standing import Standing
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class Follower(Protocol):
     """Takes the events of a run as they come."""
 
     def take(self, events: Sequence[Event]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Watch:
@@ -50,16 +53,19 @@ class Watch:
 
     def ended(self) -> None:
         self.look()
+        for follower in self._followers:
+            follower.close()
         if self._screen is not None:
             self._screen.ended()
 
 
-def watch_of(run_dir: Path, steps: int, ranks: int) -> Watch:
+def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -> Watch:
     """The watch of a run of so many steps and ranks, with a screen where there is a terminal."""
+    followers: list[Follower] = [Scalars(run_dir)] if tensorboard else []
     if not sys.stdout.isatty():
-        return Watch(run_dir)
+        return Watch(run_dir, followers)
     from ecrm.launch.screen import screen_of
 
     standing = Standing(steps)
     screen = screen_of(sys.stdout, standing, ranks)
-    return Watch(run_dir) if screen is None else Watch(run_dir, [standing], screen)
+    return Watch(run_dir, followers if screen is None else [*followers, standing], screen)

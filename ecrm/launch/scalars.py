@@ -1,0 +1,105 @@
+"""TensorBoard scalars of a run, `train.tensorboard`, made from events.jsonl.
+
+The launcher writes them, and no rank: whoever reports, and whoever dies, there is one writer, whose
+steps are those of events.jsonl. What was undone by a rollback is purged by a mark in the file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ecrm.errors import UsageError
+from ecrm.launch.events import Event, EventTail
+
+FOLDER = "tensorboard"
+VERSION = "2.21.0"
+FLUSH_SECONDS = 5
+SCALARS = {
+    "progress": {
+        "loss": "train/loss",
+        "auc": "train/auc",
+        "samples_per_second": "train/samples_per_second",
+        "rebuilt": "cluster/rebuilt",
+        "failures_left": "cluster/failures_left",
+    },
+    "evaluation": {"auc": "evaluation/auc", "log_loss": "evaluation/log_loss"},
+}
+"""Tags by the event and field that they are read from."""
+
+
+def require_tensorboard() -> None:
+    """Raise UsageError unless the package tensorboard is installed; does not import it."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            "train.tensorboard needs the package tensorboard, which is not installed: type "
+            f"{sys.executable} -m pip install tensorboard=={VERSION}, "
+            "or set train.tensorboard=false"
+        )
+
+
+class Scalars:
+    """Writes the folder tensorboard/ of a run, anew from all events of the run so far.
+
+    It begins with the first event of this launch, since ranks want the run folder as they know it.
+    A folder that cannot be written costs the scalars and a line, not the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder, self._tail = run_dir / FOLDER, EventTail(run_dir / "events.jsonl")
+        self._writer: Any = None
+        self._failed = False
+
+    def take(self, events: Sequence[Event]) -> None:
+        if not events or self._failed:
+            return
+        try:
+            if self._writer is None:
+                self._open()
+            for event in self._tail.new_events():
+                for record in records(event):
+                    self._writer.add_event(record)
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        if self._writer is not None and not self._failed:
+            try:
+                self._writer.close()
+            except OSError as error:
+                self._fail(error)
+
+    def _open(self) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        for old in self._folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = EventFileWriter(str(self._folder), flush_secs=FLUSH_SECONDS)
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        why = error.strerror or error
+        print(f"ecrm: warning: no scalars in {self._folder} from here on: {why}", file=sys.stderr)
+
+
+def records(event: Event) -> Iterator[Any]:
+    """What TensorBoard's file has for an event: values, or the mark that later steps are undone."""
+    from tensorboard.compat.proto.event_pb2 import Event as Record
+    from tensorboard.compat.proto.event_pb2 import SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    kind, at = event["event"], event["time"]
+    if kind in ("start", "rolled_back"):
+        kept = event["step"] if kind == "rolled_back" else event.get("resumed", {}).get("step", 0)
+        mark = SessionLog(status=SessionLog.START)
+        yield Record(wall_time=at, step=kept + 1, session_log=mark)
+    values = [
+        Summary.Value(tag=tag, simple_value=event[name])
+        for name, tag in SCALARS.get(kind, {}).items()
+        if event.get(name) is not None
+    ]
+    if values:
+        yield Record(wall_time=at, step=event["step"], summary=Summary(value=values))
