@@ -11,6 +11,7 @@ from ecrm.errors import LostTouch, Unrecoverable, UsageError
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate import workload as workload_module
 from ecrm.simulate.workload import Workload, run_workload
+from ecrm.train.together import share_json
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.simulated import SimulatedCluster
 
@@ -152,3 +153,21 @@ def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_
     }
     assert len({result.speaker for result in results.values()}) == 1
     assert not any(fields["event"] == "failure" for of in events.values() for fields in of)
+
+
+def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
+    def program(transport: Transport) -> str:
+        def fails(tensors: object) -> None:
+            raise PeerFailure("injected")
+
+        if transport.rank == 1:
+            transport.share = fails
+        with pytest.raises(LostTouch) as told:
+            share_json(transport, "hello")
+        return str(told.value)
+
+    results = SimulatedCluster(4, 1, most_calls=1_000).run(program).results
+    assert len(results) == 4 and results[1].endswith("the last time: injected")
+    assert {text.partition("; the last")[0] for text in results.values()} == {
+        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no step was finished in between"
+    }
