@@ -148,7 +148,7 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("train.epochs=1e300", "train.epochs is 1e+300: must be from 0 to 1000000"),
         ("train.steps=9223372036854775808", "train.steps is 9223372036854775808: must be below 2^63"),
         ("cluster.servers=60000", "cluster.servers is 60000: must be from 1 to 4096"),
-        ("cluster.servers=4095", "4095 servers + 2 trainers + 1 spare make 4098 ranks, more than 4096: set cluster.servers=4093"),
+        ("cluster.servers=4095", "4,095 servers + 2 trainers + 1 spare make 4098 ranks, more than 4096: set cluster.servers=4093"),
         ('data.path="a\\u0000b"', 'data.path is "a\\u0000b": must not hold the character NUL'),
         ("train.seed=" + "1" * 5000, 'train.seed is "1111'),
         ("train.seed=0x" + "f" * 5000, "train.seed is a number of 20000 bits: must be from 0 to "),

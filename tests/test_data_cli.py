@@ -56,7 +56,7 @@ def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
     words = ["prepare", "criteo", bad, rows, "--output", tmp_path / "other"]
     assert ecrm(*words, "--max-malformed", 1) == 0
     captured = capsys.readouterr()
-    assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed lines skipped (named in malformed.txt), " in captured.out
+    assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed line skipped (named in malformed.txt), " in captured.out
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_malformed_lines_are_counted_and_the_first_twenty_shown(rows, tmp_path):
     printed = out.getvalue().splitlines()
     assert printed == [f"skipped {one}:{i + 1}: 1 columns instead of 40" for i in range(5, 45, 2)] + [
         f"{one}: 23 malformed lines skipped, 37 rows read",
-        f"{two}: 1 malformed lines skipped, 2 rows read",
+        f"{two}: 1 malformed line skipped, 2 rows read",
     ]
     named = [f"{one}:{i + 1}: 1 columns instead of 40\n" for i in range(5, 50, 2)] + [f"{two}:2: 1 columns instead of 40\n"]
     assert (tmp_path / "out" / "malformed.txt").read_text() == "".join(named)

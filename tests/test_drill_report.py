@@ -312,7 +312,7 @@ def test_a_host_of_which_no_rank_was_killed():
 
 def test_wrong_parity_at_the_end_is_a_problem():
     wrong = run_record([], {"completed": True, "steps": 0, "model_sha256": "a", "parity": {"stripes": 9, "mismatches": 2}})
-    assert problems(Disturbance(), wrong, wrong)[-1] == "2 stripes of the disturbed run end with wrong parity"
+    assert problems(Disturbance(), wrong, wrong)[-1] == "2 stripes of the disturbed run: wrong parity at the end"
 
 
 def test_notes():

@@ -19,7 +19,7 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.counted import CountedTransport
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.transport.base import WrappedTransport
-from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
 
 pytestmark = pytest.mark.parallel
 
@@ -219,3 +219,32 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     assert rounds[0][0] > 0
     assert decoded and all(bool(record.any()) for record in decoded)  # the background decodes no record of zeros
     assert len(rounds) > 3 and sum(asked + background for asked, background, _ in rounds) < 200  # of 504 + 168 rows lost
+
+
+def test_all_ranks_give_one_account_of_a_death():
+    """Survivors notice it in different phases, and one may have heard of a commit that another has not; events and summary come of any of them."""
+    accounts: dict[tuple, set] = {}
+    phases: dict[int, str] = {}
+    noticed: dict[int, set] = {}
+    for seed in range(25):
+        workload = Workload(seed=seed, steps=10, commit_interval=1 + seed % 3, k=2, m=2, servers=4, spares=2)
+        cluster = SimulatedCluster(workload.world_size, seed, RandomFaults(most=2, per_call=0.01))
+
+        def program(transport, seed=seed, cluster=cluster, workload=workload):
+            rank = transport.rank
+
+            def phase(step, name):
+                if name == "recover":
+                    noticed.setdefault(seed, set()).add(phases[rank])
+                phases[rank] = name
+                cluster.enter_phase(rank, step, name)
+
+            def event(fields):
+                if fields["event"] == "failure":
+                    accounts.setdefault((seed, *fields["ranks"]), set()).add(tuple(fields[name] for name in ("step", "phase", "redone_steps")))
+
+            return run_workload(workload, transport, Hooks(phase, event))
+
+        cluster.run(program)
+    assert len(accounts) > 15 and any(len(names) > 1 for names in noticed.values())
+    assert {key: said for key, said in accounts.items() if len(said) > 1} == {}

@@ -149,3 +149,8 @@ def test_the_auc_looks_back_on_so_many_samples_and_no_further(data, calm, tmp_pa
     assert [loss for _, loss, *_ in told.values()] == [loss for _, loss, *_ in whole.values()]
     assert all(told[step][2] != whole[step][2] for step in told)
     assert sorted(len(one) for one in notes) == sorted(([4] * 3 + [4 + 32 * 5] * 2) * 2 * 4)
+
+
+def test_a_run_that_went_back_to_its_mapped_files_says_where_its_rows_are(data, calm, tmp_path):
+    run = train(tmp_path / "run", data, "protection.name=mapped", faults=[PhaseFault(SERVER, 8, "update")])
+    assert [event["why"] for event in run.of("rolled_back")] == ["rank 1 died: all rows are in the mapped files, as of the last commit"]

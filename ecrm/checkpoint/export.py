@@ -17,6 +17,7 @@ from ecrm.checkpoint.fits import begun_as
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.errors import UsageError
 from ecrm.staging import staged_file
+from ecrm.wording import counted
 
 FORMATS = ("safetensors", "torchrec")
 TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
@@ -44,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
         print(line)
     with staged_file(args.output) as file:
         tensors, size = export(whole[0], args.format, file, args.output.parent)
-    print(f"{args.output}: step {whole[0].step}, {tensors} tensors, {size:,} bytes")
+    print(f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, {counted(size, 'byte')}")
     return 0
 
 

@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from ecrm.wording import counted
+
 REQUIRED = "<required>"
 MAX_ROWS = 2**31 - 1
 """Rows of a table: row ids are int32 in the prepared data."""
@@ -321,10 +323,10 @@ class Config:
     def ranks_in_words(self) -> str:
         """What the ranks are, such as "4 servers + 2 trainers + 1 spare"."""
         c = self.cluster
-        roles = f"{_count(c.servers, 'server')} + {_count(c.trainers, 'trainer')}"
+        roles = f"{counted(c.servers, 'server')} + {counted(c.trainers, 'trainer')}"
         if c.layout == "colocated":
-            roles = f"max of {_count(c.servers, 'server')} and {_count(c.trainers, 'trainer')}, colocated"
-        return f"{roles} + {_count(c.spares, 'spare')}" if c.spares else roles
+            roles = f"max of {counted(c.servers, 'server')} and {counted(c.trainers, 'trainer')}, colocated"
+        return f"{roles} + {counted(c.spares, 'spare')}" if c.spares else roles
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The values as nested dicts of plain JSON and TOML types: {section: {key: value}}."""
@@ -337,5 +339,3 @@ class Config:
 SECTIONS: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(Config)}
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

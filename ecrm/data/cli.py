@@ -7,6 +7,7 @@ import sys
 
 from ecrm.data.manifest import JUDGED_LINES, MAX_MALFORMED
 from ecrm.errors import UsageError
+from ecrm.wording import counted
 
 ZIPF_VALUES = 1_000_000
 
@@ -91,7 +92,7 @@ def _run_prepare(args: argparse.Namespace) -> int:
     size = sum(record["bytes"] for record in manifest["files"].values())
     named = " (named in malformed.txt)" if malformed else ""
     print(
-        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {malformed:,} malformed lines skipped{named}, "
+        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {counted(malformed, 'malformed line')} skipped{named}, "
         f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"
     )
     return 0

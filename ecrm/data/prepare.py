@@ -28,6 +28,7 @@ from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.progress import Progress
 from ecrm.staging import staged_directory
 from ecrm.errors import DataError, UsageError
+from ecrm.wording import counted
 
 SHOWN_MALFORMED = 20
 NAMED_MALFORMED = 3  # in the error that ends it
@@ -170,7 +171,7 @@ def _copy(
         done += read
         _judge(path, malformed, lines, first, max_malformed)
         if progress and malformed:
-            progress.note(f"{path}: {malformed:,} malformed lines skipped, {writer.rows - first_row:,} rows read")
+            progress.note(f"{path}: {counted(malformed, 'malformed line')} skipped, {writer.rows - first_row:,} rows read")
         sources.append({"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed})
     return sources
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ecrm.config import Config
 from ecrm.errors import UsageError
 from ecrm.train.kill import Kill, parse_kill
+from ecrm.wording import counted
 
 LOG_EVERY_STEPS = 10
 """Most steps between two progress events of a drill's runs; step times not yet written die with the reporter."""
@@ -114,7 +115,7 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
     if config.failures_survived == 0 and config.protection.name != "mapped" and not config.checkpoints:
         raise UsageError("--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"})
     if wanted.count is not None and wanted.count >= config.world_size:
-        raise UsageError(f"--kills {wanted.count}: there are {config.world_size} ranks, and one must be left")
+        raise UsageError(f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left")
 
 
 def with_step_times(config: Config, overrides: Sequence[str]) -> tuple[list[str], str | None]:

@@ -11,6 +11,7 @@ from ecrm.drill.report import Report
 from ecrm.drill.table import headline
 from ecrm.drill.timeline import Timeline
 from ecrm.errors import UsageError
+from ecrm.wording import named
 
 SIZE_INCHES, DOTS_PER_INCH = (11.0, 5.4), 130
 LABEL_POINTS = 9.0
@@ -63,9 +64,7 @@ def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Lab
     ends: list[float] = []
     labels = []
     for time, ranks in together:
-        text = ", ".join(map(str, sorted(ranks)))
-        if len(line.kills) <= NAMED_KILLS:
-            text = f"rank{'s' if len(ranks) > 1 else ''} {text}"
+        text = named("rank", sorted(ranks)) if len(line.kills) <= NAMED_KILLS else ", ".join(map(str, sorted(ranks)))
         half = 0.31 * LABEL_POINTS * len(text) + 2
         centre = time / seconds * width_points
         level = next((i for i, end in enumerate(ends) if end <= centre - half), len(ends))

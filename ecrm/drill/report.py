@@ -10,6 +10,7 @@ from ecrm.drill.options import Disturbance
 from ecrm.drill.record import RunRecord
 from ecrm.drill.throughput import Pace, before_during_after, pace, spans
 from ecrm.drill.timeline import Timeline, timeline
+from ecrm.wording import counted
 
 NOISE = 0.1
 """A relative difference in throughput between two equal parts of runs above which a note is due."""
@@ -117,7 +118,7 @@ def problems(
     wanted = disturbance.random
     if wanted is not None and len(disturbed.kills) < (wanted.count or 1):
         found.append(
-            f"{len(disturbed.kills)} of {wanted.count} kills happened before the run was over"
+            f"{len(disturbed.kills)} of {counted(wanted.count, 'kill')} happened before the run was over"
             if wanted.count
             else f"the run was over before any rank was killed (mean gap {wanted.mtbf_seconds:g} s)"
         )
@@ -127,7 +128,7 @@ def problems(
     for name, run in (("undisturbed", undisturbed), ("disturbed", disturbed)):
         wrong = (run.summary.get("parity") or {}).get("mismatches", 0)
         if wrong:
-            found.append(f"{wrong} stripes of the {name} run end with wrong parity")
+            found.append(f"{counted(wrong, 'stripe')} of the {name} run: wrong parity at the end")
     return found
 
 
@@ -142,7 +143,7 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
         if run.damaged_lines:
             notes.append(f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out")
     notes += [
-        f"laid out anew over {reshape.servers} servers (k={reshape.k} m={reshape.m}) before step {reshape.step}: training waited "
+        f"laid out anew over {counted(reshape.servers, 'server')} (k={reshape.k} m={reshape.m}) before step {reshape.step}: training waited "
         f"{reshape.seconds:.2f} s, {reshape.moved_bytes:,} bytes were moved"
         for reshape in disturbed.reshapes
     ]

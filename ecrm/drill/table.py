@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ecrm.drill.record import FailureRecord
 from ecrm.drill.report import Report
+from ecrm.wording import counted
 
 TEXT_WIDTH = 118
 
@@ -116,15 +117,11 @@ def accuracy_line(report: Report) -> str | None:
 def headline(report: Report) -> str:
     """The drill in one line: what happened, and whether it was survived."""
     killed, failures = len(report.disturbed.kills), len(report.disturbed.failures)
-    start = f"drill of {report.name}: {_count(killed, 'rank')} killed"
+    start = f"drill of {report.name}: {counted(killed, 'rank')} killed"
     if not report.disturbed.completed:
         return f"{start}, the disturbed run did not complete"
     same = "the same model to the bit" if report.equal else "but NOT the same model" if report.exact else "not the same model, by nature"
-    return f"{start}, {_count(failures, 'failure')} survived, {same}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{start}, {counted(failures, 'failure')} survived, {same}"
 
 
 def as_text(report: Report) -> str:

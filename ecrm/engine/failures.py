@@ -10,7 +10,7 @@ from ecrm.errors import LostTouch
 
 @dataclass
 class Failure:
-    """One recovery: who died, in which step and phase this rank noticed, and what it cost.
+    """One recovery: who died, in which step and phase most ranks noticed, the same on all, and what it cost.
 
     `stall_seconds` is the time from the last step finished before the failure to the first finished
     after it; `rebuild_seconds` from noticing to the lost shards being whole (0 when none was lost).

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +16,20 @@ from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Came
 
 
+class Noticed(NamedTuple):
+    """Where a rank noticed a death: in which phase of which step, having begun so many steps."""
+
+    step: int
+    phase: str
+    begun: int
+
+
 @dataclass(frozen=True)
 class Ledger:
     """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
     stop; whether it `doubts` its input; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as
-    is known; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask of lost shards then, `told` by rank.
+    is known; where it `noticed` that a recovery is needed; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask
+    of lost shards then, `told` by rank.
 
     `in_vain` is as in `FailureLog`; by rank, `why` has what failed where that was seen, and `refusals` why a rank wants all to end."""
 
@@ -29,6 +40,7 @@ class Ledger:
     doubts: bool
     state_lost: bool
     dense: tuple[int, ...]
+    noticed: Noticed
     resumes: int = -1
     told: Mapping[int, Sequence[Came]] = field(default_factory=dict)
     in_vain: int = 0
@@ -42,29 +54,30 @@ class Ledger:
 
     def agreed(self, transport: Transport) -> Ledger:
         """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
-        lost its state, all that hold a dense replica, the step that all resume, from one view, and all reasons and refusals. Of the counts `in_vain`
-        the lowest is right: that rank has seen the newest commit.
+        lost its state, all that hold a dense replica, where most of those who have seen a call fail noticed (of equal
+        numbers the lowest rank's), the step that all resume, from one view, and all reasons and refusals. Of the counts `in_vain` the lowest is right: that rank has seen the newest commit.
         Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
         numbers = torch.tensor([self.commits, self.begun, *flags, self.resumes, self.in_vain])
-        words = json.dumps([self.why.get(mine, ""), self.refusals.get(mine, "")])
+        words = json.dumps([self.noticed, self.why.get(mine, ""), self.refusals.get(mine, "")])
         shared = transport.share([numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())])
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
-        for rank, (numbers, view, words, *told) in shared.items():
+        for rank, (numbers, view, words, *told) in sorted(shared.items()):
             commits, begun, asks, doubts, state_lost, holds, resumes, in_vain = numbers.tolist()
             flags = bool(asks), bool(doubts), bool(state_lost)
-            why, refusal = ({rank: text} if text else {} for text in json.loads(_from_bytes(words)))
+            noticed, *texts = json.loads(_from_bytes(words))
+            why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
-                    commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), resumes, {rank: told},
-                    in_vain, why, refusal,
+                    commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), Noticed(*noticed), resumes,
+                    {rank: told}, in_vain, why, refusal,
                 )
             )  # fmt: skip
         resumed = {(ledger.resumes, ledger.view.epoch) for ledger in said}
-        commits = max(ledger.commits for ledger in said)
+        commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
         return Ledger(
             commits,
             max((ledger.view for ledger in said), key=lambda view: view.epoch),
@@ -73,6 +86,7 @@ class Ledger:
             any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
+            Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(1)[0][0],
             resumed.pop()[0] if len(resumed) == 1 else -1,
             {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
             min(ledger.in_vain for ledger in said),

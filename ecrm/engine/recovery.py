@@ -11,7 +11,7 @@ from ecrm.engine.dense import DenseReplica, spread_dense
 from ecrm.engine.events import failure_event, interrupted_event, rolled_back_event
 from ecrm.engine.failures import MOST_IN_VAIN, Failure
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
-from ecrm.engine.ledger import Ledger
+from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.lookup import Lookup, Where
 from ecrm.engine.resume import Resume
 from ecrm.engine.rollback import Durable, Rollback
@@ -23,6 +23,7 @@ from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.transport.base import PeerFailure, Revoked, Transport
+from ecrm.wording import named
 
 
 class Recovery(EngineState):
@@ -95,14 +96,12 @@ class Recovery(EngineState):
         A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has seen fail, if it has. Raises Unrecoverable, on
         every survivor, when more was lost than the protection covers, or when calls keep failing though nobody dies.
         """
-        began, phase = self._clock(), self._phase
+        began = self._clock()
+        self._noticed = Noticed(self.step - (self._phase == "commit"), self._phase, self.step + self._updating)
         resume, self._resume = self._resume, None
         self._ahead = self._lookup = self._resumed = None  # with what they hold
         self._recovered = True
-        begun, rollbacks = self.step + self._updating, self.rollbacks
-        step = self.step - (phase == "commit")
-        redone = self.step - self.committed + self._updating
-        before = self.view
+        rollbacks, before = self.rollbacks, self.view
         while True:
             try:
                 live = self.transport.live
@@ -136,14 +135,13 @@ class Recovery(EngineState):
         self._state_lost = False
         if heir is not None:
             self._load_dense(heir)
-        if self.rollbacks > rollbacks:
-            redone = max(begun - self.committed, 0)
         dead = tuple(rank for rank in before.live if rank not in self.transport.live)
         if dead:
-            self._record_failure(dead, before, step, phase, redone, began)
+            self._record_failure(dead, before, began)
         else:
+            step, phase, _ = self._noticed
             number, seconds = self.failures.interruptions, self._clock() - began
-            self._hooks.event(interrupted_event(number, step, phase, self.committed, redone, seconds, ledger.why_in_words))
+            self._hooks.event(interrupted_event(number, step, phase, self.committed, self._redone, seconds, ledger.why_in_words))
         if self.rollbacks > rollbacks:
             self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
@@ -153,7 +151,7 @@ class Recovery(EngineState):
         """What this rank has to say."""
         return Ledger(
             self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self.doubts,
-            self._state_lost, () if self.dense is None else (self.rank,), -1 if resume is None else resume.step,
+            self._state_lost, () if self.dense is None else (self.rank,), self._noticed, -1 if resume is None else resume.step,
             {} if resume is None else {self.rank: resume.told(self.transport.live)},
             self.failures.in_vain, {self.rank: why} if why else {}, {self.rank: self._refusal} if self._refusal else {},
         )  # fmt: skip
@@ -169,7 +167,7 @@ class Recovery(EngineState):
 
     def _return_to_commit(self, agreed: Ledger) -> None:
         """Take the last commit and the newest view of all survivors, who have `agreed`; undo what is past that commit."""
-        self.stopping, self.doubted = agreed.asks, agreed.doubts
+        self.stopping, self.doubted, self._noticed = agreed.asks, agreed.doubts, agreed.noticed
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
         commits, begun = agreed.commits, agreed.begun
@@ -201,8 +199,7 @@ class Recovery(EngineState):
         """Adopt the next view: host its shards, empty at first."""
         dead = [rank for rank in self.view.live if rank not in self.transport.live]
         if dead and not self.protection.keeps_deltas:
-            names = f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))}"
-            raise Unrecoverable(f"{names} died: protection {self.protection.name} cannot bring anything back")
+            raise Unrecoverable(f"{named('rank', dead)} died: {self.protection.after_deaths}")
         if dead:
             protection = self.protection
             protection.check_losses(self.view, dead, self._lost_since_commit(self.transport.live), self.committed)
@@ -253,16 +250,19 @@ class Recovery(EngineState):
         if told:
             self._hooks.event(rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began))
 
-    def _record_failure(
-        self, dead: tuple[int, ...], before: View, step: int, phase: str, redone: int, began: float
-    ) -> None:
+    @property
+    def _redone(self) -> int:
+        """Steps that were begun before the recovery that is through, and are undone."""
+        return max(self._noticed.begun - self.committed, 0)
+
+    def _record_failure(self, dead: tuple[int, ...], before: View, began: float) -> None:
         shards = tuple(shard for shard, host in enumerate(before.shards) if host in dead)
         slots = tuple(slot for slot, host in enumerate(before.slots) if host in dead)
         failure = Failure(
             ranks=dead,
-            step=step,
-            phase=phase,
-            redone_steps=redone,
+            step=self._noticed.step,
+            phase=self._noticed.phase,
+            redone_steps=self._redone,
             noticed_at=began,
             recovery_seconds=self._clock() - began,
             shards=shards,

@@ -18,6 +18,7 @@ from ecrm.launch.command import mpirun_line
 from ecrm.launch.machine import memory_bytes, physical_cores
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import session_base, session_members
+from ecrm.wording import counted
 
 PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyeclib", "triton")
 TRIAL_SECONDS = 60.0
@@ -54,7 +55,7 @@ def doctor() -> int:
             print(f"{name:12} PROBLEM: {first[0] if first else type(error).__name__}", flush=True)
             bad += 1
     print(
-        f"\ntraining cannot run here: {bad} problem{'s' if bad > 1 else ''} above" if bad else "\ntraining can run here"
+        f"\ntraining cannot run here: {counted(bad, 'problem')} above" if bad else "\ntraining can run here"
     )
     return 2 if bad else 0
 

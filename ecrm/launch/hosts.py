@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrm.errors import UsageError
+from ecrm.wording import named
 
 FORM = "a line is NAME [slots=N] [address=ADDRESS], such as node1 slots=2"
 # Names become words of a command: none may look like an option or like something for a shell.
@@ -96,4 +97,4 @@ def placement_in_words(placed: Sequence[Host]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(placed):
         ranks.setdefault(host.name, []).append(rank)
-    return [f"{name}: rank{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}" for name, of in ranks.items()]
+    return [f"{name}: {named('rank', of)}" for name, of in ranks.items()]

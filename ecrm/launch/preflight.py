@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ecrm.config import Config
 from ecrm.errors import UsageError
+from ecrm.wording import counted
 
 SIZE = "OMPI_COMM_WORLD_SIZE"
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # "1" under --with-ft ulfm
@@ -30,7 +31,7 @@ def preflight_ulfm(config: Config, arguments: str = "CONFIG", environ: Mapping[s
     needed = config.world_size
     root = " --allow-run-as-root" if os.geteuid() == 0 else ""
     typed = f"mpirun --with-ft ulfm --oversubscribe{root} -n {needed} ecrm train {arguments}"
-    needs = f"this config needs {_ranks(needed)} ({config.ranks_in_words})"
+    needs = f"this config needs {counted(needed, 'rank')} ({config.ranks_in_words})"
     if SIZE not in environ:
         if needed > 1:
             raise UsageError(f"{needs}, and was started without mpirun: type ecrm launch {arguments}, or {typed}")
@@ -76,7 +77,3 @@ def _launched_with_ft() -> bool:
             return any(word.split("=")[0] == "--with-ft" for word in words)
         pid = int(stat.rpartition(")")[2].split()[1])
     return True  # started by a daemon on another host than mpirun's
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"

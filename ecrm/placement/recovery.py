@@ -9,6 +9,7 @@ from dataclasses import replace
 from ecrm.errors import Unrecoverable
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, conflicts, dense_holders
+from ecrm.wording import named
 
 MOST_TRIES = 5_000
 """Placements of a shard that `least_conflicts` tries before it takes the best that it has found."""
@@ -33,15 +34,15 @@ def plan_recovery(
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
-    named = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} died"
+    who = f"{named('rank', gone)} died"
     lost = [shard for shard, host in enumerate(view.shards) if host in gone]
     try:
         if not any_shards:
             shape.check_recoverable({*view.rebuilding, *lost})
     except Unrecoverable as error:
-        raise Unrecoverable(f"{named}: more was lost than {protection} can bring back: {error}") from None
+        raise Unrecoverable(f"{who}: more was lost than {protection} can bring back: {error}") from None
     if not any(rank in live for rank in view.dense):
-        raise Unrecoverable(f"{named}: every replica of the dense model is lost (held by ranks {list(view.dense)})")
+        raise Unrecoverable(f"{who}: every replica of the dense model is lost (held by ranks {list(view.dense)})")
     rebuilding = tuple(sorted({*view.rebuilding, *lost}))
     return _handed_on(replace(view, rebuilding=rebuilding), gone, shape, dense_replicas, rebuilding if may_move else lost)
 

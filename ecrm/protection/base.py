@@ -20,6 +20,7 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.storage.undo import Deltas
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part
+from ecrm.wording import counted
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
@@ -110,7 +111,8 @@ class Protection(ABC):
     shard can be given up like what was lost; `exact`, whether the finished model is that of an
     undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
     for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`;
-    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`.
+    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`; `redundancy`, what `verify` compares with the rows, in
+    words, empty for nothing.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Protection(ABC):
     stand_in: StandIn | None = None
     repairs_ahead = False
     foresees_repair = False
+    redundancy = ""
 
     @property
     def dense_replicas(self) -> int:
@@ -132,6 +135,15 @@ class Protection(ABC):
     def in_words(self) -> str:
         """Its name and numbers, as messages have them."""
         return f"protection {self.name}"
+
+    @property
+    def after_deaths(self) -> str:
+        """What becomes of rows after deaths where updates leave no deltas, as messages have it."""
+        return f"protection {self.name} cannot bring anything back"
+
+    def verified_in_words(self, report: VerifyReport) -> str:
+        """What `verify` has found, over all ranks, in one line."""
+        return f"parity: {counted(report.stripes, 'stripe')} encoded again, {report.mismatches:,} wrong"
 
     @property
     def written_bytes(self) -> int:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ShardSpace
+from ecrm.protection.base import ShardSpace, VerifyReport
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.transport.message import Part, in_groups
+from ecrm.wording import counted
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests
@@ -32,6 +33,7 @@ class ChainProtection(ErasureProtection):
     """`copies` of every row on as many ranks: any `copies` - 1 lost ranks are survived bit for bit."""
 
     name = "chain"
+    redundancy = "copies of rows"
 
     def __init__(self, shards: int, copies: int) -> None:
         if not 2 <= copies <= MOST_COPIES:
@@ -41,6 +43,9 @@ class ChainProtection(ErasureProtection):
     @property
     def in_words(self) -> str:
         return f"chain replication, {self.shape.m + 1} copies"
+
+    def verified_in_words(self, report: VerifyReport) -> str:
+        return f"copies: {counted(report.stripes, 'row')} compared, {report.mismatches:,} wrong"
 
     def with_shape(self, shape: StripeShape) -> ChainProtection:
         return ChainProtection(shape.shards, shape.m + 1)

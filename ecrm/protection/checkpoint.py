@@ -11,3 +11,7 @@ class CheckpointProtection(NoProtection):
     """`none`, by a name that demands checkpoints."""
 
     name = "checkpoint"
+
+    @property
+    def after_deaths(self) -> str:
+        return "only checkpoints have their rows"

@@ -40,6 +40,7 @@ class ErasureProtection(Protection):
     """(k, m) Reed-Solomon stripes over the shards: any m lost ranks are recovered bit for bit."""
 
     name = "erasure"
+    redundancy = "parity rows"
     keeps_deltas = True
     repairs_ahead = True
     foresees_repair = True

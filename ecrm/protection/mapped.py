@@ -39,6 +39,10 @@ class MappedProtection(NoProtection):
         self._written_before = 0  # by this rank's protection before a rollback
 
     @property
+    def after_deaths(self) -> str:
+        return "all rows are in the mapped files, as of the last commit"
+
+    @property
     def written_bytes(self) -> int:
         dense = 0 if self._dense is None else self._dense.written_bytes
         return self._written_before + dense + sum(file.written_bytes for file in self.files.values())

@@ -30,6 +30,7 @@ from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copies import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import Came, Part, in_groups, matrix
+from ecrm.wording import counted, named
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests, SlotRequests
@@ -92,8 +93,8 @@ class ReplicateProtection(ChainProtection):
         lost = sorted({*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)})
         if lost and gone > self.shape.m:
             raise Unrecoverable(
-                f"rank{'s' if len(dead) > 1 else ''} {', '.join(map(str, dead))} died: more was lost than {self.in_words} can "
-                f"bring back: {gone} failure domains since step {step} (shards {', '.join(map(str, lost))} lost)"
+                f"{named('rank', dead)} died: more was lost than {self.in_words} can bring back: "
+                f"{counted(gone, 'failure domain')} since step {step} ({named('shard', lost)} lost)"
             )
 
     def with_shape(self, shape: StripeShape) -> ReplicateProtection:

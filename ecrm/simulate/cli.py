@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.progress import Progress
+from ecrm.wording import counted
 
 if TYPE_CHECKING:
     from ecrm.simulate.run import Verdict
@@ -82,7 +83,7 @@ def _replay(seed: int, suite: str) -> None:
     verdict = _judged(seed, suite)
     how = f"refused: {verdict.refused}" if verdict.refused else "finished with the oracle's bits"
     print(
-        f"  {verdict.deaths} deaths, {verdict.recoveries} recoveries, {verdict.reshapes} reshapes, {verdict.commits} commits checked "
+        f"  {counted(verdict.deaths, 'death')}, {counted(verdict.recoveries, 'recovery', 'recoveries')}, {counted(verdict.reshapes, 'reshape')}, {counted(verdict.commits, 'commit')} checked "
         f"({verdict.rows_checked:,} rows, {verdict.parity_rows_checked:,} parity rows), {verdict.calls:,} calls; {how}"
     )
 

@@ -10,6 +10,7 @@ from ecrm.placement.start import CannotKeepApart
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
+from ecrm.wording import counted
 
 SUITES = ("survivable", "fatal")
 
@@ -42,12 +43,12 @@ class Schedule:
 
     def __str__(self) -> str:
         w = self.workload
-        hosts = f" on {len(set(w.domains))} hosts" if w.domains else ""
+        hosts = f" on {counted(len(set(w.domains)), 'host')}" if w.domains else ""
         return (
-            f"{w.servers} servers + {w.trainers} trainers + {w.spares} spares {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, storage {w.backend}, {w.slots} slots, "
-            f"{w.steps} steps, commit every {w.commit_interval}, {w.optimizer}, rebuild {w.rebuild_rows_per_step} rows a step, "
-            f"scrub {w.scrub_rows_per_step} rows a step, "
-            f"{'reshaping' if w.reshape else 'no reshaping'}, up to {self.deaths} deaths"
+            f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + {counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, storage {w.backend}, {counted(w.slots, 'slot')}, "
+            f"{counted(w.steps, 'step')}, commit every {w.commit_interval}, {w.optimizer}, rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
+            f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
+            f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
         )
 

@@ -47,7 +47,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection import make_protection
-from ecrm.protection.base import Protection
+from ecrm.protection.base import Protection, VerifyReport
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alone import leave_no_memory
@@ -76,6 +76,7 @@ from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
 from ecrm.waiting import Waiting
+from ecrm.wording import counted
 
 DENSE_FEATURES = 13
 
@@ -261,7 +262,7 @@ def _run(
     gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     summary = trainer.run()
     if summary is not None:
-        _print_result(summary, folder, [kill for kill in kills if kill.rank in engine.view.live])
+        _print_result(summary, engine.protection, folder, [kill for kill in kills if kill.rank in engine.view.live])
     if trainer.unkept:
         error = NotKept(f"the model of step {engine.step} is not kept: no checkpoint of it: {trainer.unkept}")
         error.speaker = engine.view.reporter
@@ -308,7 +309,7 @@ def start_view(config: Config, protection: Protection, processes: Mapping[int, M
         return of(protection.shape)
     except CannotKeepApart as error:
         hosts = Counter(names)
-        given = ", ".join(f"{name} with {count} ranks" for name, count in hosts.items())
+        given = ", ".join(f"{name} with {counted(count, 'rank')}" for name, count in hosts.items())
         smaller = range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
         fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
         raise UsageError(
@@ -374,7 +375,7 @@ def _in_words(config: Config, protection: Protection, about: dict[str, Any], ste
     resumed = f"from step {about['resumed']['step']}, " if "resumed" in about else ""
     resumed += f"with the weights of {about['init_from']}, " if "init_from" in about else ""
     return (
-        f"{resumed}{config.ranks_in_words}, {protection.in_words}, {config.slots} slots, {steps} steps of {config.train.global_batch} samples; "
+        f"{resumed}{config.ranks_in_words}, {protection.in_words}, {counted(config.slots, 'slot')}, {counted(steps, 'step')} of {counted(config.train.global_batch, 'sample')}; "
         f"storage {about['storage']}, dense arch {about['dense_arch']}, kernels {about['kernels']}"
     )
 
@@ -384,8 +385,7 @@ def _check(started: int, config: Config) -> tuple[CriteoDataset, int]:
     if started != config.world_size:
         cluster = config.cluster
         raise UsageError(
-            f"this config needs {config.world_size} ranks ({cluster.servers} servers, {cluster.trainers} trainers, "
-            f"{cluster.spares} spares, {cluster.layout}), but {started} were started: "
+            f"this config needs {counted(config.world_size, 'rank')} ({config.ranks_in_words}, {cluster.layout}), but {started} were started: "
             f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
         )
     dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
@@ -471,23 +471,23 @@ def _say_kept(run_dir: Path | None, step: int) -> None:
 
 def _scrubbed(scrub: dict[str, int]) -> str:
     """The result of scrubbing in one line."""
-    text = f"scrub: {scrub['rows_checked']:,} rows checked, {scrub['passes']:,} times round; "
+    text = f"scrub: {counted(scrub['rows_checked'], 'row')} checked, {counted(scrub['passes'], 'time')} round; "
     if not scrub["corruptions"]:
         return text + "no corruption"
-    text += f"{scrub['corruptions']} corruptions, {scrub['repaired']} repaired"
+    text += f"{counted(scrub['corruptions'], 'corruption')}, {scrub['repaired']} repaired"
     if scrub["exact"] < scrub["corruptions"]:
         text += f", only {scrub['exact']} of them before anything used it: the model may not be that of an undisturbed run"
     return text
 
 
-def _print_result(summary: dict[str, Any], folder: RunFolder, unfired: list[Kill]) -> None:
+def _print_result(summary: dict[str, Any], protection: Protection, folder: RunFolder, unfired: list[Kill]) -> None:
     area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
     print(
-        f"finished {summary['steps']} steps at {summary['samples_per_second']:,.0f} samples/s, "
-        f"evaluation auc {area}, {len(summary['failures'])} failures survived"
+        f"finished {counted(summary['steps'], 'step')} at {summary['samples_per_second']:,.0f} samples/s, "
+        f"evaluation auc {area}, {counted(len(summary['failures']), 'failure')} survived"
     )
-    if summary["parity"] is not None:
-        print(f"parity: {summary['parity']['stripes']:,} stripes encoded again, {summary['parity']['mismatches']} wrong")
+    if summary["parity"] is not None and protection.redundancy:
+        print(protection.verified_in_words(VerifyReport(**summary["parity"])))
     if summary["scrub"] is not None:
         print(_scrubbed(summary["scrub"]))
     print(f"model_sha256 {summary['model_sha256']}")

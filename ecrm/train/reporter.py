@@ -16,6 +16,7 @@ from ecrm.placement.view import View
 from ecrm.train.finite import REMEDY
 from ecrm.train.kill import Kill
 from ecrm.train.run_folder import RunFolder
+from ecrm.wording import counted, named
 
 PROGRESS = "progress"
 
@@ -25,17 +26,13 @@ KEPT_COMMITS = 3
 """Asking to stop for want of a disk takes one commit, a reshape may add one."""
 
 
-def _named(noun: str, numbers: list[int]) -> str:
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
 def _restored_in_words(account: dict[str, Any]) -> str:
     """What did not come back of a shard, in a line, after one for each checkpoint that could not be used."""
     refused = "".join(f"! {line}\n" for line in account["refused"])
     return refused + (
-        f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {account['lost_steps']} steps are lost; "
-        f"gradients of {account['steps_away']} steps kept for it are applied ({account['kept_rows']:,} rows), those of "
-        f"{account['lost_slot_steps']} slots' steps lost; meanwhile {account['last_seen_rows']:,} rows as last seen and "
+        f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {counted(account['lost_steps'], 'step')} are lost; "
+        f"gradients of {counted(account['steps_away'], 'step')} kept for it are applied ({counted(account['kept_rows'], 'row')}), those of "
+        f"{counted(account['lost_slot_steps'], 'step')} of slots lost; meanwhile {counted(account['last_seen_rows'], 'row')} as last seen and "
         f"{account['initial_rows']:,} initial ones stood in"
     )
 
@@ -157,7 +154,7 @@ class Reporter:
         if self._durable:
             survives += f"; beyond that all roll back to {self._durable}"
         return (
-            f"! {_named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
+            f"! {named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
             f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
             f"{', '.join(moved) or 'no role moved'}; {survives}"
         )
@@ -174,8 +171,8 @@ class Reporter:
 
     def _rebuilt(self, fields: dict[str, Any]) -> str:
         return (
-            f"! {_named('shard', fields['shards'])} rebuilt in {fields['rebuild_seconds']:.2f} s "
-            f"({fields['rebuilt_bytes']:,} bytes, {fields['on_demand_rows']:,} rows on demand); "
+            f"! {named('shard', fields['shards'])} rebuilt in {fields['rebuild_seconds']:.2f} s "
+            f"({fields['rebuilt_bytes']:,} bytes, {counted(fields['on_demand_rows'], 'row')} on demand); "
             f"can survive {fields['failures_left']} more at once"
         )
 
@@ -185,12 +182,12 @@ class Reporter:
     def _rolled_back(self, fields: dict[str, Any]) -> str:
         return (
             f"! rolled back to step {fields['step']} from {fields['from_step']} in {fields['seconds']:.2f} s, "
-            f"which redoes {max(fields['from_step'] - fields['step'], 0)} steps: {fields['why']}"
+            f"which redoes {counted(max(fields['from_step'] - fields['step'], 0), 'step')}: {fields['why']}"
         )
 
     def _checkpoint(self, fields: dict[str, Any]) -> str:
         return (
-            f"checkpoint of step {fields['step']} ({fields['kind']}): {fields['rows']:,} rows, {fields['bytes']:,} bytes "
+            f"checkpoint of step {fields['step']} ({fields['kind']}): {counted(fields['rows'], 'row')}, {fields['bytes']:,} bytes "
             f"in {fields['seconds']:.2f} s, training waited {fields['stall_seconds']:.2f} s"
         )
 
@@ -227,6 +224,6 @@ class Reporter:
 
     def _reshaped(self, fields: dict[str, Any]) -> str:
         return (
-            f"! laid out anew over {fields['servers']} servers (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
+            f"! laid out anew over {counted(fields['servers'], 'server')} (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
             f"({fields['moved_bytes']:,} bytes moved); can survive {fields['failures_left']} more at once"
         )

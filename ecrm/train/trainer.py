@@ -36,6 +36,7 @@ from ecrm.train.resident import resident_bytes
 from ecrm.train.run_folder import RunFolder
 from ecrm.train.traffic import Traffic
 from ecrm.train.traffic import gather as gather_traffic
+from ecrm.wording import counted, named
 
 
 class Trainer:
@@ -210,7 +211,7 @@ class Trainer:
             )
             if result.samples:
                 area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
-                without = f" without shard{'s' if len(away) > 1 else ''} {', '.join(map(str, away))}" if away else ""
+                without = f" without {named('shard', away)}" if away else ""
                 say(f"evaluation at step {self._engine.step}{without}: auc {area}  log loss {loss}")
         self._judge(result, keep)
         self._progress.restart_clock()
@@ -281,7 +282,7 @@ class Trainer:
         if not right:
             where = "" if self._folder.path is None else f"; what it came to is in {self._folder.path / 'rejected.json'}"
             raise ParityMismatch(
-                f"{verified.mismatches:,} of {verified.stripes:,} parity rows do not match the rows they protect after the last "
+                f"{verified.mismatches:,} of {verified.stripes:,} {engine.protection.redundancy} do not match the rows they protect after the last "
                 f"step: the model cannot be trusted{where}"
             )
         return summary
@@ -308,8 +309,8 @@ class Trainer:
             where = f" in {self._folder.path / 'stopped.json'}" if self._folder.path is not None else ""
             checkpoint = f", checkpoint of step {kept}" if kept else ""
             say(
-                f"stopped by {number.name} {when}; {engine.step * self._global_batch:,} samples{loss}, "
-                f"{len(engine.failures.failures)} failures survived{checkpoint}{where and ';'}{where}"
+                f"stopped by {number.name} {when}; {counted(engine.step * self._global_batch, 'sample')}{loss}, "
+                f"{counted(len(engine.failures.failures), 'failure')} survived{checkpoint}{where and ';'}{where}"
             )
 
     def _how_far(self, number: signal.Signals) -> dict[str, Any]:

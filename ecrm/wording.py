@@ -1,0 +1,16 @@
+"""Numbers with their nouns, as messages have them. Light: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count and what is counted, such as "1 rank" or "1,024 ranks"; `plural` where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def named(noun: str, which: Iterable[object]) -> str:
+    """Things by number or name, such as "rank 3" or "ranks 3, 5"."""
+    names = [str(one) for one in which]
+    return f"{noun}{'' if len(names) == 1 else 's'} {', '.join(names)}"
