@@ -1,5 +1,5 @@
 # make train                        train on generated rows, with Reed-Solomon protection
-# make train DATA="FILE [FILE...]"  the same on real Criteo files
+# make train DATA="FILE [FILE...]"  the same on real Criteo files; a path with spaces is one file where it exists
 # make train ARGS="--kill 1@30 --set train.seed=5"   more options for `ecrm launch quickstart`
 # make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks, then make figures
 # make clean                        remove what was built and installed; keeps datasets/ and runs/
@@ -53,14 +53,15 @@ $(STAMP):
 ifeq ($(strip $(DATA)),)
 DATASET = datasets/generated-$(ROWS)-$(shell cat ecrm/data/*.py | sha256sum | cut -c1-12)
 else
-DATASET = datasets/prepared-$(shell { realpath -- $(DATA); stat -L -c '%n %s %Y' -- $(DATA); } 2>&1 | sha256sum | cut -c1-12)
+FILES := $(if $(shell [ -e "$(DATA)" ] && echo one),"$(DATA)",$(DATA))
+DATASET = datasets/prepared-$(shell { realpath -- $(FILES); stat -L -c '%n %s %Y' -- $(FILES); } 2>&1 | sha256sum | cut -c1-12)
 endif
 
 .PHONY: dataset
 dataset: $(STAMP)
 	@if [ ! -e $(DATASET)/manifest.json ]; then \
 	  $(if $(strip $(DATA)),,$(BIN)/ecrm generate criteo --rows $(ROWS) --seed 1 --output $(DATASET).txt &&) \
-	  $(BIN)/ecrm prepare criteo $(or $(strip $(DATA)),$(DATASET).txt) --output $(DATASET) && \
+	  $(BIN)/ecrm prepare criteo $(or $(FILES),$(DATASET).txt) --output $(DATASET) && \
 	  rm -f $(DATASET).txt; \
 	fi
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,12 @@ def test_what_was_compared_goes_by_the_protection(name, line):
 def test_nothing_was_compared_where_there_is_nothing(name, tmp_path):
     protection = make_protection(load_config("tiny", ["data.path=data", f"protection.name={name}", "checkpoint.every_steps=5"]), tmp_path, None)
     assert not protection.redundancy
+
+
+def test_make_takes_a_path_with_spaces_and_several_files(tmp_path):
+    odd, one, two = tmp_path / "my day 0.txt", tmp_path / "one.txt", tmp_path / "two.txt"
+    for file in (odd, one, two):
+        file.write_text("")
+    for given, said in ((f"{odd}", f'"{odd}"'), (f"{one} {two}", f"{one} {two}"), (f"{one}", f'"{one}"')):
+        done = subprocess.run(["make", "-n", "-C", str(ROOT), "dataset", f"DATA={given}"], capture_output=True, text=True)
+        assert done.returncode == 0 and f"prepare criteo {said} --output datasets/prepared-" in done.stdout, done.stdout + done.stderr
