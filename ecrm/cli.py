@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; may be repeated',
     )
     _add_hosts(launch)
-    launch.add_argument("--dry-run", action="store_true", help="check and print the line, start nothing")
+    launch.add_argument("--dry-run", action="store_true", help="check, print the line and the memory that ranks will need, start nothing")
     launch.set_defaults(run=_launch)
 
     add_drill(commands, _add_run_options)

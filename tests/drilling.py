@@ -72,7 +72,7 @@ def mpirun_line(
     """The mpirun line that `ecrm launch` prints, to be run as it is."""
     done = subprocess.run([*launch_words(folder, data, sets, kills), *more, "--dry-run"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return shlex.split(done.stdout)
+    return shlex.split(done.stdout, comments=True)
 
 
 class Mpirun:

@@ -23,6 +23,7 @@ from ecrm.config.check import KEYS, check_value
 from ecrm.data import manifest as data_manifest
 from ecrm.drill.options import check_survivable, parse_disturbance
 from ecrm.errors import UsageError
+from ecrm.launch.needs import check_memory
 from ecrm.mapped.manifest import make_folder
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
@@ -205,6 +206,9 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         check_advice(_is_placed_on_two_hosts, [*data, "cluster.failure_domain=host", "train.global_batch=60", *overrides])
     for overrides in ([], ["checkpoint.every_steps=5"]):
         check_advice(_writes_to_folders_of_their_own, [*data, *overrides])
+    large = [f"data.path={dataset(tmp_path / 'large', table_rows=400_000)}", "model.max_rows_per_table=0"]
+    for overrides in (["storage.prefault=true", "cluster.spares=0"], ["cluster.spares=40"]):
+        check_advice(_fits_into_700_mb, [*large, *overrides])
     monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)  # neither TorchRec nor FBGEMM
     monkeypatch.setattr(job.native, "use", _only_portable)
     monkeypatch.setattr(job.native, "instruction_set", lambda: "portable")
@@ -231,6 +235,10 @@ def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
 
 def _writes_to_folders_of_their_own(overrides: Sequence[str]) -> None:
     job._check_shared(load_config("tiny", overrides), Path("run"), [1], [0, 1])
+
+
+def _fits_into_700_mb(overrides: Sequence[str]) -> None:
+    check_memory(load_config("tiny", overrides), 20, 700_000_000)
 
 
 def _only_portable(name: str) -> None:

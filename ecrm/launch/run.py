@@ -16,7 +16,8 @@ from ecrm.config import load_config
 from ecrm.errors import DataError, EcrmError, NotKept, UsageError
 from ecrm.launch.command import mpirun_line, train_command
 from ecrm.launch.elsewhere import Elsewhere
-from ecrm.launch.machine import physical_cores
+from ecrm.launch.machine import memory_bytes, physical_cores
+from ecrm.launch.needs import check_memory, in_words
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.supervise import Ending, read_own, supervise
@@ -26,6 +27,8 @@ from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.start import kept_by, plan_start
 from ecrm.waiting import Waiting
 
+ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
+"""Words of --mpirun-args after which ranks may run on other machines, whose memory is not known here."""
 STOPPED_EXIT_CODE = 130
 """Of a launch that was asked to stop, by whichever signal."""
 
@@ -67,6 +70,9 @@ def launch(
     if run_dir is not None:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
+    available = None if hosts is not None or ELSEWHERE.intersection(mpirun_args) else memory_bytes()[1]
+    if available is not None and (warning := check_memory(config, start.steps, available)):
+        print(f"# warning: {warning}")
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     command = [sys.executable, "-m", "ecrm", *train_command(
@@ -87,8 +93,9 @@ def launch(
         print("# warning: the loss of a host may end the run: nothing keeps the units of a stripe on different hosts; set cluster.failure_domain=host")
     print(shlex.join(line), flush=True)
     if dry_run:
-        for changed in start.changed:
-            print(f"# {changed}")
+        names = [host.name for host in hosts.placed] if hosts is not None else ["this machine"] * config.world_size
+        for told in (*start.changed, *in_words(config, start.steps, names, available)):
+            print(f"# {told}")
         return 0
     if hosts is not None:
         waiting = Waiting(lambda line: print(line, flush=True))
