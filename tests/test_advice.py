@@ -24,6 +24,7 @@ from ecrm.data import manifest as data_manifest
 from ecrm.drill.options import check_survivable, parse_disturbance
 from ecrm.errors import UsageError
 from ecrm.launch.needs import check_memory
+from ecrm.launch.scalars import require_tensorboard
 from ecrm.mapped.manifest import make_folder
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
@@ -213,7 +214,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     monkeypatch.setattr(job.native, "use", _only_portable)
     monkeypatch.setattr(job.native, "instruction_set", lambda: "portable")
     monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
-    for overrides in (["model.dense_arch=torchrec"], ["storage.backend=fbgemm"], ["kernels.instruction_set=gfni"], ["storage.prefault=true"]):
+    for overrides in (["model.dense_arch=torchrec"], ["storage.backend=fbgemm"], ["kernels.instruction_set=gfni"], ["storage.prefault=true"],
+                      ["train.tensorboard=true"]):  # fmt: skip
         check_advice(_fits_the_machine, [*data, *overrides])
 
     expected = {site for path in sorted(Path(ecrm.__file__).parent.rglob("*.py")) for site in sites(path)}
@@ -251,6 +253,8 @@ def _fits_the_machine(overrides: Sequence[str]) -> None:
     dlrm.resolve_dense_arch(config.model.dense_arch)
     job.resolve_backend(config.storage.backend)
     job._use_instruction_set(config.kernels.instruction_set)
+    if config.train.tensorboard:
+        require_tensorboard()
     if config.storage.prefault:
         prefault.Prefault().all_of([job.torch.zeros(1)])
 

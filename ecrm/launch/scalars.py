@@ -35,9 +35,9 @@ def require_tensorboard() -> None:
     """Raise UsageError unless the package tensorboard is installed; does not import it."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
-            "train.tensorboard needs the package tensorboard, which is not installed: type "
-            f"{sys.executable} -m pip install tensorboard=={VERSION}, "
-            "or set train.tensorboard=false"
+            "train.tensorboard needs the package tensorboard, which is not installed",
+            {"train.tensorboard": False},
+            otherwise=f"type {sys.executable} -m pip install tensorboard=={VERSION}",
         )
 
 
