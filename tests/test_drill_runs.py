@@ -38,24 +38,24 @@ def numbers(folder: Path) -> dict:
 
 @pytest.mark.drill
 def test_scheduled_kills(tmp_path, criteo_rows):
-    """A server and a trainer die; log_every_steps is brought down so that step times are there."""
+    """The reporter and a trainer die; progress is told at the end alone, step times are there."""
     folder = tmp_path / "drill"
     sets = ("train.steps=40", "train.log_every_steps=50")
-    code, output = drill(folder, criteo_rows, "--kill", "1@8:parity", "--kill", "3@24", sets=sets)
+    code, output = drill(folder, criteo_rows, "--kill", "0@8:parity", "--kill", "3@24", sets=sets)
     assert code == 0, output
     found = numbers(folder)
-    assert [(failure["ranks"], failure["step"]) for failure in found["failures"]] == [([1], 8), ([3], 24)]
+    assert [(failure["ranks"], failure["step"]) for failure in found["failures"]] == [([0], 8), ([3], 24)]
     assert all(failure["stall_seconds"] > 0 for failure in found["failures"])
     assert found["failures"][0]["lost_bytes"] > 0
-    assert [kill["scheduled"] for kill in found["kills"]] == ["1@8:parity", "3@24:input"]
+    assert [kill["scheduled"] for kill in found["kills"]] == ["0@8:parity", "3@24:input"]
     ranks = json.loads((folder / "disturbed" / "ranks.json").read_text())["ranks"]
-    assert [kill["pid"] for kill in found["kills"]] == [ranks[1]["pid"], ranks[3]["pid"]], "both from outside"
+    assert [kill["pid"] for kill in found["kills"]] == [ranks[0]["pid"], ranks[3]["pid"]], "both from outside"
     assert '"event": "kill"' not in (folder / "disturbed" / "events.jsonl").read_text(), "and nobody killed itself"
     assert [failure["phase"] for failure in found["failures"]][0] in ("parity", "update", "dense")
     assert found["throughput"]["undisturbed"]["steps"] == found["throughput"]["disturbed"]["steps"] == 39
     assert all(found["throughput"][part]["samples_per_second"] > 0 for part in ("before", "during", "after"))
     assert found["model_sha256_equal"] and f"model_sha256 equal: {found['disturbed']['model_sha256']}" in output
-    assert "train.log_every_steps is 10 in both runs" in output
+    assert "train.log_every_steps is" not in output
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert "Passed." in (folder / "drill.html").read_text()
 

@@ -13,7 +13,7 @@ from ecrm.train.kill import Kill, parse_kill
 from ecrm.wording import counted
 
 LOG_EVERY_STEPS = 10
-"""Most steps between two progress events of a drill's runs; step times not yet written die with the reporter."""
+"""Most steps between two progress events where hosts are to die after a step, which those tell."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,20 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
         raise UsageError(f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left")
 
 
-def with_step_times(config: Config, overrides: Sequence[str]) -> tuple[list[str], str | None]:
-    """(overrides under which step times are written often enough, a note if that changes the config)."""
+def with_steps_told(
+    config: Config, overrides: Sequence[str], disturbance: Disturbance
+) -> tuple[list[str], str | None]:
+    """(overrides under which steps are told as often as the kills need, a note if that changes any).
+
+    Only --kill-host waits for progress events. All others keep the config's train.log_every_steps.
+    """
     every = config.train.log_every_steps
-    if 0 < every <= LOG_EVERY_STEPS:
+    if not disturbance.hosts or 0 < every <= LOG_EVERY_STEPS:
         return list(overrides), None
-    note = f"train.log_every_steps is {LOG_EVERY_STEPS} in both runs ({every} in the config), so that step times survive"
+    note = (
+        f"train.log_every_steps is {LOG_EVERY_STEPS} in both runs ({every} in the config), "
+        "so that hosts die soon after their step"
+    )
     return [*overrides, f"train.log_every_steps={LOG_EVERY_STEPS}"], note
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ecrm.config import Config, effective, load_config
 from ecrm.launch.events import parse_events
-from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_step_times
+from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_steps_told
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
 from ecrm.drill.record import KillDone, RunRecord, run_record
@@ -57,7 +57,7 @@ def drill(
     config = load_config(config_name, overrides)
     check_survivable(config, disturbance, plan(config, disturbance.scheduled))
     require_matplotlib()
-    overrides, note = with_step_times(config, overrides)
+    overrides, note = with_steps_told(config, overrides, disturbance)
     config = load_config(config_name, overrides)
     name = Path(config_name).name.removesuffix(".toml")
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")

@@ -238,7 +238,8 @@ def _run(
         about["init_from"] = str(begins_with.path)
     about["set_up_seconds"] = time.monotonic() - began
     waiting.over()
-    reporter.started(about, _in_words(config, protection, about, steps))
+    fields = {**about, "failures_left": engine.failures_left}
+    reporter.started(fields, _in_words(config, protection, about, steps))
     by = "logloss" if config.checkpoint.keep_best == "logloss" else "auc"
     loaded = durable.loaded if isinstance(durable, Restorer) else None
     held_out = ("data", "data.eval_fraction")  # evaluations of other samples say nothing here
