@@ -36,9 +36,8 @@ def made(tmp_path: Path) -> Path:
     rows = write_rows(folder.disk, draft / "rows-0.bin", 0, [(numbers, np.ones((40, record // 4), np.float32).view(np.uint8))])
     shapes = shapes_of(Checkpoint(draft, Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [], [])))
     size = sum(int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("sparse_arch."))
-    file = SummedFile(folder.disk, draft / DENSE)
-    file.write(np.full(size, 2.0, np.float32).view(np.uint8).data)
-    file.close()
+    with SummedFile(folder.disk, draft / DENSE) as file:
+        file.write(np.full(size, 2.0, np.float32).view(np.uint8).data)
     dense = {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
     manifest = Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [rows, dense], [{"dtype": "float32", "shape": [size]}])
     folder.publish(manifest)
