@@ -385,7 +385,7 @@ def test_a_broken_checkpoint_is_caught(tmp_path, monkeypatch, broken):
 
         monkeypatch.setattr(HostedShard, "update", update)
     elif broken == "loaded rows are not encoded":
-        monkeypatch.setattr(restore, "place", lambda received, hosted: place(received, hosted) and {})
+        monkeypatch.setattr(restore, "place", lambda *given: place(*given) and {})
     else:
         whole = restore._load
         monkeypatch.setattr(restore, "_load", lambda checkpoint, *rest: whole(replace(checkpoint, before=()), *rest))

@@ -177,7 +177,7 @@ def in_words(config: Config, steps: int, hosts: Sequence[str], available: int | 
     lines = ["memory once every row is updated; rows never updated take none, what a step works with is not counted:"]
     for need in dict.fromkeys(ranks):
         those = [rank for rank, other in enumerate(ranks) if other == need]
-        lines.append(f"rank{'s' if len(those) > 1 else ''} {_numbers(those)}: {need}{' each' if len(those) > 1 else ''}")
+        lines.append(f"{_ranks(those)}: {need}{' each' if len(those) > 1 else ''}")
     for host in dict.fromkeys(hosts):
         on = sum((need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0))
         here = "" if available is None else f", {available / MB:,.0f} MB are available"
@@ -186,12 +186,13 @@ def in_words(config: Config, steps: int, hosts: Sequence[str], available: int | 
     return lines
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Ascending numbers, runs of them as first-last."""
+def _ranks(numbers: Sequence[int]) -> str:
+    """Ranks, ascending, runs of them as first-last, such as "rank 6" or "ranks 0-3"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:
             parts[-1] = [parts[-1][0], number]
         else:
             parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    runs = ", ".join("-".join(map(str, part)) for part in parts)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {runs}"
