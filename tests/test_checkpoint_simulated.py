@@ -494,6 +494,31 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
         assert all("lost rows were not rebuilt in 1 s" in event["why"] for event in events)
 
 
+def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
+    """The rank that was asked to stop dies while the checkpoint of step 5 is written: nobody asks any more."""
+    workload, events = Workload(steps=12), []
+
+    def program(transport):
+        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
+        policy = CheckpointPolicy(steps=12, every_steps=4, keep=9)
+        checkpoints, computed = Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, events.append), Computed()
+        asked = True
+        while engine.step < workload.steps:
+            try:
+                checkpoints.between_steps()
+                if asked and engine.step == 5:
+                    checkpoints.stop(1000)
+                train_step(workload, engine, computed)
+            except StepAborted:
+                checkpoints.went_back()
+                asked = False
+        return checkpoints.finish()
+
+    cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(0, 5, "checkpoint")])
+    assert len(cluster.run(program).killed) == 1
+    assert sorted({event["step"] for event in events}) == [4, 10, 12], "that of step 8 waits for the rebuilding, for half an interval"
+
+
 def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):
     workload, events, writers = Workload(steps=7), {}, []
 

@@ -82,7 +82,6 @@ class Checkpoints:
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
         self._pruned = True
-        self._stopping = self._ending = False
         self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
         self._why = ""  # the last one that failed did so
         self._stop_by: float | None = None
@@ -133,7 +132,7 @@ class Checkpoints:
 
         What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first call on, there is no checkpoint.
         """
-        engine, self._stopping = self._engine, True
+        engine = self._engine
         if self._stop_by is None:
             self._stop_by = self._clock() + seconds
         if engine.view.rebuilding and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
@@ -209,7 +208,7 @@ class Checkpoints:
     def _overdue(self) -> float:
         """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
         policy, step = self._policy, self._engine.step
-        if policy.at_end and (self._stopping or self._ending or step >= policy.steps) and step > self._kept and step != self._tried:
+        if policy.at_end and (self._ending or step >= policy.steps) and step > self._kept and step != self._tried:
             return math.inf
         if step <= self._last:
             return -1.0
