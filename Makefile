@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill drill-long simulate coverage bench bench-protections figures clean venv
+.PHONY: train test drill drill-long demo simulate coverage bench bench-protections figures clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -77,6 +77,12 @@ drill: $(STAMP)
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
 drill-long: dataset
 	$(BIN)/ecrm drill drill-long --set data.path=$(DATASET) --mtbf 1 --kills 40 $(ARGS)
+
+# make demo                         a minute of training with a server killed, beside an undisturbed run; six minutes
+demo: ROWS = 5000000
+demo: dataset
+	$(BIN)/ecrm drill quickstart --set data.path=$(DATASET) --set train.log_every_steps=500 \
+	  --kill 1@2400:parity $(ARGS)
 
 simulate: $(STAMP)
 	$(BIN)/ecrm simulate --seeds $(SEEDS)
