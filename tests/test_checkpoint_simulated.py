@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from ecrm.checkpoint import restore
+from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
@@ -517,6 +519,31 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
     cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(0, 5, "checkpoint")])
     assert len(cluster.run(program).killed) == 1
     assert sorted({event["step"] for event in events}) == [4, 10, 12], "that of step 8 waits for the rebuilding, for half an interval"
+
+
+def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(tmp_path, monkeypatch):
+    """A trainer dies while step 4 is written: it is begun once more, and the first writer comes to its end after the second."""
+    workload, created, create = Workload(steps=7), [], Disk.create
+    monkeypatch.setattr(Disk, "create", lambda disk, path: created.append(path.name) or create(disk, path))
+
+    def program(transport):
+        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
+        policy, waiting, computed = CheckpointPolicy(steps=7, every_steps=4, mode="async", at_end=False), [], Computed()
+        checkpoints = Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, background=waiting.append)
+        while engine.step < workload.steps:
+            try:
+                checkpoints.between_steps()
+                while engine.step > 4 and waiting:
+                    waiting.pop()()  # the last first
+                train_step(workload, engine, computed)
+            except StepAborted:
+                checkpoints.went_back()
+
+    trainer = workload.servers + 1  # the other one reports
+    cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(trainer, 4, "parity")])
+    assert [kill.rank for kill in cluster.run(program).killed] == [trainer]
+    assert [checkpoint.step for checkpoint in find(tmp_path)[0]] == [4]
+    assert created.count(DENSE) == 1
 
 
 def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):

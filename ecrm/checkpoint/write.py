@@ -66,7 +66,7 @@ class Part:
             for space, parts in sorted(self._rows.items()):
                 windows = (self._checked(space, window) for part in parts for window in part if not self.cancelled)
                 self.entries.append(write_rows(self._disk, self._draft / f"{self._name}-{space}.bin", space, windows))
-            if self.dense is not None:
+            if self.dense is not None and not self.cancelled:  # the next part may be of the same step
                 self.entries.append(self._write_dense())
         except OSError as error:
             self.trouble = f"cannot write {self._draft}: {error.strerror or error}"
