@@ -108,6 +108,7 @@ OF_CONFIG = [
     ["protection.name=stateless", "checkpoint.every_steps=9", "cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1",
      "cluster.spares=0"],
     ["checkpoint.keep_best=auc"],
+    ["checkpoint.keep_best=auc", "train.eval_every_steps=5", "protection.name=mapped"],
     ["checkpoint.keep_best=logloss", "train.eval_every_steps=5", "data.eval_fraction=0"],
     ["train.stop_after_evaluations_without_gain=3"],
     ["testing.flip=1@row"],

@@ -135,7 +135,8 @@ class Checkpoints:
         engine = self._engine
         if self._stop_by is None:
             self._stop_by = self._clock() + seconds
-        if engine.view.rebuilding and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
+        wanted = self._policy.at_end and engine.view.rebuilding
+        if wanted and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
             left = sum(engine.rebuild_left.values())
             return self._failed(
                 f"{left:,} lost rows were not rebuilt in {seconds:g} s, half of cluster.stop_seconds: "

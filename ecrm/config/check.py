@@ -204,6 +204,13 @@ def problems_of_fit(config: Config) -> list[Problem]:
             {"checkpoint.every_steps": 100},
             {"checkpoint.every_minutes": 10},
         ))
+    if protection.name == "mapped" and config.checkpoint.keep_best != "none":
+        problems.append(_problem(
+            f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is mapped: a run that goes on from "
+            "mapped files does not know which evaluation was the best",
+            {"checkpoint.keep_best": "none"},
+            {"protection.name": "erasure"},
+        ))
     if protection.name == "stateless" and config.world_size < 2:
         problems.append(_problem(
             "protection.name is stateless, which keeps two dense replicas, but there is one rank", {"cluster.spares": 1}
