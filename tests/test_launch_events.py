@@ -40,3 +40,13 @@ def test_a_growing_file_hands_out_each_complete_line_once(tmp_path):
     path.write_text(text + line(3.0))
     assert [event["time"] for event in tail.new_events()] == [2.0, 3.0]
     assert tail.new_events() == []
+
+
+def test_a_file_that_cannot_be_read_for_a_while_loses_no_event(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    path.mkdir()  # opening it raises an OSError, as a file server that is away does
+    assert tail.new_events() == []
+    path.rmdir()
+    path.write_text(line(1.0))
+    assert [event["time"] for event in tail.new_events()] == [1.0]

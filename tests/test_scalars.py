@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import json
 import tomllib
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_a_folder_that_cannot_be_written_costs_the_scalars_and_a_line(tmp_path, 
     said = capsys.readouterr().err
     assert said.startswith(f"ecrm: warning: no scalars in {tmp_path / FOLDER} from here on: ")
     assert said.count("\n") == 1
+
+
+def test_a_broken_package_costs_the_scalars_and_a_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    follow(tmp_path, {"event": "start"}, progress(10, 0.5), progress(20, 0.25))
+    assert capsys.readouterr().err.count("no scalars in") == 1
 
 
 def test_without_the_package_a_run_is_refused(criteo_rows, tmp_path, capsys, monkeypatch):

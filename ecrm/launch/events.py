@@ -49,12 +49,12 @@ class EventTail:
         self._path, self._offset = path, 0
 
     def new_events(self) -> list[Event]:
-        """Events written since the last call; none while there is no file."""
+        """Events written since the last call; none while there is no file, or it cannot be read."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # read later: the run must not end for want of a reader
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)

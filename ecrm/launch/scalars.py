@@ -45,7 +45,8 @@ class Scalars:
     """Writes the folder tensorboard/ of a run, anew from all events of the run so far.
 
     It begins with the first event of this launch, since ranks want the run folder as they know it.
-    A folder that cannot be written costs the scalars and a line, not the run.
+    A folder that cannot be written, or a package that is broken, costs the scalars and a line,
+    not the run.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -62,7 +63,7 @@ class Scalars:
             for event in self._tail.new_events():
                 for record in records(event):
                     self._writer.add_event(record)
-        except OSError as error:
+        except (OSError, ImportError) as error:
             self._fail(error)
 
     def close(self) -> None:
@@ -79,9 +80,9 @@ class Scalars:
             old.unlink()
         self._writer = EventFileWriter(str(self._folder), flush_secs=FLUSH_SECONDS)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError | ImportError) -> None:
         self._failed = True
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or error
         print(f"ecrm: warning: no scalars in {self._folder} from here on: {why}", file=sys.stderr)
 
 
