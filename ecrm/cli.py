@@ -126,8 +126,9 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         type=Path,
-        metavar="DIR",
-        help="go on from the newest checkpoint of a run folder, or from one checkpoint, on whatever cluster and protection, "
+        metavar="DIR|auto",
+        help="auto = start a run in --run-dir, go on with it there, or do nothing when it is complete; DIR = go on from the newest "
+        "checkpoint of a run folder, or from one checkpoint, on whatever cluster and protection, "
         "perhaps with other learning rates, steps and data of the same tables; "
         "with protection.name=mapped from the last commit in a run's mapped files",
     )
@@ -179,24 +180,31 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.command import thread_environment, train_command
     from ecrm.launch.supervise import launch_id
+    from ecrm.train.auto import AUTO_RESUME, check_same, look
     from ecrm.train.guard import guard, hold_signals
     from ecrm.train.kill import parse_kill
     from ecrm.train.owner import check_run_dir
     from ecrm.train.start import kept_by, plan_start
 
     hold_signals()
-    config = load_config(args.config, args.set, kept_by(args.resume))
+    found = look(args.run_dir, args.resume)
+    config = load_config(args.config, args.set, kept_by(found.resume))
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)
     init_from = None if args.init_from is None else str(args.init_from)
     preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]))
-    plan_start(config, args.run_dir, args.resume, kills, args.init_from)
+    if args.resume == AUTO_RESUME:
+        check_same(args.run_dir, config)
+    if found.complete:
+        say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
+        return 0
+    plan_start(config, args.run_dir, found.resume, kills, args.init_from)
     if config.train.tensorboard and launch_id() is None:
         say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
-    if args.run_dir is not None:
+    if args.run_dir is not None and args.resume != AUTO_RESUME:
         check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
     cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
@@ -206,7 +214,7 @@ def _train(args: argparse.Namespace) -> int:
     stop = StopSignals()
     from ecrm.train import job
 
-    job.run(config, args.run_dir, kills, guarded, stop, args.resume, args.init_from)
+    return job.run(config, args.run_dir, kills, guarded, stop, args.resume, args.init_from)
 
 
 def _launch(args: argparse.Namespace) -> int:

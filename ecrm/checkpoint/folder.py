@@ -192,6 +192,13 @@ class CheckpointFolder:
             if path.is_dir() and not (path / manifests.NAME).exists():
                 self.disk.remove_folder(path)
 
+    def tidy(self) -> None:
+        """Remove what is half-written, of runs that are gone."""
+        for draft in self.path.glob(".step-*"):
+            self.disk.remove_folder(draft)
+        for step in list(_steps(self.path)):
+            self.give_up(step)
+
     def discard_after(self, step: int) -> None:
         """Remove checkpoints later than `step`: they were refused, and the same steps will be done again."""
         for later in sorted(_steps(self.path), reverse=True):

@@ -22,6 +22,7 @@ from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.supervise import Ending, read_own, supervise
 from ecrm.launch.watch import watch_of
+from ecrm.train.auto import AUTO_RESUME, check_same, look
 from ecrm.train.kill import parse_kill
 from ecrm.train.owner import check_run_dir, is_empty, remove_empty
 from ecrm.train.start import kept_by, plan_start
@@ -57,17 +58,23 @@ def launch(
 ) -> int:
     """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
 
-    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from,
+    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from, or AUTO_RESUME,
     `init_from` a run folder or a checkpoint whose weights are those of step 0.
     With `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started before
     all checks have passed; with `dry_run` nothing is at all.
     """
-    config = load_config(config_name, overrides, kept_by(resume))
+    found = look(run_dir, resume)
+    config = load_config(config_name, overrides, kept_by(found.resume))
     if config.train.tensorboard:
         require_tensorboard()
     folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
-    start = plan_start(config, folder, resume, [parse_kill(kill) for kill in kills], init_from)
-    if run_dir is not None:
+    if resume == AUTO_RESUME:
+        check_same(folder, config)
+    if found.complete:
+        print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
+        return 0
+    start = plan_start(config, folder, found.resume, [parse_kill(kill) for kill in kills], init_from)
+    if run_dir is not None and resume != AUTO_RESUME:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     available = None if hosts is not None or ELSEWHERE.intersection(mpirun_args) else memory_bytes()[1]
@@ -76,7 +83,8 @@ def launch(
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     command = [sys.executable, "-m", "ecrm", *train_command(
-        config_name, overrides, str(folder), kills, *(None if path is None else str(path.absolute()) for path in (resume, init_from))
+        config_name, overrides, str(folder), kills,
+        *(path if path is None else str(path if path == AUTO_RESUME else path.absolute()) for path in (resume, init_from)),
     )]
     line = mpirun_line(
         config,
@@ -110,6 +118,8 @@ def launch(
         raise UsageError(f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir") from None
     watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
     ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8), watch)
+    if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
+        return 0
     try:
         judge(folder, ending, hosts is not None)
     except RunFailed as error:

@@ -48,7 +48,7 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
     folder = Path(config.mapped.path) if config.mapped.path else run_dir / FOLDER
     if (folder / MANIFEST).exists():
         raise UsageError(f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(file.name != f".{MANIFEST}" for file in folder.iterdir())):
         raise UsageError(f"{folder}: not an empty folder: name one that is new or empty")
     return folder
 

@@ -53,6 +53,8 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
+from ecrm.train.auto import AUTO_RESUME, check_same, look, tidy
+from ecrm.train.auto import about as run_of
 from ecrm.train.cores import AUTO, POLL, Cores
 from ecrm.train.counted import CountedTransport
 from ecrm.train.finite import FiniteWatch
@@ -149,19 +151,25 @@ def _run(
     dataset, steps = together(transport, lambda: _check(started, config))
     _check_alike(transport, config, steps)
     together(transport, lambda: _use_instruction_set(config.kernels.instruction_set))
+    auto = resume == AUTO_RESUME
     folder, lock = together(transport, lambda: RunFolder(run_dir)), None
     if run_dir is not None:
-        lock, strangers = own_folder(transport, run_dir, _host(), lambda: check_run_dir(run_dir, mine=True))
+        lock, strangers = own_folder(transport, run_dir, _host(), lambda: None if auto else check_run_dir(run_dir, mine=True))
         _check_shared(config, run_dir, strangers, transport.live)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
+    if auto:
+        resume, complete, before = _life(transport, config, folder)
+        if complete:
+            transport.close()
+            return 0
     start = together(transport, lambda: plan_start(config, run_dir, resume, kills, init_from))
     steps = start.steps
     goes_on = resume is not None
     if start.mapped is not None:
         first = transport.rank == transport.live[0]
-        together(transport, lambda: make_folder(start.mapped, config, first))
         if run_dir is not None:
             together(transport, lambda: first and leave_link(run_dir, start.mapped))
+        together(transport, lambda: make_folder(start.mapped, config, first))
     held = hold(start.mapped) if start.mapped is not None else None
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     begins_with = start.begins_with
@@ -232,6 +240,10 @@ def _run(
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }
+    if run_dir is not None:
+        about["run"] = run_of(config)
+    if folder.earlier:
+        about["before"] = before
     if goes_on:
         about["resumed"] = {"from": str(resume), "step": engine.step, "changed": start.changed, "data_began": start.data_began}
     if begins_with is not None:
@@ -445,6 +457,30 @@ def _die_of(error: EcrmError) -> NoReturn:
     print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def _life(transport: Transport, config: Config, folder: RunFolder) -> tuple[Path | None, bool, str]:
+    """Collective, once the folder is this run's: the folder to go on from, whether the run is complete, how it ended before; tidies up."""
+    first = transport.rank == transport.live[0]
+
+    def decide() -> list[Any] | None:
+        if not first:
+            return None
+        found = look(folder.path, AUTO_RESUME, mine=True)
+        check_same(folder.path, config)
+        if found.complete:
+            say(f"{folder.path} holds the complete run: nothing is left to do")
+        ended = "" if found.complete else tidy(folder.path)
+        return [str(found.resume or ""), found.complete, ended, len(folder.all_events())]
+
+    mine = together(transport, decide)
+    said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
+    if not said:
+        error = Unrecoverable(f"a rank died before it had looked into {folder.path}: start the run again")
+        error.speaker = transport.live[0]
+        raise error
+    resume, complete, ended, folder.earlier = said[0]
+    return Path(resume) if resume else None, complete, ended
 
 
 def _check_shared(config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]) -> None:

@@ -43,8 +43,7 @@ class RunLock:
         """Get the folder for this run alone, say so in the file, and go on as one of its ranks. Raises UsageError, OSError."""
         self._lock(fcntl.LOCK_EX)
         owner = {"run": run_id(), "host": self._host, "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-        self._file.truncate(0)
-        os.pwrite(self._file.fileno(), json.dumps(owner).encode() + b"\n", 0)
+        self._file.truncate(os.pwrite(self._file.fileno(), json.dumps(owner).encode() + b"\n", 0))
         fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def join(self) -> None:
@@ -90,7 +89,8 @@ def check_run_dir(folder: Path, mine: bool = False) -> None:
         if (folder / "summary.json").exists():
             raise UsageError(f"--run-dir {folder}: holds a finished run; name a folder that is new or empty")
         if not is_empty(folder):
-            raise UsageError(f"--run-dir {folder}: not empty; name a folder that is new or empty")
+            goes_on = " type --resume auto to go on with the run in it, or" if (folder / "events.jsonl").exists() else ""
+            raise UsageError(f"--run-dir {folder}: not empty;{goes_on} name a folder that is new or empty")
     except OSError as error:
         raise UsageError(f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ecrm.launch.supervise import launch_id
 from ecrm.placement.view import View
+from ecrm.train.auto import EVENTS, events_of
 
 PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
 SUMMARY_DRAFT = ".summary.json"
@@ -42,6 +43,7 @@ class RunFolder:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.trouble: str | None = None
+        self.earlier = 0  # events of starts before this one
         self.unwritten_bytes = 0  # that were to be written when the trouble began
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
@@ -64,19 +66,16 @@ class RunFolder:
             self._in_trouble(self._events, error, len(line))
 
     def events(self) -> list[dict[str, Any]]:
-        """What is in events.jsonl; lines that are not whole are left out."""
-        if self.path is None:
-            return []
-        events = []
-        with contextlib.suppress(OSError):
-            for line in self._events.read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    events.append(json.loads(line))
-        return events
+        """What is in events.jsonl of this start of the run; lines that are not whole are left out."""
+        return self.all_events()[self.earlier :]
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """What is in events.jsonl of all starts."""
+        return [] if self.path is None else events_of(self.path)
 
     @property
     def _events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
 
     def probe(self, least: int = 0) -> None:
         """Get into `trouble` if this rank could not write `least` bytes, from PROBE_BYTES to MOST_PROBED, into the folder."""

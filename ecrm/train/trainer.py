@@ -24,6 +24,7 @@ from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
 from ecrm.model.origin import origin
 from ecrm.protection.base import VerifyReport
+from ecrm.train.auto import lives_of
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.history import FALLS, History
@@ -384,6 +385,7 @@ class Trainer:
             "restored": engine.failures.restored,
             "ended_early": self._ended_early,
             "failures_left": engine.failures_left,
+            "lives": lives_of(self._folder.all_events(), "complete"),
             **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),
             "kernels_ran": {operation: took for rank in traffic for operation, took in sorted(rank["kernels"].items())},
             **self._about,
