@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 BLOCK = 4096
 """Bytes: what goes past the page cache is whole blocks, in memory that begins at a multiple of it."""
 
@@ -37,7 +35,7 @@ class Disk:
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         """All of `data`, or OSError. After anything but whole blocks the page cache gets all the rest."""
         rest = memoryview(data).cast("B")
-        if len(rest) % BLOCK or np.frombuffer(rest, np.uint8).ctypes.data % BLOCK:
+        if len(rest) % BLOCK:
             _through_the_page_cache(file)
         while rest:
             try:
@@ -45,7 +43,7 @@ class Disk:
             except OSError as error:
                 if error.errno != errno.EINVAL or not _through_the_page_cache(file):
                     raise
-                continue  # a file system of larger blocks
+                continue  # memory that begins elsewhere, or a file system of larger blocks
             rest = rest[written:]
 
     def close(self, file: BinaryIO) -> None:
