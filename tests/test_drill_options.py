@@ -67,7 +67,7 @@ def test_hosts_go_by_name_or_number():
 def test_random_kills_that_nobody_could_survive_are_refused():
     with pytest.raises(UsageError, match="protection.name is none"):
         check_survivable(config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)), 9)
-    with pytest.raises(UsageError, match="there are 7 ranks"):
+    with pytest.raises(UsageError, match="the config has 7 ranks, and one must be left"):
         check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)), 9)
     check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)), 9)
     check_survivable(config(protection={"name": "none"}), Disturbance(scheduled=(Kill(1, 3),)), 9)
