@@ -55,6 +55,7 @@ def test_a_run_without_a_word_on_checkpoints_leaves_its_model(tmp_path, criteo_r
     assert again.model == undisturbed_run.model and again.summary["checkpoint_step"] == 40, "kept in its own folder, too"
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("stopped", [False, True], ids=["finished", "stopped"])
 def test_a_model_that_could_not_be_kept_is_told_last_with_a_code_of_its_own(tmp_path, criteo_rows, undisturbed, stopped):
     sets = {**BASE, "train.steps": 40 if not stopped else 4000, "checkpoint.mode": "async" if stopped else "sync"}

@@ -75,6 +75,7 @@ def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path):
         remove_empty(folder.with_name("nothing"))
 
 
+@pytest.mark.drill
 def test_of_two_runs_in_one_folder_one_is_refused_and_the_other_goes_on(tmp_path, criteo_rows):
     """Two launches at once; a third, and a line typed by hand, while the first runs; then everything is killed, and the folder is free."""
     folder = tmp_path / "run"

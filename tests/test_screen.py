@@ -213,6 +213,7 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run(tmp_path):
     exit_code(pid)
 
 
+@pytest.mark.drill
 def test_a_run_on_a_terminal_shows_a_bar_and_survives(tmp_path, criteo_rows, undisturbed):
     kills = ("1@12:parity",)
     sets = {**BASE, "protection.verify_parity_at_end": True, "protection.rebuild_rows_per_step": 8}
