@@ -10,14 +10,26 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["kernels/native.cpp", *sorted(path.as_posix() for path in Path("kernels").glob("*/cpu.cpp"))]
+SOURCES = [
+    "kernels/native.cpp",
+    *sorted(path.as_posix() for path in Path("kernels").glob("*/cpu.cpp")),
+]
 HEADERS = sorted(path.as_posix() for path in Path("kernels").rglob("*.h"))
 
-# No -march: the library must run on machines other than the one that built it; kernels/each_set.h raises the
-# instruction set function by function. -ffp-contract=off: a fused multiply-add only where the source says so.
-COMPILE = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-g0", "-Wall"]
-# GCC 12 warns falsely: of AVX-512 intrinsics inside its own header (its bug 105593) and of vectors passed between
-# functions that are all inlined.
+# No -march: the library must run on machines other than the one that built it; kernels/each_set.h
+# raises the instruction set function by function. -ffp-contract=off: a fused multiply-add only
+# where the source says so.
+COMPILE = [
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-g0",
+    "-Wall",
+]
+# GCC 12 warns falsely: of AVX-512 intrinsics inside its own header (its bug 105593) and of vectors
+# passed between functions that are all inlined.
 COMPILE += ["-Wno-maybe-uninitialized", "-Wno-psabi"]
 
 

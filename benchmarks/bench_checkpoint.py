@@ -5,14 +5,17 @@
     python benchmarks/bench_checkpoint.py --part beside --regime dense-heavy --rounds 1
     python benchmarks/bench_checkpoint.py --part beside --add         # more rounds, to those that the CSV file has
 
-1. `alone`: rows of 64 floats with row-wise Adagrad, all updated, no network. The yardstick is torch.distributed.checkpoint, its `save`
-   and `async_save` of the same tensors with its defaults, in the same process: it syncs files as ECRM does, and has no checksums, so
-   that there is nothing to check. Writes checkpoint.csv.
-2. `beside`: the training runs of bench_protections.py, without any other protection and behind their sweep, with a checkpoint every 10 s
-   of training. What one costs is how much longer the steps from one to the next take than if all were as those that begin half a
-   second after it is on the disk: steps with and without it are in turns within one run. What noting changed rows costs is in all
-   steps, and not in this. Beside it stands what the disk alone takes for as many bytes, written past the page cache and synced by
-   one process. The first checkpoint after the sweep is not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
+1. `alone`: rows of 64 floats with row-wise Adagrad, all updated, no network. The yardstick is
+   torch.distributed.checkpoint, its `save` and `async_save` of the same tensors with its defaults,
+   in the same process: it syncs files as ECRM does, and has no checksums, so that there is nothing
+   to check. Writes checkpoint.csv.
+2. `beside`: the training runs of bench_protections.py, without any other protection and behind
+   their sweep, with a checkpoint every 10 s of training. What one costs is how much longer the
+   steps from one to the next take than if all were as those that begin half a second after it is on
+   the disk: steps with and without it are in turns within one run. What noting changed rows costs
+   is in all steps, and not in this. Beside it stands what the disk alone takes for as many bytes,
+   written past the page cache and synced by one process. The first checkpoint after the sweep is
+   not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
 
 `--smoke` takes few rows and writes to a temporary folder.
 """
@@ -51,7 +54,16 @@ WINDOW = 1 << 16
 
 def engine_of(rows: int, durable: Restorer | None = None) -> Engine:
     """The engine of the only rank of a run with one table."""
-    alone = Workload(tables=(Table("a", rows, 64),), servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0)
+    alone = Workload(
+        tables=(Table("a", rows, 64),),
+        servers=1,
+        trainers=1,
+        spares=0,
+        layout="colocated",
+        protection="none",
+        k=1,
+        m=0,
+    )
     return make_engine(alone, Alone(), Hooks(), time.monotonic, durable)
 
 
@@ -67,7 +79,13 @@ def trained(rows: int) -> Engine:
 def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     """Seconds of one checkpoint in that mode, of training waiting for it, of checking it and of loading it."""
     engine, told = trained(rows), []
-    checkpoints = Checkpoints(engine, CheckpointFolder(folder), {}, CheckpointPolicy(steps=1, every_steps=1, mode=mode), told.append)
+    checkpoints = Checkpoints(
+        engine,
+        CheckpointFolder(folder),
+        {},
+        CheckpointPolicy(steps=1, every_steps=1, mode=mode),
+        told.append,
+    )
     engine.step = engine.committed = 1
     checkpoints.finish()
     (event,) = told
@@ -81,7 +99,15 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     loaded.resume()
     ended = time.monotonic()
     assert torch.equal(loaded.hosted[0, 0].store.weights, engine.hosted[0, 0].store.weights)
-    return _row(mode, rows, event["bytes"], event["seconds"], event["stall_seconds"], checked - began, ended - began_load)
+    return _row(
+        mode,
+        rows,
+        event["bytes"],
+        event["seconds"],
+        event["stall_seconds"],
+        checked - began,
+        ended - began_load,
+    )
 
 
 def quietly(call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
@@ -93,7 +119,10 @@ def quietly(call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
 
 def yardstick(rows: int, mode: str, folder: Path) -> dict[str, object]:
     """The same by torch.distributed.checkpoint."""
-    tensors = {f"part {number}": part for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)}
+    tensors = {
+        f"part {number}": part
+        for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)
+    }
     began = time.monotonic()
     if mode == "torch sync":
         quietly(torch.distributed.checkpoint.save, tensors, checkpoint_id=folder)
@@ -133,14 +162,20 @@ CONTENDERS = {"sync": measure, "async": measure, "torch sync": yardstick, "torch
 MODES = {
     "sync": {"checkpoint.mode": "sync"},
     "async": {"checkpoint.mode": "async"},
-    "incremental": {"checkpoint.mode": "async", "checkpoint.kind": "incremental", "checkpoint.full_every": 1_000},
+    "incremental": {
+        "checkpoint.mode": "async",
+        "checkpoint.kind": "incremental",
+        "checkpoint.full_every": 1_000,
+    },
 }
 """Of checkpoints beside training; of incremental ones the first alone is full."""
 CALM_AFTER = 0.5
 """Seconds after a checkpoint is on the disk, from which on steps count as undisturbed."""
 
 
-def beside(folder: Path, regime: Regime, seconds: float, intervals: int, round_: int, megabytes: float) -> list[dict[str, object]]:
+def beside(
+    folder: Path, regime: Regime, seconds: float, intervals: int, round_: int, megabytes: float
+) -> list[dict[str, object]]:
     """A row for each checkpoint of a run in each of `MODES`, in random order; `megabytes` a second is what the disk takes."""
     sets = {**regime.sets, "protection.name": "none"}
     record, _ = run(folder, {**sets, "train.steps": regime.warm + 40})
@@ -150,20 +185,38 @@ def beside(folder: Path, regime: Regime, seconds: float, intervals: int, round_:
     rows = []
     for mode in random.sample(list(MODES), len(MODES)):
         steps = first + (intervals + 1) * every
-        record, events = run(folder, {**sets, **MODES[mode], "checkpoint.every_steps": every, "train.steps": steps})
+        record, events = run(
+            folder, {**sets, **MODES[mode], "checkpoint.every_steps": every, "train.steps": steps}
+        )
         for event in of_kind(events, "checkpoint"):
             if not first < event["step"] < steps:
                 continue
-            excess, step = around_a_checkpoint(record.finished, event["step"], every, event["time"] + CALM_AFTER * (seconds >= 10))
-            rows.append({
-                "regime": regime.name, "round": round_, "mode": mode, "step": event["step"], "every_steps": every,
-                "rows": event["rows"], "bytes": event["bytes"], "step_ms": round(1e3 * step, 2),
-                "overhead": round(excess / (every * step), 4), "excess_ms": round(1e3 * excess, 1),
-                "stall_ms": round(1e3 * event["stall_seconds"], 1), "durable_seconds": round(event["seconds"], 3),
-                "disk_mb_per_second": round(megabytes), **device(),
-            })  # fmt: skip
+            excess, step = around_a_checkpoint(
+                record.finished, event["step"], every, event["time"] + CALM_AFTER * (seconds >= 10)
+            )
+            rows.append(
+                {
+                    "regime": regime.name,
+                    "round": round_,
+                    "mode": mode,
+                    "step": event["step"],
+                    "every_steps": every,
+                    "rows": event["rows"],
+                    "bytes": event["bytes"],
+                    "step_ms": round(1e3 * step, 2),
+                    "overhead": round(excess / (every * step), 4),
+                    "excess_ms": round(1e3 * excess, 1),
+                    "stall_ms": round(1e3 * event["stall_seconds"], 1),
+                    "durable_seconds": round(event["seconds"], 3),
+                    "disk_mb_per_second": round(megabytes),
+                    **device(),
+                }
+            )
         mine = [row["overhead"] for row in rows if row["mode"] == mode]
-        print(f"{regime.name:>15} round {round_} {mode:<12} overhead of each checkpoint {mine}", flush=True)
+        print(
+            f"{regime.name:>15} round {round_} {mode:<12} overhead of each checkpoint {mine}",
+            flush=True,
+        )
     return rows
 
 
@@ -188,7 +241,12 @@ def measure_beside(options: argparse.Namespace, folder: Path) -> None:
     first = 1 + max((int(row["round"]) for row in rows), default=-1)
     for number in range(first, first + options.rounds):
         for name in options.regime or REGIME_DATA:
-            regime = regime_of(name, prepare(options.data or folder, size.rows, REGIME_DATA[name]), options.data or folder, size)
+            regime = regime_of(
+                name,
+                prepare(options.data or folder, size.rows, REGIME_DATA[name]),
+                options.data or folder,
+                size,
+            )
             rows += beside(folder / "run", regime, seconds, intervals, number, speed)
             write_csv(csv, rows)
     print("\n".join(checkpoint_runs(rows)))
@@ -211,14 +269,30 @@ def measure_alone(options: argparse.Namespace, folder: Path) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure what is asked for and write the CSV files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true", help="few rows, to a temporary folder")
     parser.add_argument("--part", choices=("alone", "beside"), help="only this")
-    parser.add_argument("--csv", type=Path, help="where to write `alone`; default: benchmarks/results/checkpoint.csv")
-    parser.add_argument("--runs-csv", type=Path, help="where to write `beside`; default: benchmarks/results/checkpoint_runs.csv")
-    parser.add_argument("--regime", choices=tuple(REGIME_DATA), action="append", help="of `beside`, only this")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        help="where to write `alone`; default: benchmarks/results/checkpoint.csv",
+    )
+    parser.add_argument(
+        "--runs-csv",
+        type=Path,
+        help="where to write `beside`; default: benchmarks/results/checkpoint_runs.csv",
+    )
+    parser.add_argument(
+        "--regime", choices=tuple(REGIME_DATA), action="append", help="of `beside`, only this"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="of `beside`")
-    parser.add_argument("--add", action="store_true", help="keep the rounds of `beside` that the CSV file has and add to them")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the rounds of `beside` that the CSV file has and add to them",
+    )
     parser.add_argument("--data", type=Path, help="folder to keep the prepared data in")
     options = parser.parse_args(words)
     torch.set_num_threads(1)

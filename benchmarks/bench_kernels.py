@@ -28,10 +28,11 @@ dot_interaction (forward, and backward to sums of unique rows), of 26 features w
   torchrec          TorchRec's InteractionArch and its gradients, between rows spread to their samples and gradients summed
                     by scatter_add: what a step does without this kernel.
 
-All large arrays come from numpy.zeros, which asks the system for huge pages, and begin at a cache line; FBGEMM's table
-too. What contenders allocate themselves stays with the process when they free it, as in ECRM's ranks. Bytes counted: what has to cross the memory bus once, row numbers included; writing counts once, though a cache
-reads a line before it writes part of it. Every contender runs once per round, in a random order: what ran before also
-decides what is in the cache.
+All large arrays come from numpy.zeros, which asks the system for huge pages, and begin at a cache
+line; FBGEMM's table too. What contenders allocate themselves stays with the process when they free
+it, as in ECRM's ranks. Bytes counted: what has to cross the memory bus once, row numbers included;
+writing counts once, though a cache reads a line before it writes part of it. Every contender runs
+once per round, in a random order: what ran before also decides what is in the cache.
 """
 
 from __future__ import annotations
@@ -122,18 +123,28 @@ def report(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, object
         ratio20, ratio, ratio80 = np.percentile(ours / times, [20, 50, 80])
         lines.append(
             {
-                "case": case.name, "contender": contender.name, "rows": case.rows, "row_bytes": case.row_bytes,
-                "counted_bytes": contender.counted_bytes, "rounds": len(times),
-                "median_ms": round(median * 1e3, 4), "p20_ms": round(p20 * 1e3, 4), "p80_ms": round(p80 * 1e3, 4),
+                "case": case.name,
+                "contender": contender.name,
+                "rows": case.rows,
+                "row_bytes": case.row_bytes,
+                "counted_bytes": contender.counted_bytes,
+                "rounds": len(times),
+                "median_ms": round(median * 1e3, 4),
+                "p20_ms": round(p20 * 1e3, 4),
+                "p80_ms": round(p80 * 1e3, 4),
                 "gb_per_second": round(contender.counted_bytes / median / 1e9, 2),
-                "ours_over_this": round(ratio, 4), "ours_over_this_p20": round(ratio20, 4),
-                "ours_over_this_p80": round(ratio80, 4), "result_sha256": digest,
+                "ours_over_this": round(ratio, 4),
+                "ours_over_this_p20": round(ratio20, 4),
+                "ours_over_this_p80": round(ratio80, 4),
+                "result_sha256": digest,
             }
-        )  # fmt: skip
+        )
     return lines
 
 
-def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "sorted")) -> list[Case]:
+def parity_cases(
+    rows: int, width: int, orders: tuple[str, ...] = ("permuted", "sorted")
+) -> list[Case]:
     """parity_apply with and without a multiplication."""
     generator = torch.Generator().manual_seed(0)
     parity, delta = zeros(rows, width, dtype=torch.uint8), zeros(rows, width, dtype=torch.uint8)
@@ -145,8 +156,11 @@ def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "
     counted = 3 * rows * width
     cases = []
     for order in orders:
-        numbers = torch.randperm(rows, generator=generator) if order == "permuted" else torch.arange(rows)
+        numbers = (
+            torch.randperm(rows, generator=generator) if order == "permuted" else torch.arange(rows)
+        )
         for kind, coefficient in (("product", COEFFICIENT), ("xor", 1)):
+
             def ours(numbers=numbers, coefficient=coefficient):
                 parity_apply(parity, numbers, coefficient, delta, backend="cpu")
 
@@ -158,28 +172,44 @@ def parity_cases(rows: int, width: int, orders: tuple[str, ...] = ("permuted", "
                 Contender("isa-l contiguous", update, counted),
                 Contender("no-arithmetic", touch, counted + 8 * rows),
             ]
-            cases.append(Case(f"parity_apply {kind}, {order} rows", rows, width, contenders, lambda: parity))
+            cases.append(
+                Case(f"parity_apply {kind}, {order} rows", rows, width, contenders, lambda: parity)
+            )
     return cases
 
 
-def isa_l_update(isa_l: ctypes.CDLL, parity: torch.Tensor, delta: torch.Tensor) -> Callable[[], None]:
+def isa_l_update(
+    isa_l: ctypes.CDLL, parity: torch.Tensor, delta: torch.Tensor
+) -> Callable[[], None]:
     """`parity ^= COEFFICIENT * delta` by ISA-L, over all bytes in one call. Its length is a C int: below 2 GiB."""
     length = delta.numel()
     if length >= 2**31:
-        raise SystemExit(f"{length} bytes of delta are more than ISA-L takes in one call; give fewer rows")
+        raise SystemExit(
+            f"{length} bytes of delta are more than ISA-L takes in one call; give fewer rows"
+        )
     tables, coefficient = np.zeros(32, np.uint8), np.array([COEFFICIENT], np.uint8)
-    isa_l.ec_init_tables(1, 1, ctypes.c_void_p(coefficient.ctypes.data), ctypes.c_void_p(tables.ctypes.data))
+    isa_l.ec_init_tables(
+        1, 1, ctypes.c_void_p(coefficient.ctypes.data), ctypes.c_void_p(tables.ctypes.data)
+    )
     outputs = (ctypes.c_void_p * 1)(parity.data_ptr())
 
     def update() -> None:
         isa_l.ec_encode_data_update(
-            length, 1, 1, 0, ctypes.c_void_p(tables.ctypes.data), ctypes.c_void_p(delta.data_ptr()), outputs
+            length,
+            1,
+            1,
+            0,
+            ctypes.c_void_p(tables.ctypes.data),
+            ctypes.c_void_p(delta.data_ptr()),
+            outputs,
         )
 
     return update
 
 
-def check_against_isa_l(parity: torch.Tensor, delta: torch.Tensor, update: Callable[[], None]) -> None:
+def check_against_isa_l(
+    parity: torch.Tensor, delta: torch.Tensor, update: Callable[[], None]
+) -> None:
     """Both must do the same to the same bytes."""
     expected = parity.clone()
     parity_apply(expected, torch.arange(len(parity)), COEFFICIENT, delta, backend="cpu")
@@ -214,21 +244,39 @@ def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
 
     def with_delta() -> None:
         sparse_update(
-            weights, state, batches.rows, wide[:, :dimension], "rowwise_adagrad", lr=0.01, delta=delta, backend="cpu"
+            weights,
+            state,
+            batches.rows,
+            wide[:, :dimension],
+            "rowwise_adagrad",
+            lr=0.01,
+            delta=delta,
+            backend="cpu",
         )
 
     def without_delta() -> None:
-        sparse_update(weights, state, batches.rows, narrow, "rowwise_adagrad", lr=0.01, backend="cpu")
+        sparse_update(
+            weights, state, batches.rows, narrow, "rowwise_adagrad", lr=0.01, backend="cpu"
+        )
 
     def summed(into: torch.Tensor) -> None:
         """As in a step: gradients have just been summed there."""
         batches.advance()
         into[:, :dimension] = gradients
 
-    moved = touched * (8 + 4 * dimension + 2 * record)  # row number, gradient, record read and written
+    # row number, gradient, record read and written
+    moved = touched * (8 + 4 * dimension + 2 * record)
     ours = Contender("sparse_update", with_delta, moved + touched * record, lambda: summed(wide))
     bare = Contender("without-delta", without_delta, moved, lambda: summed(narrow))
-    cases = [Case(f"sparse_update rowwise_adagrad, of {height} rows", touched, record, [ours, bare], lambda: delta)]
+    cases = [
+        Case(
+            f"sparse_update rowwise_adagrad, of {height} rows",
+            touched,
+            record,
+            [ours, bare],
+            lambda: delta,
+        )
+    ]
     theirs = fbgemm_contenders(weights, batches, gradients, moved + 7 * touched * record)
     if theirs:
         name = f"sparse_update rowwise_adagrad against FBGEMM, of {height} rows"
@@ -244,7 +292,10 @@ def fbgemm_contenders(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from fbgemm_gpu.split_embedding_configs import EmbOptimType
-            from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+            from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+                EmbeddingLocation,
+                PoolingMode,
+            )
             from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
                 ComputeDevice,
                 SplitTableBatchedEmbeddingBagsCodegen,
@@ -255,9 +306,15 @@ def fbgemm_contenders(
     height, dimension = initial.shape
     table = SplitTableBatchedEmbeddingBagsCodegen(
         [(height, dimension, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.01, eps=1e-8, pooling_mode=PoolingMode.SUM,
-        preallocated_host_buffers={"weights": zeros(height * dimension), "momentum1": zeros(height)},
-    )  # fmt: skip
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        eps=1e-8,
+        pooling_mode=PoolingMode.SUM,
+        preallocated_host_buffers={
+            "weights": zeros(height * dimension),
+            "momentum1": zeros(height),
+        },
+    )
     weights = table.split_embedding_weights()[0]
     weights.copy_(initial)
     state = [table.split_optimizer_states()[0][0].reshape(height)]
@@ -284,7 +341,9 @@ def interaction_cases(batch: int, dimension: int) -> list[Case]:
         print(f"dot_interaction left out: {error}", file=sys.stderr)
         return []
     features, generator = 26, torch.Generator().manual_seed(3)
-    skewed = (torch.rand(batch, features, generator=generator) ** 4 * 20_000).long() + 20_000 * torch.arange(features)
+    skewed = (
+        torch.rand(batch, features, generator=generator) ** 4 * 20_000
+    ).long() + 20_000 * torch.arange(features)
     rows, places = skewed.unique(return_inverse=True)
     places = places.reshape(-1)
     values, dense = zeros(rows.numel(), dimension), zeros(batch, dimension)
@@ -298,27 +357,54 @@ def interaction_cases(batch: int, dimension: int) -> list[Case]:
         sums[0] = dot_interaction_backward(gradients, dense, values, places, backend="cpu")[1]
 
     def theirs() -> None:
-        spread, first = values.index_select(0, places).view(batch, features, -1).requires_grad_(), dense.clone().requires_grad_()
+        spread, first = (
+            values.index_select(0, places).view(batch, features, -1).requires_grad_(),
+            dense.clone().requires_grad_(),
+        )
         _, of_rows = torch.autograd.grad(arch(first, spread), (first, spread), gradients)
         scatter_add(torch.zeros_like(values), places, of_rows.flatten(0, 1), backend="cpu")
 
-    once = 4 * dimension * places.numel()  # forward: rows read; backward: rows read, sums read and written
+    # forward: rows read; backward: rows read, sums read and written
+    once = 4 * dimension * places.numel()
     counted = 4 * once + 2 * gradients.nbytes
-    contenders = [Contender("dot_interaction", ours, counted), Contender("torchrec", theirs, counted)]
-    return [Case("dot_interaction, forward and backward", batch, 4 * dimension, contenders, lambda: sums[0])]
+    contenders = [
+        Contender("dot_interaction", ours, counted),
+        Contender("torchrec", theirs, counted),
+    ]
+    return [
+        Case(
+            "dot_interaction, forward and backward",
+            batch,
+            4 * dimension,
+            contenders,
+            lambda: sums[0],
+        )
+    ]
 
 
 def machine() -> dict[str, object]:
     """Where and with what this ran."""
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in open("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
+        "?",
+    )
     here = Path(__file__).parent
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True
+    )
     packages = {name: version(name) for name in ("torch", "fbgemm_gpu-cpu", "pyeclib")}
     return {
-        "device": f"{model} ({platform.machine()}), 1 thread", "instruction_set": native.instruction_set(),
-        "python": platform.python_version(), **packages, "commit": commit.stdout.strip() or "?",
+        "device": f"{model} ({platform.machine()}), 1 thread",
+        "instruction_set": native.instruction_set(),
+        "python": platform.python_version(),
+        **packages,
+        "commit": commit.stdout.strip() or "?",
         "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    }
 
 
 def version(package: str) -> str:
@@ -329,13 +415,27 @@ def version(package: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2**20, help="parity rows, rows of the table (default 1,048,576)")
-    parser.add_argument("--dimension", type=int, default=64, help="floats per row, at least 16 (default 64)")
-    parser.add_argument("--touched", type=int, nargs="*", default=[20_000, 2**18], help="rows per sparse update")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2**20, help="parity rows, rows of the table (default 1,048,576)"
+    )
+    parser.add_argument(
+        "--dimension", type=int, default=64, help="floats per row, at least 16 (default 64)"
+    )
+    parser.add_argument(
+        "--touched", type=int, nargs="*", default=[20_000, 2**18], help="rows per sparse update"
+    )
     parser.add_argument("--rounds", type=int, default=21, help="rounds to measure (default 21)")
-    parser.add_argument("--smoke", action="store_true", help="2,048 rows, 2 rounds: shows that it runs, not how fast")
-    parser.add_argument("--csv", type=Path, help="file for the lines; benchmarks/results/kernels.csv unless --smoke")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="2,048 rows, 2 rounds: shows that it runs, not how fast",
+    )
+    parser.add_argument(
+        "--csv", type=Path, help="file for the lines; benchmarks/results/kernels.csv unless --smoke"
+    )
     options = parser.parse_args(arguments)
     if options.csv is None and not options.smoke:
         options.csv = Path(__file__).with_name("results") / "kernels.csv"

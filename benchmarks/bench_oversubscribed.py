@@ -3,9 +3,9 @@
     python benchmarks/bench_oversubscribed.py            # about 10 minutes on 2 cores; needs fewer cores than ranks
     python benchmarks/bench_oversubscribed.py --smoke    # one layout, tiny, to a temporary file; what the tests run
 
-The same run binds its ranks to cores, has them sleep while they wait, and has them poll, the three in turns of a few seconds (turns.py), for
-several layouts; `auto` is which of these the config's default is there. Ratios are to `bind`, turn by turn. Writes
-benchmarks/results/oversubscribed.csv.
+The same run binds its ranks to cores, has them sleep while they wait, and has them poll, the three
+in turns of a few seconds (turns.py), for several layouts; `auto` is which of these the config's
+default is there. Ratios are to `bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ FULL = Size(
     rows=500_000,
     slot_batch=2048,
     layouts=(
-        ("colocated", 3, 3), ("colocated", 4, 4), ("colocated", 5, 5), ("dedicated", 3, 2), ("dedicated", 3, 3), ("dedicated", 5, 2),
+        ("colocated", 3, 3),
+        ("colocated", 4, 4),
+        ("colocated", 5, 5),
+        ("dedicated", 3, 2),
+        ("dedicated", 3, 3),
+        ("dedicated", 5, 2),
         ("dedicated", 12, 2),
     ),
     sets={"protection.k": 2},
-)  # fmt: skip
+)
 SMOKE = Size(
     rounds=1,
     turns=2,
@@ -88,11 +93,15 @@ def auto(folder: Path, sets: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run every layout in rounds, write the CSV, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
-    parser.add_argument("--output", type=Path, help="the CSV; default: benchmarks/results/oversubscribed.csv")
+    parser.add_argument(
+        "--output", type=Path, help="the CSV; default: benchmarks/results/oversubscribed.csv"
+    )
     arguments = parser.parse_args(words)
     size = SMOKE if arguments.smoke else FULL
     target = measure.target("oversubscribed.csv", arguments.output, arguments.smoke)
@@ -104,20 +113,39 @@ def main(words: Sequence[str] | None = None) -> None:
                 sets = settings(data, layout, servers, trainers, size)
                 chosen = auto(Path(scratch) / f"{number}-{layout}-{servers}-{trainers}", sets)
                 if not chosen and not arguments.smoke:
-                    sys.exit(f"{layout} with {servers} servers and {trainers} trainers does not outnumber the {about['cores']} cores: bind this program to fewer")
+                    sys.exit(
+                        f"{layout} with {servers} servers and {trainers} trainers does not outnumber the {about['cores']} cores: bind this program to fewer"
+                    )
                 try:
-                    found = take_turns({name: {**sets, "cluster.oversubscribed": name} for name in MANNERS}, Path(scratch), 8, size.turns, size.seconds)
+                    found = take_turns(
+                        {name: {**sets, "cluster.oversubscribed": name} for name in MANNERS},
+                        Path(scratch),
+                        8,
+                        size.turns,
+                        size.seconds,
+                    )
                 except (RunFailed, ValueError) as error:
                     sys.exit(str(error))
                 for name, steps in found.items():
                     rows.append(
                         {
-                            "layout": layout, "servers": servers, "trainers": trainers, "round": number, "manner": name, "auto": chosen,
+                            "layout": layout,
+                            "servers": servers,
+                            "trainers": trainers,
+                            "round": number,
+                            "manner": name,
+                            "auto": chosen,
                             "step_ms": round(1e3 * statistics.median(steps), 2),
-                            "over_bind_in_turns": round(1 + Beside(steps, found["bind"]).overhead, 4), **about,
+                            "over_bind_in_turns": round(
+                                1 + Beside(steps, found["bind"]).overhead, 4
+                            ),
+                            **about,
                         }
-                    )  # fmt: skip
-                    print(f"{layout} {servers}+{trainers} {name:<6} {rows[-1]['step_ms']:8.1f} ms, {rows[-1]['over_bind_in_turns']:.3f} of bind", flush=True)
+                    )
+                    print(
+                        f"{layout} {servers}+{trainers} {name:<6} {rows[-1]['step_ms']:8.1f} ms, {rows[-1]['over_bind_in_turns']:.3f} of bind",
+                        flush=True,
+                    )
     measure.write_csv(target, rows)
     print("\n".join(tables.oversubscribed(rows)))
     print(f"written to {target}")

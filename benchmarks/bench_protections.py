@@ -8,24 +8,32 @@
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
-Contenders are in contenders.py, with the scaling of checkpoint intervals. Training is real, under mpirun, on 5 colocated ranks and a
-spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES; generated rows, measure.REGIME_DATA), and criteo: real rows (`--criteo`), going round them.
-In the first two the first batches go through every row of every table (swept.py), so that checkpoints and rebuilding meet tables
-all of which was trained; nothing is measured before that.
+Contenders are in contenders.py, with the scaling of checkpoint intervals. Training is real, under
+mpirun, on 5 colocated ranks and a spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES;
+generated rows, measure.REGIME_DATA), and criteo: real rows (`--criteo`), going round them. In the
+first two the first batches go through every row of every table (swept.py), so that checkpoints and
+rebuilding meet tables all of which was trained; nothing is measured before that.
 
-1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that gives the intervals.
+1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that
+   gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
-3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine (turns.py), without the sweep and
-   without checkpoints, from several starts, which differ by some percent; those whose checkpoints are written in the background with both,
-   at their interval. Then each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update phase of a step. With checkpoints that is half an interval after one, so that as many steps are done again as on average, and the interval
-   before it, with one checkpoint, gives the waiting that is the overhead of synchronous ones; without them what the kill costs is told
-   from the steps since the sweep and those after all is whole. `none` is not killed: it could not go on.
-4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one interval in seconds, with smaller and smaller tables; embedding-heavy.
-5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed once; `stateless` once more, restored so slowly that
-   evaluations fall into the time without the shard.
+3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine
+   (turns.py), without the sweep and without checkpoints, from several starts, which differ by some
+   percent; those whose checkpoints are written in the background with both, at their interval. Then
+   each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update
+   phase of a step. With checkpoints that is half an interval after one, so that as many steps are
+   done again as on average, and the interval before it, with one checkpoint, gives the waiting that
+   is the overhead of synchronous ones; without them what the kill costs is told from the steps
+   since the sweep and those after all is whole. `none` is not killed: it could not go on.
+4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one
+   interval in seconds, with smaller and smaller tables; embedding-heavy.
+5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed
+   once; `stateless` once more, restored so slowly that evaluations fall into the time without the
+   shard.
 
-The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of `none` of as many steps. Writes protections.csv and
-protections_bytes.csv, _size.csv, _accuracy.csv and _timeline.csv.
+The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of
+`none` of as many steps. Writes protections.csv and protections_bytes.csv, _size.csv, _accuracy.csv
+and _timeline.csv.
 """
 
 from __future__ import annotations
@@ -44,7 +52,16 @@ from pathlib import Path
 from typing import Any
 
 import measure
-from contenders import CONTENDERS, FULL_EVERY, PAPER, REBUILD_ROWS, SMOKE, Contender, Setting, interval_steps
+from contenders import (
+    CONTENDERS,
+    FULL_EVERY,
+    PAPER,
+    REBUILD_ROWS,
+    SMOKE,
+    Contender,
+    Setting,
+    interval_steps,
+)
 from disturbance import Calm, calm, cost, timeline, usual
 from protections_files import REGIMES, Files
 from swept import sweep
@@ -53,8 +70,8 @@ from turns import ENDLESS, Beside, RunFailed, take_turns
 from versus import auc_differences, bars, overheads, summary_lines
 
 from ecrm.data.manifest import read_manifest
-from ecrm.launch.events import parse_events
 from ecrm.drill.record import RunRecord, run_record
+from ecrm.launch.events import parse_events
 from ecrm.train.profile import STEP_PHASES
 
 VICTIM = 1
@@ -90,17 +107,41 @@ class Size:
 
 
 FULL = Size(
-    5, 80, 60, 16, 160, 10, 8, {"dense-heavy": 256, "embedding-heavy": 2048, "criteo": 64},
-    {"dense-heavy": 100_000, "embedding-heavy": 40_000, "criteo": 10_000}, rows=2_000_000, shares=(0.5, 0.25, 0.125),
-    sized=("erasure-k4", "checkpoint-30-sync"), evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
-    starts=3, turns=15, turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
-)  # fmt: skip
+    5,
+    80,
+    60,
+    16,
+    160,
+    10,
+    8,
+    {"dense-heavy": 256, "embedding-heavy": 2048, "criteo": 64},
+    {"dense-heavy": 100_000, "embedding-heavy": 40_000, "criteo": 10_000},
+    rows=2_000_000,
+    shares=(0.5, 0.25, 0.125),
+    sized=("erasure-k4", "checkpoint-30-sync"),
+    evaluated=("none", "erasure-k4", "checkpoint-30-sync", "stateless-30"),
+    starts=3,
+    turns=15,
+    turn_seconds={"dense-heavy": 1.5, "embedding-heavy": 2.5, "criteo": 0.7},
+)
 TINY = Size(
-    3, 8, 10, 6, 20, 5, 6, {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
-    {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500}, rows=4_000, shares=(0.5,),
-    sized=("erasure-k2", "checkpoint-30-sync"), evaluated=("none", "erasure-k2", "stateless-30"),
-    starts=2, turns=4, turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
-)  # fmt: skip
+    3,
+    8,
+    10,
+    6,
+    20,
+    5,
+    6,
+    {"dense-heavy": 16, "embedding-heavy": 16, "criteo": 16},
+    {"dense-heavy": 500, "embedding-heavy": 500, "criteo": 500},
+    rows=4_000,
+    shares=(0.5,),
+    sized=("erasure-k2", "checkpoint-30-sync"),
+    evaluated=("none", "erasure-k2", "stateless-30"),
+    starts=2,
+    turns=4,
+    turn_seconds={"dense-heavy": 0.7, "embedding-heavy": 0.7, "criteo": 0.7},
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +176,8 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
     }
     warm, manifest = WARM_STEPS, read_manifest(data)
     if name == "criteo":
-        warm += math.ceil(0.9 * manifest["rows"] / batch)  # once through the rows, so that the tables' pages and records are there
+        # once through the rows, so that the tables' pages and records are there
+        warm += math.ceil(0.9 * manifest["rows"] / batch)
     if most:
         sets["model.max_rows_per_table"] = most
         if name != "criteo":
@@ -161,7 +203,9 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
     """With checkpoints: killed half an interval after the first one that has a whole interval around it behind the sweep, and if they
     are incremental a full one before it."""
     per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
-    after = max(size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step))
+    after = max(
+        size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step)
+    )
     if contender.sets["protection.name"] == "stateless":
         after *= 2  # reads the files twice, a few pieces a step
     if not every:
@@ -191,7 +235,9 @@ class References:
     def of(self, regime: Regime, steps: int) -> str:
         """Its SHA-256."""
         if (regime.name, steps) not in self._found:
-            record, _ = run(self._folder, {**regime.sets, **CONTENDERS["none"].sets, "train.steps": steps})
+            record, _ = run(
+                self._folder, {**regime.sets, **CONTENDERS["none"].sets, "train.steps": steps}
+            )
             self._found[regime.name, steps] = record.summary["model_sha256"]
         return self._found[regime.name, steps]
 
@@ -200,7 +246,9 @@ class NotMeasured(Exception):
     """A run was not what was to be measured; the message says why."""
 
 
-def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> tuple[RunRecord, list[dict[str, Any]]]:
+def run(
+    folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()
+) -> tuple[RunRecord, list[dict[str, Any]]]:
     """The record and the events of one run, whose folder, with its checkpoints or mapped files, is removed. Raises NotMeasured where it failed."""
     try:
         summary = measure.run(folder, sets, kills)
@@ -228,19 +276,29 @@ class Calibration:
         """Steps between that contender's checkpoints, at least `least`; 0 for none."""
         if not contender.minutes:
             return 0
-        return max(least, interval_steps(setting, contender.minutes, self.checkpoint_seconds, self.step_seconds))
+        return max(
+            least,
+            interval_steps(setting, contender.minutes, self.checkpoint_seconds, self.step_seconds),
+        )
 
 
 def calibrate(folder: Path, regime: Regime, size: Size) -> Calibration:
     """Measure a run with three synchronous checkpoints after the sweep."""
     every = max(size.before // 2, 2)
     first = math.ceil(regime.warm / every) * every
-    sets = {**regime.sets, **CONTENDERS["checkpoint-30-sync"].sets, "train.steps": first + 2 * every, "checkpoint.every_steps": every}
+    sets = {
+        **regime.sets,
+        **CONTENDERS["checkpoint-30-sync"].sets,
+        "train.steps": first + 2 * every,
+        "checkpoint.every_steps": every,
+    }
     record, events = run(folder, sets)
     written = [event for event in of_kind(events, "checkpoint") if event["step"] >= first]
     before = calm(record, first, first + 2 * every, written)
     seconds = statistics.median(event["stall_seconds"] for event in written)
-    return Calibration(before.step_seconds - before.waiting / before.steps, seconds, written[-1]["bytes"])
+    return Calibration(
+        before.step_seconds - before.waiting / before.steps, seconds, written[-1]["bytes"]
+    )
 
 
 def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, Any]:
@@ -248,9 +306,15 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
     middle and one at the end."""
     contender = CONTENDERS[name]
     sets = {**regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps}
-    record, _ = run(folder, {**sets, "checkpoint.every_steps": steps // 2 if contender.minutes else 0})
+    record, _ = run(
+        folder, {**sets, "checkpoint.every_steps": steps // 2 if contender.minutes else 0}
+    )
     summary = record.summary
-    sent = sum(rank["sent"].get(phase, 0) for rank in summary["traffic_bytes_per_rank"] for phase in STEP_PHASES)
+    sent = sum(
+        rank["sent"].get(phase, 0)
+        for rank in summary["traffic_bytes_per_rank"]
+        for phase in STEP_PHASES
+    )
     written = sum(rank["written"] for rank in summary["traffic_bytes_per_rank"])
     held = summary["memory_bytes"]
     return {
@@ -262,7 +326,9 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
         "rows_bytes": held["data"],
         "redundancy_bytes": held["parity"],
         "undo_bytes": held["undo"],
-        "resident_peak_bytes": sum(rank["resident_peak"] for rank in summary["memory_bytes_per_rank"]),
+        "resident_peak_bytes": sum(
+            rank["resident_peak"] for rank in summary["memory_bytes_per_rank"]
+        ),
         "model_sha256": summary["model_sha256"],
     }
 
@@ -273,28 +339,52 @@ ABREAST = 3
 
 def steps_cost(contender: Contender) -> bool:
     """Whether it is seen in turns what the contender costs: not where nothing but waiting for checkpoints is other than with `none`."""
-    return contender is not CONTENDERS["none"] and (contender.sets["protection.name"] != "checkpoint" or contender.in_background)
+    return contender is not CONTENDERS["none"] and (
+        contender.sets["protection.name"] != "checkpoint" or contender.in_background
+    )
 
 
-def in_turns(folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]) -> dict[str, list[Beside]]:
+def in_turns(
+    folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]
+) -> dict[str, list[Beside]]:
     """Steps of each of `names` beside those of `none`, of each start; with checkpoints `every` so many of them where they are written in the
     background, in one start, since turns must see whole intervals, and none where steps wait for them. What failed is said and left out."""
     found: dict[str, list[Beside]] = {}
     for behind in (False, True):
         these = [name for name in names if CONTENDERS[name].in_background == behind]
         # What a checkpoint costs depends on the rows that were trained; steps do not.
-        data, warm = (regime.sets["data.path"], regime.warm) if behind else (str(regime.plain), WARM_STEPS)
+        data, warm = (
+            (regime.sets["data.path"], regime.warm) if behind else (str(regime.plain), WARM_STEPS)
+        )
         for begin in range(0, len(these), ABREAST):
             abreast = these[begin : begin + ABREAST]
-            runs = {name: {**regime.sets, **CONTENDERS[name].sets, "data.path": data} for name in ("none", *abreast)}
+            runs = {
+                name: {**regime.sets, **CONTENDERS[name].sets, "data.path": data}
+                for name in ("none", *abreast)
+            }
             for name, sets in runs.items():
-                sets["checkpoint.every_steps"] = every[name] if CONTENDERS[name].in_background else ENDLESS if CONTENDERS[name].minutes else 0
+                sets["checkpoint.every_steps"] = (
+                    every[name]
+                    if CONTENDERS[name].in_background
+                    else ENDLESS
+                    if CONTENDERS[name].minutes
+                    else 0
+                )
             starts = 1 if behind else size.starts
             for _ in range(starts):
                 try:
-                    steps = take_turns(runs, folder, warm, max(1, size.turns // starts), size.turn_seconds[regime.name])
+                    steps = take_turns(
+                        runs,
+                        folder,
+                        warm,
+                        max(1, size.turns // starts),
+                        size.turn_seconds[regime.name],
+                    )
                 except (RunFailed, ValueError) as error:
-                    print(f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}", flush=True)
+                    print(
+                        f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}",
+                        flush=True,
+                    )
                     continue
                 for name in abreast:
                     found.setdefault(name, []).append(Beside(steps[name], steps["none"]))
@@ -307,7 +397,10 @@ def overheads_of(contender: Contender, before: Calm, beside: Sequence[Beside]) -
     waits = waiting(before) if contender.minutes and not contender.in_background else 0.0
     if not steps_cost(contender):
         return [round(waits, 4)]
-    return [round(waits + (start.mean_overhead if contender.in_background else start.overhead), 4) for start in beside]
+    return [
+        round(waits + (start.mean_overhead if contender.in_background else start.overhead), 4)
+        for start in beside
+    ]
 
 
 def waiting(before: Calm) -> float:
@@ -316,26 +409,43 @@ def waiting(before: Calm) -> float:
 
 
 def killed_row(
-    folder: Path, regime: Regime, name: str, number: int, plan: Plan, references: References, beside: Sequence[Beside] = ()
+    folder: Path,
+    regime: Regime,
+    name: str,
+    number: int,
+    plan: Plan,
+    references: References,
+    beside: Sequence[Beside] = (),
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One run of a round: its row of protections.csv and its time line."""
     contender = CONTENDERS[name]
-    sets = {**regime.sets, **contender.sets, "train.steps": plan.steps, "checkpoint.every_steps": plan.every}
-    record, events = run(folder, sets, [f"{VICTIM}@{plan.kill_step}:update"] if contender.survives else [])
+    sets = {
+        **regime.sets,
+        **contender.sets,
+        "train.steps": plan.steps,
+        "checkpoint.every_steps": plan.every,
+    }
+    record, events = run(
+        folder, sets, [f"{VICTIM}@{plan.kill_step}:update"] if contender.survives else []
+    )
     written = of_kind(events, "checkpoint")
     dead = sorted(rank for failure in record.failures for rank in failure.ranks)
     if dead != ([VICTIM] if contender.survives else []):
         raise NotMeasured(f"{regime.name}, {name}: ranks {dead} died, not what was to be measured")
     try:
         before = calm(record, plan.first, plan.kill_step, written)
-        step_seconds = before.step_seconds if plan.every or not contender.survives else usual(record, before)
+        step_seconds = (
+            before.step_seconds if plan.every or not contender.survives else usual(record, before)
+        )
         found = cost(record, step_seconds) if contender.survives else None
     except ValueError as error:
         raise NotMeasured(f"{regime.name}, {name}, round {number}: {error}") from None
     inside = [event for event in written if plan.first < event["step"] <= plan.kill_step]
     back = of_kind(events, "rolled_back")
     if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
-        raise NotMeasured(f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet")
+        raise NotMeasured(
+            f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet"
+        )
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
     costs = [] if name == "none" else overheads_of(contender, before, beside)
     row = {
@@ -365,44 +475,91 @@ def killed_row(
             "lost_whole_ms": _ms(found.lost_whole),
             "recovery_ms": _ms(found.recovery),
             "redone_steps": found.redone,
-            "lost_steps": sum(account["lost_steps"] for event in of_kind(events, "restored") for account in event["shards"]),
+            "lost_steps": sum(
+                account["lost_steps"]
+                for event in of_kind(events, "restored")
+                for account in event["shards"]
+            ),
             "rolled_back": bool(back),
             "whole_after_s": "" if found.whole_after is None else round(found.whole_after, 3),
             "kept_recovering": round(found.kept_recovering, 4),
-            "kept_rebuilding": "" if found.kept_rebuilding is None else round(found.kept_rebuilding, 4),
+            "kept_rebuilding": ""
+            if found.kept_rebuilding is None
+            else round(found.kept_rebuilding, 4),
         }
     spans = [
-        {"regime": regime.name, "contender": name, "begin": round(begin, 4), "end": round(end, 4), "new_samples": new * batch}
+        {
+            "regime": regime.name,
+            "contender": name,
+            "begin": round(begin, 4),
+            "end": round(end, 4),
+            "new_samples": new * batch,
+        }
         for begin, end, new in timeline(record)
     ]
     return row, spans
 
 
-KILLED = ("gap_ms", "lost_ms", "lost_whole_ms", "recovery_ms", "redone_steps", "lost_steps", "rolled_back", "whole_after_s", "kept_recovering",
-          "kept_rebuilding")  # fmt: skip
+KILLED = (
+    "gap_ms",
+    "lost_ms",
+    "lost_whole_ms",
+    "recovery_ms",
+    "redone_steps",
+    "lost_steps",
+    "rolled_back",
+    "whole_after_s",
+    "kept_recovering",
+    "kept_rebuilding",
+)
 """Columns of protections.csv that are empty for a run that was not killed."""
 
 
-def size_rows(folder: Path, data: Path, size: Size, seconds: float, number: int) -> Iterator[dict[str, Any]]:
+def size_rows(
+    folder: Path, data: Path, size: Size, seconds: float, number: int
+) -> Iterator[dict[str, Any]]:
     """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
         regime = regime_of("embedding-heavy", data, data.parent, size, share)
-        beside = in_turns(folder, regime, [name for name in size.sized if not CONTENDERS[name].minutes], replace(size, starts=1), {})
+        beside = in_turns(
+            folder,
+            regime,
+            [name for name in size.sized if not CONTENDERS[name].minutes],
+            replace(size, starts=1),
+            {},
+        )
         if not beside:
             continue
-        found = {name: (statistics.median(start.overhead for start in mine), "", "") for name, mine in beside.items()}
-        every = max(size.least_interval, round(seconds / statistics.mean(next(iter(beside.values()))[0].others)))
+        found = {
+            name: (statistics.median(start.overhead for start in mine), "", "")
+            for name, mine in beside.items()
+        }
+        every = max(
+            size.least_interval,
+            round(seconds / statistics.mean(next(iter(beside.values()))[0].others)),
+        )
         for name in (name for name in size.sized if CONTENDERS[name].minutes):
             plan = plan_of(regime, CONTENDERS[name], every, size, number)
-            sets = {**regime.sets, **CONTENDERS[name].sets, "train.steps": plan.kill_step + 1, "checkpoint.every_steps": plan.every}
+            sets = {
+                **regime.sets,
+                **CONTENDERS[name].sets,
+                "train.steps": plan.kill_step + 1,
+                "checkpoint.every_steps": plan.every,
+            }
             record, events = run(folder, sets)
             before = calm(record, plan.first, plan.kill_step, of_kind(events, "checkpoint"))
             found[name] = waiting(before), plan.every, _ms(before.waiting)
         for name, (overhead, steps, wait) in found.items():
             yield {
-                "regime": regime.name, "round": number, "share": share, "contender": name, "rows_bytes": record.summary["memory_bytes"]["data"],
-                "overhead": round(overhead, 4), "checkpoint_every_steps": steps, "checkpoint_wait_ms": wait,
-            }  # fmt: skip
+                "regime": regime.name,
+                "round": number,
+                "share": share,
+                "contender": name,
+                "rows_bytes": record.summary["memory_bytes"]["data"],
+                "overhead": round(overhead, 4),
+                "checkpoint_every_steps": steps,
+                "checkpoint_wait_ms": wait,
+            }
 
 
 SLOWLY = " slowly"
@@ -415,19 +572,36 @@ def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str
     the first two, as rows of protections_accuracy.csv."""
     steps, every = size.accuracy_steps, size.accuracy_steps // 4
     slowly = {"protection.rebuild_rows_per_step": max(1, regime.shard_rows // steps)}
-    runs = [(name, name, {}) for name in size.evaluated] + [(f"{name}{SLOWLY}", name, slowly) for name in size.evaluated if name.startswith("stateless")]
+    runs = [(name, name, {}) for name in size.evaluated] + [
+        (f"{name}{SLOWLY}", name, slowly) for name in size.evaluated if name.startswith("stateless")
+    ]
     for label, name, more in runs:
         contender = CONTENDERS[name]
         sets = {
-            **regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps, "train.eval_every_steps": size.eval_every,
-            "checkpoint.every_steps": every if contender.minutes else 0, **more,
-        }  # fmt: skip
-        record, events = run(folder, sets, [f"{VICTIM}@{every + every // 2}:update"] if contender.survives else [])
+            **regime.sets,
+            **contender.sets,
+            "data.path": str(regime.plain),
+            "train.steps": steps,
+            "train.eval_every_steps": size.eval_every,
+            "checkpoint.every_steps": every if contender.minutes else 0,
+            **more,
+        }
+        record, events = run(
+            folder, sets, [f"{VICTIM}@{every + every // 2}:update"] if contender.survives else []
+        )
         began = record.finished[0][1]
         killed = "" if not record.failures else round(record.failures[0].began_at - began, 3)
         for event in of_kind(events, "evaluation"):
-            yield {"regime": regime.name, "contender": label, "step": event["step"], "seconds": round(event["time"] - began, 3),
-                   "killed_seconds": killed, "shards_away": len(event["shards_away"]), "auc": _six(event["auc"]), "log_loss": _six(event["log_loss"])}  # fmt: skip
+            yield {
+                "regime": regime.name,
+                "contender": label,
+                "step": event["step"],
+                "seconds": round(event["time"] - began, 3),
+                "killed_seconds": killed,
+                "shards_away": len(event["shards_away"]),
+                "auc": _six(event["auc"]),
+                "log_loss": _six(event["log_loss"]),
+            }
 
 
 def _ms(seconds: float) -> float:
@@ -447,11 +621,17 @@ def contenders_of(regime: str, wanted: Sequence[str]) -> list[str]:
 def real_rows(given: Path | None) -> Iterator[Path]:
     """Files of real Criteo rows; none, with a line, where none was asked for and the default is not there. Ends the program for a wrong path."""
     at = given or CRITEO_DEFAULT
-    files = sorted(path for path in at.iterdir() if path.name.endswith((".txt", ".gz"))) if at.is_dir() else [at]
+    files = (
+        sorted(path for path in at.iterdir() if path.name.endswith((".txt", ".gz")))
+        if at.is_dir()
+        else [at]
+    )
     if files and all(path.is_file() for path in files):
         yield from files
     elif given is not None:
-        sys.exit(f"--criteo {given}: no file there, and no folder with files that end in .txt or .gz")
+        sys.exit(
+            f"--criteo {given}: no file there, and no folder with files that end in .txt or .gz"
+        )
     else:
         print(f"criteo left out: no rows in {at}; name a file or folder with --criteo", flush=True)
 
@@ -465,18 +645,43 @@ def prepare_real(folder: Path, files: Sequence[Path]) -> Path:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--regime", choices=REGIMES, action="append")
-    parser.add_argument("--add", action="store_true", help="keep the rounds that the CSV files have and add to them, on the machine that they are of")
-    parser.add_argument("--accuracy", action="store_true", help="only the accuracy, in place of what the CSV file says of it")
-    parser.add_argument("--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none")
-    parser.add_argument("--criteo", type=Path, help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data")
-    parser.add_argument("--storage-gbit", type=float, default=PAPER.storage_gbit, help="assumed Gbit/s that a server of the papers writes")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the rounds that the CSV files have and add to them, on the machine that they are of",
+    )
+    parser.add_argument(
+        "--accuracy",
+        action="store_true",
+        help="only the accuracy, in place of what the CSV file says of it",
+    )
+    parser.add_argument(
+        "--contender", choices=tuple(CONTENDERS), action="append", help="only these, and none"
+    )
+    parser.add_argument(
+        "--criteo",
+        type=Path,
+        help="real rows: a file, or a folder with .txt or .gz files; default ../shared/data",
+    )
+    parser.add_argument(
+        "--storage-gbit",
+        type=float,
+        default=PAPER.storage_gbit,
+        help="assumed Gbit/s that a server of the papers writes",
+    )
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--table", action="store_true", help="run nothing: print what the CSV files say")
+    parser.add_argument(
+        "--table", action="store_true", help="run nothing: print what the CSV files say"
+    )
     parser.add_argument("--data", type=Path, help="folder to keep the prepared data in")
-    parser.add_argument("--output", type=Path, help="folder of the CSV files; default benchmarks/results")
+    parser.add_argument(
+        "--output", type=Path, help="folder of the CSV files; default benchmarks/results"
+    )
     options = parser.parse_args(words)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1")
@@ -503,7 +708,10 @@ def run_or_tell(options: argparse.Namespace, output: Path) -> None:
     told = output / ("protections_accuracy.csv" if options.accuracy else "protections.csv")
     rows = read_rows(told)
     if rows is None:
-        sys.exit(f"there is no {told}: " + ("nothing was measured" if options.accuracy else "run without --table first"))
+        sys.exit(
+            f"there is no {told}: "
+            + ("nothing was measured" if options.accuracy else "run without --table first")
+        )
     if options.accuracy:
         for (regime, name), value in auc_differences(rows).items():
             print(f"{regime:>15} {name:<24} final AUC less that of none {value:+.4f}")
@@ -516,15 +724,30 @@ def run_or_tell(options: argparse.Namespace, output: Path) -> None:
 def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path) -> None:
     """Run it all and write the CSV files."""
     size = TINY if options.smoke else FULL
-    wanted = [name for name in (SMOKE if options.smoke else CONTENDERS) if not options.contender or name in (*options.contender, "none")]
-    sized = size.sized if set(size.sized) <= set(wanted) else ()  # which are compared with each other
-    size = replace(size, sized=sized, evaluated=tuple(name for name in size.evaluated if name in wanted))
+    wanted = [
+        name
+        for name in (SMOKE if options.smoke else CONTENDERS)
+        if not options.contender or name in (*options.contender, "none")
+    ]
+    # which are compared with each other
+    sized = size.sized if set(size.sized) <= set(wanted) else ()
+    size = replace(
+        size, sized=sized, evaluated=tuple(name for name in size.evaluated if name in wanted)
+    )
     names = options.regime or (["embedding-heavy"] if options.smoke else list(REGIMES))
-    setting, files, folder = replace(PAPER, storage_gbit=options.storage_gbit), Files(output, names, options.add), scratch / "run"
+    setting, files, folder = (
+        replace(PAPER, storage_gbit=options.storage_gbit),
+        Files(output, names, options.add),
+        scratch / "run",
+    )
     regimes = []
     for name in names:
         if name != "criteo":
-            regimes.append(regime_of(name, measure.prepare(data, size.rows, measure.REGIME_DATA[name]), data, size))
+            regimes.append(
+                regime_of(
+                    name, measure.prepare(data, size.rows, measure.REGIME_DATA[name]), data, size
+                )
+            )
         elif real := list(real_rows(options.criteo)):
             regimes.append(regime_of(name, prepare_real(data, real), data, size))
     if not options.accuracy:
@@ -535,45 +758,106 @@ def compare(options: argparse.Namespace, output: Path, data: Path, scratch: Path
 
 
 def side_by_side(
-    options: argparse.Namespace, regimes: Sequence[Regime], wanted: Sequence[str], size: Size, setting: Setting, files: Files, folder: Path
+    options: argparse.Namespace,
+    regimes: Sequence[Regime],
+    wanted: Sequence[str],
+    size: Size,
+    setting: Setting,
+    files: Files,
+    folder: Path,
 ) -> None:
     """All but the accuracy."""
-    names, rounds, references = [regime.name for regime in regimes], 1 if options.smoke else options.rounds, References(folder)
+    names, rounds, references = (
+        [regime.name for regime in regimes],
+        1 if options.smoke else options.rounds,
+        References(folder),
+    )
     intervals: dict[tuple[str, str], int] = {}
     seconds: dict[str, float] = {}
     for regime in regimes:
         found = calibrate(folder, regime, size)
         here = contenders_of(regime.name, wanted)
-        intervals |= {(regime.name, name): found.interval(CONTENDERS[name], setting, size.least_interval) for name in CONTENDERS}
+        intervals |= {
+            (regime.name, name): found.interval(CONTENDERS[name], setting, size.least_interval)
+            for name in CONTENDERS
+        }
         seconds[regime.name] = setting.checkpoints_per_interval(30) * found.checkpoint_seconds
-        print(f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, a checkpoint {found.checkpoint_seconds:.2f} s and "
-              f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
-              f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up", flush=True)  # fmt: skip
+        print(
+            f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, a checkpoint {found.checkpoint_seconds:.2f} s and "
+            f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
+            f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up",
+            flush=True,
+        )
         for name in here:
             if not CONTENDERS[name].sweep and not files.has("_bytes", regime.name, name):
-                files.add("_bytes", tried(lambda regime=regime, name=name: [quiet_row(folder, regime, name, size.quiet_steps)]))
+                files.add(
+                    "_bytes",
+                    tried(
+                        lambda regime=regime, name=name: [
+                            quiet_row(folder, regime, name, size.quiet_steps)
+                        ]
+                    ),
+                )
     first = files.next_round(names)
     for number in range(first, first + rounds):
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
             every = {name: intervals[regime.name, name] for name in order}
-            beside = in_turns(folder, regime, [name for name in order if steps_cost(CONTENDERS[name]) and not CONTENDERS[name].sweep], size, every)
+            beside = in_turns(
+                folder,
+                regime,
+                [
+                    name
+                    for name in order
+                    if steps_cost(CONTENDERS[name]) and not CONTENDERS[name].sweep
+                ],
+                size,
+                every,
+            )
             random.Random(f"{regime.name} {number}").shuffle(order)
             for name in order:
                 plan = plan_of(regime, CONTENDERS[name], intervals[regime.name, name], size, number)
-                found = tried(lambda name=name, plan=plan, regime=regime: [killed_row(folder, regime, name, number, plan, references, beside.get(name, ()))])
+                found = tried(
+                    lambda name=name, plan=plan, regime=regime: [
+                        killed_row(
+                            folder, regime, name, number, plan, references, beside.get(name, ())
+                        )
+                    ]
+                )
                 if not found:
                     continue
                 ((row, spans),) = found
                 files.add("", [row])
                 shown = CONTENDERS[name].timeline and not files.has("_timeline", regime.name, name)
                 files.add("_timeline", spans if shown else [])
-                shown = {key: row[key] for key in ("overhead", "lost_ms", "lost_whole_ms", "redone_steps", "whole_after_s", "kept_recovering")}
-                print(f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True)
+                shown = {
+                    key: row[key]
+                    for key in (
+                        "overhead",
+                        "lost_ms",
+                        "lost_whole_ms",
+                        "redone_steps",
+                        "whole_after_s",
+                        "kept_recovering",
+                    )
+                }
+                print(
+                    f"{regime.name:>15} round {number} {name:<24} {json.dumps(shown)}", flush=True
+                )
             if regime.name == "embedding-heavy":
-                files.add("_size", tried(lambda regime=regime: size_rows(folder, regime.plain, size, seconds[regime.name], number)))
+                files.add(
+                    "_size",
+                    tried(
+                        lambda regime=regime: size_rows(
+                            folder, regime.plain, size, seconds[regime.name], number
+                        )
+                    ),
+                )
         for name, middle in overheads(files.rows[""]).items():
-            print(f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}", flush=True)
+            print(
+                f"{name[0]:>15} {name[1]:<24} overhead so far {statistics.median(middle):+.1%}",
+                flush=True,
+            )
 
 
 def tried(measured: Callable[[], Iterable[Any]]) -> list[Any]:

@@ -54,12 +54,22 @@ FULL = Size(
     rows=500_000,
     points=(
         *(
-            ("tables", rows, {"cluster.servers": 5, "protection.k": 4, "model.max_rows_per_table": rows})
+            (
+                "tables",
+                rows,
+                {"cluster.servers": 5, "protection.k": 4, "model.max_rows_per_table": rows},
+            )
             for rows in (6_000, 60_000, 600_000)
         ),
-        *(("servers", servers, {"cluster.servers": servers, "protection.k": 2}) for servers in (3, 6, 9, 12)),
+        *(
+            ("servers", servers, {"cluster.servers": servers, "protection.k": 2})
+            for servers in (3, 6, 9, 12)
+        ),
         *(("k", k, {"cluster.servers": 10, "protection.k": k}) for k in (2, 4, 6, 8)),
-        *(("m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m}) for m in (1, 2, 3)),
+        *(
+            ("m", m, {"cluster.servers": 10, "protection.k": 4, "protection.m": m})
+            for m in (1, 2, 3)
+        ),
     ),
     killed={"cluster.servers": 5, "protection.k": 4, "protection.rebuild_rows_per_step": 1024},
     sets={"train.global_batch": 4096, "train.slots": 2, "cluster.trainers": 2},
@@ -74,9 +84,14 @@ SMOKE = Size(
     ),
     killed={"cluster.servers": 2, "protection.k": 1},
     sets={
-        "model.max_rows_per_table": 1000, "model.dense_arch": "native", "train.global_batch": 64, "train.slots": 1, "cluster.trainers": 1,
-        "cluster.layout": "colocated", "storage.backend": "native",
-    },  # fmt: skip
+        "model.max_rows_per_table": 1000,
+        "model.dense_arch": "native",
+        "train.global_batch": 64,
+        "train.slots": 1,
+        "cluster.trainers": 1,
+        "cluster.layout": "colocated",
+        "storage.backend": "native",
+    },
 )
 
 
@@ -104,19 +119,31 @@ def undisturbed(folder: Path, sets: dict[str, Any], swept: Path | None) -> dict[
     """A run, of as many steps behind a pass through all rows where there is a folder for such data; what is counted begins a quarter of its steps later."""
     skipped = 0
     if swept is not None:
-        skipped = sweep(Path(sets["data.path"]), swept, sets["model.max_rows_per_table"], sets["train.global_batch"])
+        skipped = sweep(
+            Path(sets["data.path"]),
+            swept,
+            sets["model.max_rows_per_table"],
+            sets["train.global_batch"],
+        )
         sets = {**sets, "data.path": str(swept), "train.steps": skipped + sets["train.steps"]}
     first = skipped + (sets["train.steps"] - skipped) // 4
     measure.run(folder, sets)
     finished = [time for step, time in read_run(folder).finished if step >= first]
-    found = {"step_ms": 1e3 * statistics.median(after - before for before, after in pairwise(finished))}
+    found = {
+        "step_ms": 1e3 * statistics.median(after - before for before, after in pairwise(finished))
+    }
     return found if swept is None else {**found, "rows_per_step": rows_per_step(sets, first)}
 
 
 def rows_per_step(sets: dict[str, Any], first: int) -> float:
     """Different rows in the batch of an average step from `first` on, in all tables together."""
-    data = CriteoDataset.open(sets["data.path"], sets["model.max_rows_per_table"], sets["data.eval_fraction"])
-    batches = (data.batch_for(step, 0, 1, sets["train.global_batch"])[1] for step in range(first, sets["train.steps"]))
+    data = CriteoDataset.open(
+        sets["data.path"], sets["model.max_rows_per_table"], sets["data.eval_fraction"]
+    )
+    batches = (
+        data.batch_for(step, 0, 1, sets["train.global_batch"])[1]
+        for step in range(first, sets["train.steps"])
+    )
     return statistics.mean(sum(table.unique().numel() for table in ids.T) for ids in batches)
 
 
@@ -141,20 +168,26 @@ def killed(folder: Path, sets: dict[str, Any], step: int) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run every series in rounds, write the CSV, print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
     parser.add_argument("--steps", type=int, help=f"default {FULL.steps}")
     parser.add_argument("--series", choices=SERIES, action="append", help="default: all")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
-    parser.add_argument("--output", type=Path, help="the CSV; default: benchmarks/results/scaling.csv")
+    parser.add_argument(
+        "--output", type=Path, help="the CSV; default: benchmarks/results/scaling.csv"
+    )
     arguments = parser.parse_args(words)
     size = SMOKE if arguments.smoke else FULL
     rounds, steps = arguments.rounds or size.rounds, arguments.steps or size.steps
     about, wanted = measure.device(), arguments.series or SERIES
     target = measure.target("scaling.csv", arguments.output, arguments.smoke)
     try:
-        rows: list[dict[str, Any]] = [row for row in tables.read_rows(target) or () if row["series"] not in wanted]
+        rows: list[dict[str, Any]] = [
+            row for row in tables.read_rows(target) or () if row["series"] not in wanted
+        ]
     except tables.TableError as error:
         sys.exit(str(error))
     with tempfile.TemporaryDirectory() as scratch:
@@ -163,18 +196,33 @@ def main(words: Sequence[str] | None = None) -> None:
         for number in range(rounds):
             for series, value, sets in (point for point in size.points if point[0] in wanted):
                 swept = Path(scratch) / f"swept-{value}" if series == "tables" else None
-                found = undisturbed(Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets}, swept)
+                found = undisturbed(
+                    Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets}, swept
+                )
                 rows.append(_row(number, series, value, found, about))
             if "rebuild" in wanted:
-                found = killed(Path(scratch) / f"{number}-killed", {**shared, **size.killed, "train.steps": 4 * steps}, steps)
+                found = killed(
+                    Path(scratch) / f"{number}-killed",
+                    {**shared, **size.killed, "train.steps": 4 * steps},
+                    steps,
+                )
                 rows.append(_row(number, "rebuild", 1, found, about))
     measure.write_csv(target, rows)
     print("\n".join([*tables.scaling(rows), "", *tables.rebuilding(rows)]))
     print(f"written to {target}")
 
 
-def _row(number: int, series: str, value: int, found: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    fields = ("step_ms", "rows_per_step", "gap_ms", "noticing_ms", "recovery_ms", "kept_while_rebuilding")
+def _row(
+    number: int, series: str, value: int, found: dict[str, Any], about: dict[str, Any]
+) -> dict[str, Any]:
+    fields = (
+        "step_ms",
+        "rows_per_step",
+        "gap_ms",
+        "noticing_ms",
+        "recovery_ms",
+        "kept_while_rebuilding",
+    )
     shown = {name: "" if found.get(name) is None else round(found[name], 3) for name in fields}
     row = {"series": series, "value": value, "round": number, **shown, **about}
     print(json.dumps({key: row[key] for key in ("series", "value", "round", *fields)}), flush=True)

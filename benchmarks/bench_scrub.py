@@ -1,8 +1,9 @@
 """What scrubbing costs: seconds a step with so many rows per step, as ratios to steps of the same run without.
 
-Real training under mpirun on generated Criteo rows, in which the rows per step change from step to step, so that a slow
-spell of the machine hits all of them alike. Step times come from events.jsonl. Writes benchmarks/results/scrub.csv and
-prints the table. `--smoke` makes one short run to a temporary file.
+Real training under mpirun on generated Criteo rows, in which the rows per step change from step to
+step, so that a slow spell of the machine hits all of them alike. Step times come from events.jsonl.
+Writes benchmarks/results/scrub.csv and prints the table. `--smoke` makes one short run to a
+temporary file.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ SETS = {
     "protection.verify_parity_at_end": True,
 }
 SMOKE = {
-    "train.steps": 24, "train.global_batch": 64, "model.max_rows_per_table": 500, "storage.backend": "native",
-    "cluster.layout": "colocated", "cluster.servers": 2, "cluster.trainers": 1, "protection.k": 1,
-}  # fmt: skip
+    "train.steps": 24,
+    "train.global_batch": 64,
+    "model.max_rows_per_table": 500,
+    "storage.backend": "native",
+    "cluster.layout": "colocated",
+    "cluster.servers": 2,
+    "cluster.trainers": 1,
+    "protection.k": 1,
+}
 ROWS_PER_STEP = (0, 400, 4_000, 40_000)
 WARM_UP = 8
-RECORD_BYTES = 4 * (16 + 2)  # quickstart: a row of 16 floats, row-wise Adagrad's one, and the one that says updated
+# quickstart: a row of 16 floats, row-wise Adagrad's one, and the one that says updated
+RECORD_BYTES = 4 * (16 + 2)
 AS_ECRM = "ecrm"
 
 
@@ -74,18 +82,32 @@ def _stripes(rows_per_step: int, k: int, m: int) -> int:
     return max(1, rows_per_step // (k + m)) if rows_per_step else 0
 
 
-def measure(repeat: int, data: Path, folder: Path, sets: dict[str, object]) -> list[dict[str, object]]:
+def measure(
+    repeat: int, data: Path, folder: Path, sets: dict[str, object]
+) -> list[dict[str, object]]:
     """One run as rows of the CSV, one for each number of rows per step."""
     from ecrm.drill.run import read_run
 
-    words = [sys.executable, __file__, AS_ECRM, "launch", "quickstart", "--run-dir", str(folder), "--scrub-rows-per-step", "1"]
+    words = [
+        sys.executable,
+        __file__,
+        AS_ECRM,
+        "launch",
+        "quickstart",
+        "--run-dir",
+        str(folder),
+        "--scrub-rows-per-step",
+        "1",
+    ]
     words += set_words({**SETS, "data.path": str(data), **sets})
     done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
     record = read_run(folder)
     if record.summary["scrub"]["corruptions"] or record.summary["parity"]["mismatches"]:
-        sys.exit(f"{record.summary['scrub']}, parity {record.summary['parity']}: not what was to be measured")
+        sys.exit(
+            f"{record.summary['scrub']}, parity {record.summary['parity']}: not what was to be measured"
+        )
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS_PER_STEP}
     for (_, before), (step, after) in zip(record.finished, record.finished[1:], strict=False):
         if step > WARM_UP:
@@ -93,7 +115,9 @@ def measure(repeat: int, data: Path, folder: Path, sets: dict[str, object]) -> l
     step_ms = {rows: 1000 * statistics.median(seconds) for rows, seconds in taken.items()}
     k, m = record.summary["protection"]["k"], record.summary["protection"]["m"]
     servers = record.start["config"]["cluster"]["servers"]
-    held = (record.summary["memory_bytes"]["data"] + record.summary["memory_bytes"]["parity"]) // RECORD_BYTES
+    held = (
+        record.summary["memory_bytes"]["data"] + record.summary["memory_bytes"]["parity"]
+    ) // RECORD_BYTES
     rows = []
     for count in ROWS_PER_STEP:
         checked = _stripes(count, k, m) * (k + m) * servers
@@ -123,7 +147,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
-    parser.add_argument("--csv", type=Path, help="where to write; default: benchmarks/results/scrub.csv")
+    parser.add_argument(
+        "--csv", type=Path, help="where to write; default: benchmarks/results/scrub.csv"
+    )
     options = parser.parse_args(words)
     repeats, size = (1, 12_000) if options.smoke else (options.repeats, 200_000)
     sets = SMOKE if options.smoke else {"train.steps": 168}

@@ -48,9 +48,11 @@ from turns import Beside, RunFailed, take_turns
 from ecrm.drill.run import read_run
 
 KEEPS_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}  # fmt: skip
+}
 """What `ecrm.train.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
@@ -87,7 +89,13 @@ FULL = Size(
     ranks=5,
     slot_batch={"dense-heavy": 1024, "embedding-heavy": 2048},
     k=4,
-    contenders=(*PROTECTION, "torchrec-planner", "torchrec-planner-pipelined", "torchrec-planner-pipelined-bound", "torchrec-column_wise"),
+    contenders=(
+        *PROTECTION,
+        "torchrec-planner",
+        "torchrec-planner-pipelined",
+        "torchrec-planner-pipelined-bound",
+        "torchrec-column_wise",
+    ),
     turns=10,
     turn_steps=16,
     sets={},
@@ -102,7 +110,11 @@ SMOKE = Size(
     contenders=("none", "erasure", "torchrec-planner-pipelined-bound"),
     turns=2,
     turn_steps=16,
-    sets={"model.max_rows_per_table": 1000, "model.dense_arch": "native", "storage.backend": "native"},
+    sets={
+        "model.max_rows_per_table": 1000,
+        "model.dense_arch": "native",
+        "storage.backend": "native",
+    },
 )
 
 
@@ -130,15 +142,29 @@ def settings(regime: str, data: Path, steps: int, size: Size) -> dict[str, Any]:
 def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     """One run of ECRM."""
     summary = measure.run(folder, {**sets, **PROTECTION[name]})
-    finished = [time for step, time in read_run(folder).finished if step >= sets["train.steps"] // 2]
+    finished = [
+        time for step, time in read_run(folder).finished if step >= sets["train.steps"] // 2
+    ]
     seconds = statistics.median(after - before for before, after in pairwise(finished))
-    return {"step_ms": 1e3 * seconds, "samples_per_second": sets["train.global_batch"] / seconds, "logloss": summary["train_logloss"]}
+    return {
+        "step_ms": 1e3 * seconds,
+        "samples_per_second": sets["train.global_batch"] / seconds,
+        "logloss": summary["train_logloss"],
+    }
 
 
-def in_turns(folder: Path, sets: dict[str, Any], names: Sequence[str], size: Size, step_ms: float) -> dict[str, float]:
+def in_turns(
+    folder: Path, sets: dict[str, Any], names: Sequence[str], size: Size, step_ms: float
+) -> dict[str, float]:
     """{name: samples per second over those of `none`}, of ECRM's contenders, in turns."""
     seconds = max(0.5, size.turn_steps * step_ms / 1e3)
-    found = take_turns({name: {**sets, **PROTECTION[name]} for name in names}, folder, size.turn_steps, size.turns, seconds)
+    found = take_turns(
+        {name: {**sets, **PROTECTION[name]} for name in names},
+        folder,
+        size.turn_steps,
+        size.turns,
+        seconds,
+    )
     return {name: 1 / (1 + Beside(steps, found["none"]).overhead) for name, steps in found.items()}
 
 
@@ -146,18 +172,38 @@ def profiled(folder: Path, sets: dict[str, Any], name: str) -> list[dict[str, An
     """The phases of a step of one of ECRM's contenders, of the second half of its steps."""
     measure.run(folder, {**sets, **PROTECTION[name], "train.profile": True})
     found = phases(folder / "trace.json", sets["train.steps"] // 2)
-    return [{"phase": phase, **{what: round(ms, 3) for what, ms in times.items()}} for phase, times in found.items()]
+    return [
+        {"phase": phase, **{what: round(ms, 3) for what, ms in times.items()}}
+        for phase, times in found.items()
+    ]
 
 
-def peer(folder: Path, sets: dict[str, Any], sharding: str, options: Sequence[str]) -> dict[str, Any]:
+def peer(
+    folder: Path, sets: dict[str, Any], sharding: str, options: Sequence[str]
+) -> dict[str, Any]:
     """One run of TorchRec, with `options` of its program."""
     folder.mkdir()
     result = folder / "result.json"
     program = Path(__file__).with_name("peer_torchrec.py")
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", str(sets["cluster.servers"]), str(program), "quickstart", str(result)]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(sets["cluster.servers"]),
+        str(program),
+        "quickstart",
+        str(result),
+    ]
     words += ["--warm-up", str(sets["train.steps"] // 2)]
     done = subprocess.run(
-        [sys.executable, *words, "--sharding", sharding, *(f"--{option}" for option in options), *measure.set_words(sets)],
+        [
+            sys.executable,
+            *words,
+            "--sharding",
+            sharding,
+            *(f"--{option}" for option in options),
+            *measure.set_words(sets),
+        ],
         capture_output=True,
         text=True,
         timeout=measure.RUN_SECONDS,
@@ -182,10 +228,16 @@ def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run all contenders in rounds, write the CSV, print the ratios and their bars."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}")
-    parser.add_argument("--steps", type=int, help=f"default {FULL.steps}; the first half is not counted")
-    parser.add_argument("--contender", choices=FULL.contenders, action="append", help="default: all")
+    parser.add_argument(
+        "--steps", type=int, help=f"default {FULL.steps}; the first half is not counted"
+    )
+    parser.add_argument(
+        "--contender", choices=FULL.contenders, action="append", help="default: all"
+    )
     parser.add_argument("--regime", choices=tuple(measure.REGIMES), action="append")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--data", type=Path, help="folder to keep the generated data in")
@@ -201,12 +253,17 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"--smoke is {', '.join(size.slot_batch)} only, not {', '.join(missing)}")
     about = measure.device()
     try:
-        rows, of_phases = ([row for row in tables.read_rows(path) or () if row["regime"] not in regimes] for path in (target, phases_target))
+        rows, of_phases = (
+            [row for row in tables.read_rows(path) or () if row["regime"] not in regimes]
+            for path in (target, phases_target)
+        )
     except tables.TableError as error:
         sys.exit(str(error))
     with tempfile.TemporaryDirectory() as scratch:
         for regime in regimes:
-            data = measure.prepare(arguments.data or Path(scratch), size.rows, measure.REGIME_DATA[regime])
+            data = measure.prepare(
+                arguments.data or Path(scratch), size.rows, measure.REGIME_DATA[regime]
+            )
             sets = settings(regime, data, steps, size)
             for number in range(rounds):
                 for name in random.Random(number).sample(contenders, len(contenders)):
@@ -227,20 +284,35 @@ def main(words: Sequence[str] | None = None) -> None:
                             **about,
                         }
                     )
-                    print(f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step", flush=True)
-                mine = {row["contender"]: row for row in rows if (row["regime"], row["round"]) == (regime, number) and row["contender"] in PROTECTION}
+                    print(
+                        f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step",
+                        flush=True,
+                    )
+                mine = {
+                    row["contender"]: row
+                    for row in rows
+                    if (row["regime"], row["round"]) == (regime, number)
+                    and row["contender"] in PROTECTION
+                }
                 if len(mine) > 1 and "none" in mine:
                     try:
-                        beside = in_turns(Path(scratch), sets, list(mine), size, mine["none"]["step_ms"])
+                        beside = in_turns(
+                            Path(scratch), sets, list(mine), size, mine["none"]["step_ms"]
+                        )
                     except (RunFailed, ValueError) as error:
                         sys.exit(str(error))
                     for name, ratio in beside.items():
                         mine[name]["over_none_in_turns"] = round(ratio, 4)
-                        print(f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, in turns", flush=True)
+                        print(
+                            f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, in turns",
+                            flush=True,
+                        )
                 measure.write_csv(target, rows)
             for name in (name for name in PROFILED if name in contenders):
                 found = profiled(Path(scratch) / f"{regime}-profiled-{name}", sets, name)
-                of_phases += [{"regime": regime, "contender": name, **line, **about} for line in found]
+                of_phases += [
+                    {"regime": regime, "contender": name, **line, **about} for line in found
+                ]
                 measure.write_csv(phases_target, of_phases)
     for regime, one, other, bar in STEP_BARS:
         if found := step_ratios(rows, regime, one, other):

@@ -45,10 +45,19 @@ class Figure:
 
 def legend(axes) -> None:
     """Beside the title, where no data is."""
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2, handlelength=1.2, columnspacing=1.0)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=4,
+        borderaxespad=0.2,
+        handlelength=1.2,
+        columnspacing=1.0,
+    )
 
 
-def bars(axes, labels: Sequence[str], series: dict[str, list[list[float]]], sideways: bool = False) -> None:
+def bars(
+    axes, labels: Sequence[str], series: dict[str, list[list[float]]], sideways: bool = False
+) -> None:
     """Bars of the medians, side by side for each label, with a dot for every value; `series` has a list of values for each label."""
     width = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
@@ -58,7 +67,9 @@ def bars(axes, labels: Sequence[str], series: dict[str, list[list[float]]], side
         draw(places, medians, width * 0.92, color=COLOURS[number], alpha=0.75, label=name)
         for place, each in zip(places, values, strict=True):
             xs, ys = [place] * len(each), each
-            axes.plot(*((ys, xs) if sideways else (xs, ys)), "o", color=INK, markersize=2.4, alpha=0.7)
+            axes.plot(
+                *((ys, xs) if sideways else (xs, ys)), "o", color=INK, markersize=2.4, alpha=0.7
+            )
     (axes.set_yticks if sideways else axes.set_xticks)(range(len(labels)), labels)
     axes.grid(axis="y" if sideways else "x", visible=False)
     if sideways:
@@ -70,8 +81,24 @@ def dots(axes, values: dict[str, list[float]], colour: str = COLOURS[0]) -> None
     for place, each in enumerate(values.values()):
         middle = statistics.median(each)
         axes.plot([place] * len(each), each, "o", color=colour, markersize=3.5, alpha=0.5)
-        axes.plot([place], [middle], "o", color=colour, markersize=9, fillstyle="none", markeredgewidth=1.6)
-        axes.annotate(f"{middle:.2f}", (place, middle), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, bbox=PATCH)
+        axes.plot(
+            [place],
+            [middle],
+            "o",
+            color=colour,
+            markersize=9,
+            fillstyle="none",
+            markeredgewidth=1.6,
+        )
+        axes.annotate(
+            f"{middle:.2f}",
+            (place, middle),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            bbox=PATCH,
+        )
     axes.set_xticks(range(len(values)), list(values))
     axes.set_xlim(-0.5, len(values) - 0.3)
     axes.grid(axis="x", visible=False)

@@ -1,12 +1,15 @@
 """The protections that bench_protections.py compares, and how often checkpoints come. A protection more is one entry of CONTENDERS.
 
-The papers write checkpoints every 30 or 60 minutes of runs that take hours. What such an interval costs is the ratio of the interval to
-the seconds that a checkpoint takes, and that ratio is kept here: PAPER says what it rests on. Of ECRec's public experiment
-configuration are the rows (Criteo Terabyte's 197,767,405, times 8 in the largest model, Criteo-8S), their width (128 floats) and the
-servers (5); a float of optimizer state for each float of a row is what a momentum or full Adagrad optimizer keeps. How fast a server
-writes was not published: 10 Gbit/s is assumed (`--storage-gbit`). So a checkpoint of 324 GB per server takes 259 s, and 30 minutes are 6.9
-such times, 60 minutes 13.9. The same multiples of the time that a checkpoint takes here, which is measured, are the intervals here. So what
-synchronous checkpoints cost without failures, 1/6.9 and 1/13.9, is fixed by that assumption; with tables half as large it is half.
+The papers write checkpoints every 30 or 60 minutes of runs that take hours. What such an interval
+costs is the ratio of the interval to the seconds that a checkpoint takes, and that ratio is kept
+here: PAPER says what it rests on. Of ECRec's public experiment configuration are the rows (Criteo
+Terabyte's 197,767,405, times 8 in the largest model, Criteo-8S), their width (128 floats) and the
+servers (5); a float of optimizer state for each float of a row is what a momentum or full Adagrad
+optimizer keeps. How fast a server writes was not published: 10 Gbit/s is assumed
+(`--storage-gbit`). So a checkpoint of 324 GB per server takes 259 s, and 30 minutes are 6.9 such
+times, 60 minutes 13.9. The same multiples of the time that a checkpoint takes here, which is
+measured, are the intervals here. So what synchronous checkpoints cost without failures, 1/6.9 and
+1/13.9, is fixed by that assumption; with tables half as large it is half.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from typing import Any
 class Contender:
     """One protection and its numbers.
 
-    `sets` are config keys. `minutes`: the papers' interval between checkpoints that is to be scaled to this run, 0 for no checkpoints.
-    `survives`: whether a run in which a server dies comes to its end. `sweep`: compared with erasure-k4 only, on embedding-heavy.
-    `timeline`: shown in the figure of throughput around a kill. `redundancy`: bytes kept beside each byte of a row in other ranks' memory.
+    `sets` are config keys. `minutes`: the papers' interval between checkpoints that is to be scaled
+    to this run, 0 for no checkpoints. `survives`: whether a run in which a server dies comes to its
+    end. `sweep`: compared with erasure-k4 only, on embedding-heavy. `timeline`: shown in the figure
+    of throughput around a kill. `redundancy`: bytes kept beside each byte of a row in other ranks'
+    memory.
     """
 
     sets: Mapping[str, Any]
@@ -39,16 +44,27 @@ class Contender:
 
 
 def _checkpoint(minutes: int, mode: str) -> Contender:
-    return Contender({"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes, timeline=minutes == 30)
+    return Contender(
+        {"protection.name": "checkpoint", "checkpoint.mode": mode}, minutes, timeline=minutes == 30
+    )
 
 
 def _erasure(k: int, sweep: bool = False, timeline: bool = False, **more: Any) -> Contender:
-    sets = {"protection.name": "erasure", "protection.k": k, "protection.m": 1, **{f"protection.{key}": value for key, value in more.items()}}
+    sets = {
+        "protection.name": "erasure",
+        "protection.k": k,
+        "protection.m": 1,
+        **{f"protection.{key}": value for key, value in more.items()},
+    }
     return Contender(sets, sweep=sweep, timeline=timeline, redundancy=1 / k)
 
 
 def _copies(name: str, copies: int) -> Contender:
-    return Contender({"protection.name": name, "protection.copies": copies}, timeline=copies == 2, redundancy=copies - 1)
+    return Contender(
+        {"protection.name": name, "protection.copies": copies},
+        timeline=copies == 2,
+        redundancy=copies - 1,
+    )
 
 
 FULL_EVERY = 8
@@ -61,7 +77,9 @@ CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),
     "erasure-k2": _erasure(2),
     "erasure-k4": _erasure(4, timeline=True),
-    "none-commit-16": Contender({"protection.name": "none", "protection.commit_interval": 16}, survives=False),
+    "none-commit-16": Contender(
+        {"protection.name": "none", "protection.commit_interval": 16}, survives=False
+    ),
     "erasure-k4-commit-16": _erasure(4, commit_interval=16),
     "chain-2": _copies("chain", 2),
     "chain-3": _copies("chain", 3),
@@ -72,23 +90,48 @@ CONTENDERS = {
     "checkpoint-30-async": _checkpoint(30, "async"),
     "checkpoint-60-async": _checkpoint(60, "async"),
     "checkpoint-30-incremental": Contender(
-        {"protection.name": "checkpoint", "checkpoint.mode": "async", "checkpoint.kind": "incremental", "checkpoint.full_every": FULL_EVERY},
+        {
+            "protection.name": "checkpoint",
+            "checkpoint.mode": "async",
+            "checkpoint.kind": "incremental",
+            "checkpoint.full_every": FULL_EVERY,
+        },
         minutes=30,
     ),
-    "stateless-30": Contender({"protection.name": "stateless", "checkpoint.mode": "sync"}, minutes=30, timeline=True),
+    "stateless-30": Contender(
+        {"protection.name": "stateless", "checkpoint.mode": "sync"}, minutes=30, timeline=True
+    ),
     "mapped-none": Contender({"protection.name": "mapped", "mapped.flush": "none"}, timeline=True),
     "mapped-commit": Contender({"protection.name": "mapped", "mapped.flush": "commit"}),
-    **{f"erasure-k4-rebuild-{rows}": _erasure(4, sweep=True, rebuild_rows_per_step=rows) for rows in (1024, 16384, 65536)},
+    **{
+        f"erasure-k4-rebuild-{rows}": _erasure(4, sweep=True, rebuild_rows_per_step=rows)
+        for rows in (1024, 16384, 65536)
+    },
 }
 SMOKE = (
-    "none", "erasure-k2", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-async", "checkpoint-30-incremental", "stateless-30",
+    "none",
+    "erasure-k2",
+    "chain-2",
+    "replicate-2",
+    "checkpoint-30-sync",
+    "checkpoint-30-async",
+    "checkpoint-30-incremental",
+    "stateless-30",
     "mapped-none",
-)  # fmt: skip
+)
 
 SHORT = (
-    "none", "erasure-k4", "none-commit-16", "erasure-k4-commit-16", "chain-2", "replicate-2", "checkpoint-30-sync", "checkpoint-30-incremental", "stateless-30",
+    "none",
+    "erasure-k4",
+    "none-commit-16",
+    "erasure-k4-commit-16",
+    "chain-2",
+    "replicate-2",
+    "checkpoint-30-sync",
+    "checkpoint-30-incremental",
+    "stateless-30",
     "mapped-none",
-)  # fmt: skip
+)
 """Those in the README's table."""
 
 
@@ -114,6 +157,10 @@ class Setting:
 PAPER = Setting(rows=8 * 197_767_405, row_bytes=2 * 128 * 4, servers=5, storage_gbit=10.0)
 
 
-def interval_steps(setting: Setting, minutes: float, checkpoint_seconds: float, step_seconds: float) -> int:
+def interval_steps(
+    setting: Setting, minutes: float, checkpoint_seconds: float, step_seconds: float
+) -> int:
     """Steps between checkpoints such that the interval is as many times a checkpoint's seconds as in `setting`, at least 1."""
-    return max(1, round(setting.checkpoints_per_interval(minutes) * checkpoint_seconds / step_seconds))
+    return max(
+        1, round(setting.checkpoints_per_interval(minutes) * checkpoint_seconds / step_seconds)
+    )

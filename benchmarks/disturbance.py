@@ -38,14 +38,21 @@ class Cost:
     kept_rebuilding: float | None
 
 
-def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mapping[str, Any]]) -> Calm:
+def calm(
+    record: RunRecord, first: int, until: int, checkpoints: Sequence[Mapping[str, Any]]
+) -> Calm:
     """The steps after step `first` up to `until`, all of which must have been finished before any failure.
 
     `checkpoints` are the run's events of that kind. Raises ValueError where a step is missing.
     """
-    began = min((failure.began_at for failure in record.failures if failure.began_at is not None), default=float("inf"))
+    began = min(
+        (failure.began_at for failure in record.failures if failure.began_at is not None),
+        default=float("inf"),
+    )
     finished = {end: step for step, end in record.finished}
-    mine = [span for span in spans(record) if first < finished[span.end] <= until and span.end <= began]
+    mine = [
+        span for span in spans(record) if first < finished[span.end] <= until and span.end <= began
+    ]
     steps, seconds = sum(span.steps for span in mine), sum(span.seconds for span in mine)
     if steps != until - first:
         raise ValueError(f"{steps} steps after {first} up to {until} were finished before the kill")
@@ -53,7 +60,9 @@ def calm(record: RunRecord, first: int, until: int, checkpoints: Sequence[Mappin
     return Calm(steps, seconds / steps, waiting)
 
 
-def around_a_checkpoint(finished: Sequence[tuple[int, float]], step: int, every: int, until: float) -> tuple[float, float]:
+def around_a_checkpoint(
+    finished: Sequence[tuple[int, float]], step: int, every: int, until: float
+) -> tuple[float, float]:
     """What a checkpoint at `step` cost the `every` steps from there to the next one, of a run's `finished` (steps, time): by how many
     seconds they took longer than if all had been as those that began after `until`, and the seconds of one of these.
 
@@ -64,7 +73,9 @@ def around_a_checkpoint(finished: Sequence[tuple[int, float]], step: int, every:
         raise ValueError(f"step {missing[0]} was not finished")
     calm_steps = [number for number in range(step, step + every) if at[number] >= until]
     if 2 * len(calm_steps) < every:
-        raise ValueError(f"only {len(calm_steps)} of {every} steps after step {step} began after its checkpoint: write them less often")
+        raise ValueError(
+            f"only {len(calm_steps)} of {every} steps after step {step} began after its checkpoint: write them less often"
+        )
     usual_seconds = (at[step + every] - at[calm_steps[0]]) / len(calm_steps)
     return at[step + every] - at[step] - every * usual_seconds, usual_seconds
 
@@ -73,7 +84,11 @@ def usual(record: RunRecord, before: Calm) -> float:
     """Seconds of an average step of `before` and of those after the only failure of the run has been made good; a machine that is shared
     changes its pace within a run."""
     (failure,) = record.failures
-    after = [span for span in spans(record) if failure.whole_at is not None and span.begin >= failure.whole_at]
+    after = [
+        span
+        for span in spans(record)
+        if failure.whole_at is not None and span.begin >= failure.whole_at
+    ]
     seconds = before.steps * before.step_seconds + sum(span.seconds for span in after)
     return seconds / (before.steps + sum(span.steps for span in after))
 
@@ -99,7 +114,8 @@ def cost(record: RunRecord, step_seconds: float) -> Cost:
     return Cost(
         gap=every[hit].seconds,
         lost=caught_up.end - every[hit].begin - step_seconds,
-        lost_whole=sum(span.seconds for span in recovering) - sum(span.steps for span in recovering) * step_seconds,
+        lost_whole=sum(span.seconds for span in recovering)
+        - sum(span.steps for span in recovering) * step_seconds,
         recovery=failure.recovery_seconds,
         redone=failure.redone_steps,
         whole_after=whole - began if whole is not None and whole <= last else None,

@@ -3,8 +3,9 @@
     python benchmarks/figures.py             # benchmarks/results/*.csv -> docs/figures/*.png
     python benchmarks/figures.py --check     # draw nothing; exit 1 and name every picture that was not drawn from the CSV as it is
 
-A figure whose CSV does not exist is left out, and a line says so. Dots are single runs or rounds, bars and rings medians. A picture
-carries the SHA-256 of its CSV. A new figure is one entry of FIGURES.
+A figure whose CSV does not exist is left out, and a line says so. Dots are single runs or rounds,
+bars and rings medians. A picture carries the SHA-256 of its CSV. A new figure is one entry of
+FIGURES.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+from charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
+from figures_protections import PROTECTION_FIGURES
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
-
-from charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
-from figures_protections import PROTECTION_FIGURES
 from ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
 from tables import ROOT, Row, TableError, groups, numbers, read_rows
 
@@ -36,12 +36,23 @@ def recovery(canvas: Canvas, rows: Sequence[Row]) -> None:
     labels = [name.replace(", ", ",\n", 1) for (name,) in runs]
     left, right = canvas.subplots(1, 2, sharey=True)
     fields = {"gap": "gap_ms", "of it recovery": "recovery_ms"}
-    bars(left, labels, {name: [numbers(mine, field) for mine in runs.values()] for name, field in fields.items()}, sideways=True)
+    bars(
+        left,
+        labels,
+        {name: [numbers(mine, field) for mine in runs.values()] for name, field in fields.items()},
+        sideways=True,
+    )
     left.invert_yaxis()
     left.set_title("gap around a SIGKILL")
     left.set_xlabel("ms")
     when = ("before", "during", "after")
-    pace = {one: [[rate / 1000 for rate in numbers(mine, f"samples_per_second_{one}")] for mine in runs.values()] for one in when}
+    pace = {
+        one: [
+            [rate / 1000 for rate in numbers(mine, f"samples_per_second_{one}")]
+            for mine in runs.values()
+        ]
+        for one in when
+    }
     bars(right, labels, pace, sideways=True)
     right.set_title("throughput around it")
     right.set_xlabel("thousand samples/s")
@@ -52,7 +63,13 @@ def recovery(canvas: Canvas, rows: Sequence[Row]) -> None:
 def scrub(canvas: Canvas, rows: Sequence[Row]) -> None:
     """What a step takes with so many rows scrubbed, over a step without."""
     axes = canvas.subplots()
-    dots(axes, {f"{int(count):,}": numbers(mine, "ratio_to_0") for (count,), mine in groups(rows, "rows_per_step").items()})
+    dots(
+        axes,
+        {
+            f"{int(count):,}": numbers(mine, "ratio_to_0")
+            for (count,), mine in groups(rows, "rows_per_step").items()
+        },
+    )
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.set_ylim(bottom=0.9)
     axes.set_xlabel("rows scrubbed per shard and step")
@@ -64,8 +81,11 @@ def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Seconds of writing, checking and loading a checkpoint, by mode."""
     axes = canvas.subplots()
     fields = {
-        "training waits": "stall_seconds", "until it is durable": "seconds", "checking": "check_seconds", "loading": "load_seconds"
-    }  # fmt: skip
+        "training waits": "stall_seconds",
+        "until it is durable": "seconds",
+        "checking": "check_seconds",
+        "loading": "load_seconds",
+    }
     by_mode = {
         mode: [numbers(mine, field) if mine[0][field] != "" else [] for field in fields.values()]
         for (mode,), mine in groups(rows, "mode").items()
@@ -87,9 +107,25 @@ def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
         colour = COLOURS[list(KERNEL_BARS).index(row["contender"])]
         axes.barh(place, middle, 0.7, color=colour, alpha=0.75)
         axes.plot([low, high], [place, place], color=INK, linewidth=1.1)
-        axes.plot([bar, bar], [place - 0.45, place + 0.45], color=BAR, linewidth=1.8, label="bar: at most" if place == 0 else None)
-        axes.annotate(f"{middle:.2f}", (max(high, middle), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
-    names = [f"{row['case']} ({int(row['rows']):,} x {row['row_bytes']} B)\nover {row['contender']}" for row in shown]
+        axes.plot(
+            [bar, bar],
+            [place - 0.45, place + 0.45],
+            color=BAR,
+            linewidth=1.8,
+            label="bar: at most" if place == 0 else None,
+        )
+        axes.annotate(
+            f"{middle:.2f}",
+            (max(high, middle), place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+        )
+    names = [
+        f"{row['case']} ({int(row['rows']):,} x {row['row_bytes']} B)\nover {row['contender']}"
+        for row in shown
+    ]
     axes.set_yticks(range(len(shown)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -103,16 +139,29 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
     regimes = groups(rows, "regime")
     grid = canvas.subplots(len(regimes), 2, squeeze=False)
     for ((regime,), mine), (left, right) in zip(regimes.items(), grid, strict=True):
-        found = {name: numbers(each, "samples_per_second") for (name,), each in sorted(groups(mine, "contender").items())}
+        found = {
+            name: numbers(each, "samples_per_second")
+            for (name,), each in sorted(groups(mine, "contender").items())
+        }
         bars(left, list(found), {"samples/s": list(found.values())}, sideways=True)
         left.set_title(f"{regime}: samples/s")
         left.xaxis.set_major_formatter("{x:,.0f}")
         left.xaxis.set_major_locator(MaxNLocator(5))
         wanted = [(one, other, bar) for name, one, other, bar in STEP_BARS if name == regime]
-        ratios = {f"{one} /\n{other}": step_ratios(mine, regime, one, other) for one, other, _ in wanted}
+        ratios = {
+            f"{one} /\n{other}": step_ratios(mine, regime, one, other) for one, other, _ in wanted
+        }
         dots(right, {name: each for name, each in ratios.items() if each})
-        for place, (_, _, bar) in enumerate(entry for entry, each in zip(wanted, ratios.values(), strict=True) if each):
-            right.plot([place - 0.35, place + 0.35], [bar, bar], color=BAR, linewidth=1.8, label=None if place else "bar: at least")
+        for place, (_, _, bar) in enumerate(
+            entry for entry, each in zip(wanted, ratios.values(), strict=True) if each
+        ):
+            right.plot(
+                [place - 0.35, place + 0.35],
+                [bar, bar],
+                color=BAR,
+                linewidth=1.8,
+                label=None if place else "bar: at least",
+            )
         right.set_title(f"{regime}: ratios")
         legend(right)
 
@@ -120,7 +169,11 @@ def step(canvas: Canvas, rows: Sequence[Row]) -> None:
 def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A step over the first point of its series, and throughput kept while rebuilding."""
     about = {"tables": "rows of each table", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
-    present = {series: label for series, label in about.items() if any(row["series"] == series for row in rows)}
+    present = {
+        series: label
+        for series, label in about.items()
+        if any(row["series"] == series for row in rows)
+    }
     grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2.2])
     for axes, (series, label) in zip(grid, present.items(), strict=False):
         found = {f"{value:,}": each for value, each in scaling_ratios(rows, series).items()}
@@ -152,7 +205,13 @@ FIGURES = {
 def footer(rows: Sequence[Row], csv: str) -> str:
     """Where the numbers come from, what they were measured on, and of which commit."""
     columns = ("device", "cores", "instruction_set", "torch", "openmpi", "ecrm_commit", "commit")
-    labels = {"cores": "{} cores", "torch": "torch {}", "openmpi": "Open MPI {}", "ecrm_commit": "commit {}", "commit": "commit {}"}
+    labels = {
+        "cores": "{} cores",
+        "torch": "torch {}",
+        "openmpi": "Open MPI {}",
+        "ecrm_commit": "commit {}",
+        "commit": "commit {}",
+    }
     parts = [f"benchmarks/results/{csv}"]
     for column in columns:
         if column in rows[0]:
@@ -170,8 +229,12 @@ def picture(figure: Figure, csv: Path, target: Path) -> None:
         try:
             figure.draw(canvas, rows)
         except (KeyError, ValueError, TypeError) as error:
-            raise TableError(f"{csv} does not give the figure {target.stem}: {type(error).__name__} {error}") from None
-        canvas.supxlabel(footer(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left")
+            raise TableError(
+                f"{csv} does not give the figure {target.stem}: {type(error).__name__} {error}"
+            ) from None
+        canvas.supxlabel(
+            footer(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left"
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         canvas.savefig(target, metadata={MADE_FROM: _digest(csv), "Software": None})
 
@@ -190,13 +253,24 @@ def stale(csv: Path, target: Path) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw or check all figures; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a picture is missing or of another CSV")
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder with benchmarks/results/ and docs/figures/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 if a picture is missing or of another CSV",
+    )
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="folder with benchmarks/results/ and docs/figures/"
+    )
     options = parser.parse_args(arguments)
     wrong = 0
     for name, figure in FIGURES.items():
-        csv, target = options.root / "benchmarks" / "results" / figure.csv, options.root / "docs" / "figures" / f"{name}.png"
+        csv, target = (
+            options.root / "benchmarks" / "results" / figure.csv,
+            options.root / "docs" / "figures" / f"{name}.png",
+        )
         try:
             if not csv.exists():
                 print(f"figure {name} left out: there is no {csv.relative_to(options.root)}")

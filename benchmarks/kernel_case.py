@@ -39,12 +39,16 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     elements = math.prod(shape)
     memory = np.zeros(elements * dtype.itemsize + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    return torch.from_numpy(memory[start : start + elements * dtype.itemsize]).view(dtype).reshape(shape)
+    return (
+        torch.from_numpy(memory[start : start + elements * dtype.itemsize])
+        .view(dtype)
+        .reshape(shape)
+    )
 
 
 def load_isa_l() -> ctypes.CDLL:
     """ISA-L as bundled in the pyeclib wheel."""
-    import pyeclib_c  # noqa: F401  the wheel's own loading comes first
+    import pyeclib_c
 
     folder = Path(pyeclib_c.__file__).parent / "pyeclib.libs"
     if not folder.is_dir():

@@ -47,7 +47,9 @@ REGIME_DATA = {"dense-heavy": KAGGLE, "embedding-heavy": ZIPF}
 def ecrm(*words: str) -> None:
     """Run an ecrm command; ends the program with what it printed if it fails, or, all its processes killed, if it takes RUN_SECONDS."""
     command = [sys.executable, "-m", "ecrm", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
         try:
             printed, _ = process.communicate(timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -65,7 +67,17 @@ def prepare(folder: Path, rows: int, kind: str = KAGGLE) -> Path:
     text, data = folder / f"{kind}-{rows}.txt", folder / f"{kind}-{rows}"
     if not data.exists():
         generated, prepared = DATA[kind]
-        ecrm("generate", "criteo", "--rows", str(rows), "--seed", "1", "--output", str(text), *generated)
+        ecrm(
+            "generate",
+            "criteo",
+            "--rows",
+            str(rows),
+            "--seed",
+            "1",
+            "--output",
+            str(text),
+            *generated,
+        )
         ecrm("prepare", "criteo", str(text), "--output", str(data), *prepared)
         text.unlink()
     return data
@@ -93,10 +105,17 @@ def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dic
 def device() -> dict[str, Any]:
     """What a measurement was made on, and of."""
     commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
     )
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
         platform.machine(),
     )
     return {
@@ -118,6 +137,11 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     rows = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(field for row in rows for field in row)), restval="", lineterminator="\n")
+        writer = csv.DictWriter(
+            file,
+            list(dict.fromkeys(field for row in rows for field in row)),
+            restval="",
+            lineterminator="\n",
+        )
         writer.writeheader()
         writer.writerows(rows)

@@ -3,9 +3,10 @@
     python benchmarks/overhead_model.py                             # reads benchmarks/results/protections.csv
     python benchmarks/overhead_model.py --server-mtbf-hours 5000 --storage-gbit 25
 
-Everything it says is marked model. Overheads are shares of the time that training alone takes, to first order: every failure costs by itself,
-and nothing fails while a failure is being made good. With S servers, B bytes of rows and state per server, and failures every
-M = (MTBF of a server) / S, independent of each other:
+Everything it says is marked model. Overheads are shares of the time that training alone takes, to
+first order: every failure costs by itself, and nothing fails while a failure is being made good.
+With S servers, B bytes of rows and state per server, and failures every M = (MTBF of a server) / S,
+independent of each other:
 
   checkpoint, every T seconds     normal C / T      failures (T / 2 + C + D) / M
       C = B / storage rate: each server writes its part, training waits; going back loses half an interval on average, reads for C again,
@@ -17,13 +18,15 @@ M = (MTBF of a server) / S, independent of each other:
       R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been updated, and its parity;
       w: throughput while rebuilding, as a share.
 
-Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f, the overhead of asynchronous checkpoints over that of synchronous
-ones, not below 0; g; w, not above 1; D (the recovery of erasure, which has
-nothing to load); and the rebuild rate: bytes of a shard and its parity over seconds until whole, at the rows per step that the
-benchmark rebuilds (contenders.REBUILD_ROWS). What the model says of the very runs that were measured is printed beside what they took.
-Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it writes and reads its part of a checkpoint
-(--storage-gbit). Left out: a second failure while the first is made good, with m = 1; losing trainers; failures of storage.
-Writes benchmarks/results/protections_model.csv.
+Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f, the overhead of
+asynchronous checkpoints over that of synchronous ones, not below 0; g; w, not above 1; D (the
+recovery of erasure, which has nothing to load); and the rebuild rate: bytes of a shard and its
+parity over seconds until whole, at the rows per step that the benchmark rebuilds
+(contenders.REBUILD_ROWS). What the model says of the very runs that were measured is printed beside
+what they took. Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it
+writes and reads its part of a checkpoint (--storage-gbit). Left out: a second failure while the
+first is made good, with m = 1; losing trainers; failures of storage. Writes
+benchmarks/results/protections_model.csv.
 """
 
 from __future__ import annotations
@@ -49,9 +52,21 @@ SERVERS = (5, 20, 50, 100, 200, 500)
 MINUTES = (30, 60)
 SERVER_MTBF_HOURS = 10_000.0
 FIELDS = (
-    "what", "regime", "tables_gb", "servers", "server_mtbf_hours", "storage_gbit", "protection", "interval_minutes", "checkpoint_seconds",
-    "normal_overhead", "failure_overhead", "overhead", "lost_seconds_per_failure", "slow_seconds_per_failure",
-)  # fmt: skip
+    "what",
+    "regime",
+    "tables_gb",
+    "servers",
+    "server_mtbf_hours",
+    "storage_gbit",
+    "protection",
+    "interval_minutes",
+    "checkpoint_seconds",
+    "normal_overhead",
+    "failure_overhead",
+    "overhead",
+    "lost_seconds_per_failure",
+    "slow_seconds_per_failure",
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,9 @@ def best_interval(cluster: Cluster) -> float:
     return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
 
 
-def of_checkpoints(cluster: Cluster, interval: float, measured: Measured, background: bool = False) -> Overhead:
+def of_checkpoints(
+    cluster: Cluster, interval: float, measured: Measured, background: bool = False
+) -> Overhead:
     """Checkpoints every `interval` seconds, written while training waits, or in the `background`."""
     seconds = cluster.checkpoint_seconds
     given = measured.async_share * seconds if background else seconds
@@ -116,7 +133,12 @@ def of_checkpoints(cluster: Cluster, interval: float, measured: Measured, backgr
 
 def of_erasure(cluster: Cluster, measured: Measured) -> Overhead:
     """Erasure coding with the (k, m) that was measured."""
-    rebuilding = cluster.table_bytes / cluster.servers * (1 + measured.extra) / measured.rebuild_bytes_per_second
+    rebuilding = (
+        cluster.table_bytes
+        / cluster.servers
+        * (1 + measured.extra)
+        / measured.rebuild_bytes_per_second
+    )
     cost = measured.lost_seconds + rebuilding * (1 - measured.kept)
     return Overhead(measured.parity_cost, cost / cluster.mtbf, measured.lost_seconds, rebuilding)
 
@@ -129,18 +151,31 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
     """The model's inputs of one regime. Raises NotMeasured."""
 
     def median(contender: str, field: str) -> float:
-        found = [float(row[field]) for row in rows if (row["regime"], row["contender"]) == (regime, contender) and str(row[field]) != ""]
+        found = [
+            float(row[field])
+            for row in rows
+            if (row["regime"], row["contender"]) == (regime, contender) and str(row[field]) != ""
+        ]
         if not found:
-            raise NotMeasured(f"{regime}: no {field} of {contender} in the CSV: run bench_protections.py with it")
+            raise NotMeasured(
+                f"{regime}: no {field} of {contender} in the CSV: run bench_protections.py with it"
+            )
         return statistics.median(found)
 
     if not overheads(rows).get((regime, OURS)):
-        raise NotMeasured(f"{regime}: no overhead of {OURS} in the CSV: run bench_protections.py with it")
+        raise NotMeasured(
+            f"{regime}: no overhead of {OURS} in the CSV: run bench_protections.py with it"
+        )
     extra = CONTENDERS[OURS].sets["protection.m"] / CONTENDERS[OURS].sets["protection.k"]
-    lost_bytes = median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
+    lost_bytes = (
+        median("checkpoint-30-sync", "checkpoint_bytes") / median(OURS, "servers") * (1 + extra)
+    )
     return Measured(
         parity_cost=max(0.0, statistics.median(overheads(rows)[regime, OURS])),
-        async_share=max(0.0, median("checkpoint-30-async", "overhead") / median("checkpoint-30-sync", "overhead")),
+        async_share=max(
+            0.0,
+            median("checkpoint-30-async", "overhead") / median("checkpoint-30-sync", "overhead"),
+        ),
         lost_seconds=median(OURS, "lost_ms") / 1000,
         kept=min(1.0, median(OURS, "kept_rebuilding")),
         notice_seconds=median(OURS, "recovery_ms") / 1000,
@@ -149,26 +184,56 @@ def measured_of(rows: Sequence[Row], regime: str) -> Measured:
     )
 
 
-def model_rows(measured: Mapping[str, Measured], mtbf_hours: float, storage_gbit: float) -> list[dict[str, Any]]:
+def model_rows(
+    measured: Mapping[str, Measured], mtbf_hours: float, storage_gbit: float
+) -> list[dict[str, Any]]:
     """The model's CSV: every size of tables and cluster, every protection."""
     found = []
     for regime, inputs in measured.items():
         for gigabytes in TABLE_GIGABYTES:
             for servers in SERVERS:
-                cluster = Cluster(gigabytes * GIGABYTE, servers, 3600 * mtbf_hours, storage_gbit * 1e9 / 8)
+                cluster = Cluster(
+                    gigabytes * GIGABYTE, servers, 3600 * mtbf_hours, storage_gbit * 1e9 / 8
+                )
                 best = best_interval(cluster)
                 cases = [("erasure k=4 m=1", 0.0, of_erasure(cluster, inputs))]
                 for name, background in (("checkpoint", False), ("checkpoint-async", True)):
-                    cases += [(name, 60.0 * minutes, of_checkpoints(cluster, 60.0 * minutes, inputs, background)) for minutes in MINUTES]
-                cases.append(("checkpoint at its best interval", best, of_checkpoints(cluster, best, inputs)))
+                    cases += [
+                        (
+                            name,
+                            60.0 * minutes,
+                            of_checkpoints(cluster, 60.0 * minutes, inputs, background),
+                        )
+                        for minutes in MINUTES
+                    ]
+                cases.append(
+                    ("checkpoint at its best interval", best, of_checkpoints(cluster, best, inputs))
+                )
                 for name, interval, cost in cases:
                     found.append(
-                        dict(zip(FIELDS, (
-                            "model", regime, gigabytes, servers, f"{mtbf_hours:g}", f"{storage_gbit:g}", name,
-                            f"{interval / 60:.4g}" if interval else "", f"{cluster.checkpoint_seconds:.4g}" if interval else "",
-                            f"{cost.normal:.6g}", f"{cost.failures:.6g}", f"{cost.total:.6g}", f"{cost.lost:.6g}", f"{cost.slow:.6g}",
-                        ), strict=True))
-                    )  # fmt: skip
+                        dict(
+                            zip(
+                                FIELDS,
+                                (
+                                    "model",
+                                    regime,
+                                    gigabytes,
+                                    servers,
+                                    f"{mtbf_hours:g}",
+                                    f"{storage_gbit:g}",
+                                    name,
+                                    f"{interval / 60:.4g}" if interval else "",
+                                    f"{cluster.checkpoint_seconds:.4g}" if interval else "",
+                                    f"{cost.normal:.6g}",
+                                    f"{cost.failures:.6g}",
+                                    f"{cost.total:.6g}",
+                                    f"{cost.lost:.6g}",
+                                    f"{cost.slow:.6g}",
+                                ),
+                                strict=True,
+                            )
+                        )
+                    )
     return found
 
 
@@ -180,7 +245,10 @@ def against(rows: Sequence[Row], regime: str, measured: Measured) -> list[str]:
         if not mine:
             continue
         seconds = statistics.median(float(row["checkpoint_wait_ms"]) for row in mine) / 1e3
-        step, every = (statistics.median(float(row[field]) for row in mine) for field in ("step_ms", "checkpoint_every_steps"))
+        step, every = (
+            statistics.median(float(row[field]) for row in mine)
+            for field in ("step_ms", "checkpoint_every_steps")
+        )
         interval = every * step / 1e3
         lost = interval / 2 + seconds + measured.notice_seconds
         lines.append(
@@ -195,7 +263,11 @@ def said(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         if (int(row["tables_gb"]), int(row["servers"])) in ((1000, 5), (1000, 100)):
-            every = f" every {float(row['interval_minutes']):.1f} min" if row["interval_minutes"] else ""
+            every = (
+                f" every {float(row['interval_minutes']):.1f} min"
+                if row["interval_minutes"]
+                else ""
+            )
             lines.append(
                 f"model: {row['regime']}, {row['tables_gb']} GB on {row['servers']} servers, {row['protection']}{every}: overhead "
                 f"{float(row['overhead']):.2%} ({float(row['normal_overhead']):.2%} normal), a failure loses {float(row['lost_seconds_per_failure']):,.1f} s"
@@ -204,10 +276,27 @@ def said(rows: Sequence[Row]) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server-mtbf-hours", type=float, default=SERVER_MTBF_HOURS, help="assumed; default %(default)s")
-    parser.add_argument("--storage-gbit", type=float, default=PAPER.storage_gbit, help="assumed, per server; default %(default)s")
-    parser.add_argument("--results", type=Path, default=measure.RESULTS, help="folder of the CSV files read and written")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--server-mtbf-hours",
+        type=float,
+        default=SERVER_MTBF_HOURS,
+        help="assumed; default %(default)s",
+    )
+    parser.add_argument(
+        "--storage-gbit",
+        type=float,
+        default=PAPER.storage_gbit,
+        help="assumed, per server; default %(default)s",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measure.RESULTS,
+        help="folder of the CSV files read and written",
+    )
     options = parser.parse_args(words)
     for name in ("server_mtbf_hours", "storage_gbit"):
         if not getattr(options, name) > 0:
@@ -217,7 +306,9 @@ def main(words: Sequence[str] | None = None) -> None:
     except TableError as error:
         sys.exit(f"overhead_model: {error}")
     if rows is None:
-        sys.exit(f"overhead_model: there is no {options.results / 'protections.csv'}: run bench_protections.py first")
+        sys.exit(
+            f"overhead_model: there is no {options.results / 'protections.csv'}: run bench_protections.py first"
+        )
     measured, missing = {}, []
     for regime in dict.fromkeys(row["regime"] for row in rows):
         try:

@@ -1,10 +1,11 @@
 """The peer: TorchRec DistributedModelParallel over gloo, unprotected, on the same data, model and batches as ECRM.
 
-    torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding table_wise] [--pipelined] [--bound]
+    torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding
+    table_wise] [--pipelined] [--bound]
 
-Reads an ECRM config (data, model, batch, optimizers, steps); every process is one slot of it and embeddings are
-sharded over all of them. Writes {"samples_per_second", "step_seconds", "logloss", "plan"} as JSON to OUTPUT; logloss is
-the mean over all samples of all steps.
+Reads an ECRM config (data, model, batch, optimizers, steps); every process is one slot of it and
+embeddings are sharded over all of them. Writes {"samples_per_second", "step_seconds", "logloss",
+"plan"} as JSON to OUTPUT; logloss is the mean over all samples of all steps.
 
 What makes it a fair peer, and how that was verified (TorchRec 1.8.0, torch 2.13.0):
   same work   Both begin with the same dense parameters and rows, and see the same batches in the same slots: the mean
@@ -63,7 +64,11 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.kernels.hash_uniform import hash_uniform
 from ecrm.model.replica import EPSILON
 
-SHARDINGS = {"planner": None, "table_wise": ShardingType.TABLE_WISE, "column_wise": ShardingType.COLUMN_WISE}
+SHARDINGS = {
+    "planner": None,
+    "table_wise": ShardingType.TABLE_WISE,
+    "column_wise": ShardingType.COLUMN_WISE,
+}
 """Sharding types that the planner is held to; None leaves it free."""
 COLUMNS = 32
 """Least columns of a part of a table: with TorchRec's own, 128, tables as narrow as these stay whole."""
@@ -80,44 +85,67 @@ class Training(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(1)
-        # DistributedDataParallel averages gradients over the processes, so each takes the mean of its own samples.
+        # DistributedDataParallel averages gradients over the processes, so each takes the mean of
+        # its own samples.
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         return loss, loss.detach()
 
 
-def build(config: Config, dataset: CriteoDataset, sharding: str) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
+def build(
+    config: Config, dataset: CriteoDataset, sharding: str
+) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     """The sharded model with its sparse optimizer fused into the backward pass, and its dense optimizer."""
     model = config.model
     tables = [
-        EmbeddingBagConfig(name=name, embedding_dim=model.embedding_dim, num_embeddings=rows, feature_names=[name])
+        EmbeddingBagConfig(
+            name=name, embedding_dim=model.embedding_dim, num_embeddings=rows, feature_names=[name]
+        )
         for name, rows in dataset.tables
     ]
     torch.manual_seed(config.train.seed)
     bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    training = Training(DLRM(bags, 13, list(model.bottom_mlp), list(model.top_mlp), dense_device=torch.device("cpu")))
+    training = Training(
+        DLRM(
+            bags, 13, list(model.bottom_mlp), list(model.top_mlp), dense_device=torch.device("cpu")
+        )
+    )
     apply_optimizer_in_backward(
-        RowWiseAdagrad, bags.parameters(), {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps}
+        RowWiseAdagrad,
+        bags.parameters(),
+        {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps},
     )
     kind = SHARDINGS[sharding]
-    constraints = kind and {name: ParameterConstraints(sharding_types=[kind.value], min_partition=COLUMNS) for name, _ in dataset.tables}
+    constraints = kind and {
+        name: ParameterConstraints(sharding_types=[kind.value], min_partition=COLUMNS)
+        for name, _ in dataset.tables
+    }
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=dist.get_world_size(), compute_device="cpu", ddr_cap=64 * GIBIBYTE),
+        topology=Topology(
+            world_size=dist.get_world_size(), compute_device="cpu", ddr_cap=64 * GIBIBYTE
+        ),
         batch_size=config.train.global_batch // dist.get_world_size(),
         constraints=constraints,
     )
     sharders = [EmbeddingBagCollectionSharder()]
     plan = planner.collective_plan(training, sharders, dist.GroupMember.WORLD)
-    sharded = DistributedModelParallel(training, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    sharded = DistributedModelParallel(
+        training, device=torch.device("cpu"), plan=plan, sharders=sharders
+    )
     start_alike(sharded, tables, config.train.seed)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        # fused: the fastest of torch's three forms on CPUs, with the dense-heavy model's layers a third of the time of the default.
-        lambda parameters: torch.optim.Adagrad(parameters, lr=config.train.dense_lr, eps=EPSILON, fused=True),
+        # fused: the fastest of torch's three forms on CPUs, with the dense-heavy model's layers a
+        # third of the time of the default.
+        lambda parameters: torch.optim.Adagrad(
+            parameters, lr=config.train.dense_lr, eps=EPSILON, fused=True
+        ),
     )
     return sharded, dense
 
 
-def start_alike(sharded: DistributedModelParallel, tables: list[EmbeddingBagConfig], seed: int) -> None:
+def start_alike(
+    sharded: DistributedModelParallel, tables: list[EmbeddingBagConfig], seed: int
+) -> None:
     """Give this process's parts of all tables the values that ECRM's rows begin with."""
     numbers = {table.name: number for number, table in enumerate(tables)}
     for key, value in sharded.state_dict().items():
@@ -141,12 +169,16 @@ def batches(dataset: CriteoDataset, config: Config) -> Iterator[Batch]:
     """This process's slice of every step's batch, read when it is asked for."""
     names = [name for name, _ in dataset.tables]
     for step in range(config.train.steps):
-        dense, ids, labels = dataset.batch_for(step, dist.get_rank(), dist.get_world_size(), config.train.global_batch)
+        dense, ids, labels = dataset.batch_for(
+            step, dist.get_rank(), dist.get_world_size(), config.train.global_batch
+        )
         lengths = torch.ones(ids.numel(), dtype=torch.int32)
         yield Batch(dense, KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=lengths), labels)
 
 
-def plain_step(model: DistributedModelParallel, optimizer: torch.optim.Optimizer, data: Iterator[Batch]) -> torch.Tensor:
+def plain_step(
+    model: DistributedModelParallel, optimizer: torch.optim.Optimizer, data: Iterator[Batch]
+) -> torch.Tensor:
     """One step after the other; returns the loss, detached."""
     optimizer.zero_grad()
     loss, told = model(next(data))
@@ -174,12 +206,16 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config")
     parser.add_argument("output", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--sharding", choices=SHARDINGS, default="planner")
-    parser.add_argument("--pipelined", action="store_true", help="with TorchRec's TrainPipelineSparseDist")
+    parser.add_argument(
+        "--pipelined", action="store_true", help="with TorchRec's TrainPipelineSparseDist"
+    )
     parser.add_argument("--bound", action="store_true", help="each process on one core")
     parser.add_argument("--warm-up", type=int, default=5, help="steps not counted")
     arguments = parser.parse_args()
@@ -190,17 +226,24 @@ def main() -> None:
     torch.set_num_threads(config.train.threads)
     dist.init_process_group("gloo")
     check(config)
-    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+    dataset = CriteoDataset.open(
+        config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
+    )
     model, optimizer = build(config, dataset, arguments.sharding)
     data = batches(dataset, config)
-    pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu")) if arguments.pipelined else None
+    pipeline = (
+        TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+        if arguments.pipelined
+        else None
+    )
     seconds, losses = [], []
     for _ in range(config.train.steps):
         began = time.perf_counter()
         loss = pipeline.progress(data) if pipeline else plain_step(model, optimizer, data)
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
-    if pipeline and not pipeline._pipelined_modules:  # TorchRec only logs it when it finds no module that it can pipeline
+    # TorchRec only logs it when it finds no module that it can pipeline
+    if pipeline and not pipeline._pipelined_modules:
         sys.exit("peer_torchrec: TorchRec pipelined nothing of this model")
     counted = seconds[arguments.warm_up :]
     loss = torch.tensor(statistics.mean(losses), dtype=torch.float64)

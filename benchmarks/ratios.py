@@ -17,7 +17,16 @@ STEP_BARS = [
 ]
 """(regime, contender, the other, least samples/s of the first over the other's); torchrec is the fastest of its plans in that round."""
 
-KERNEL_BARS = {"isa-l contiguous": 1.0, "no-arithmetic": 1.25, "without-delta": 1.15, "merged-after": 1.0, "fbgemm": 1.0, "torchrec": 1.0, "isa-l": 1.0, "torch": 1.0}
+KERNEL_BARS = {
+    "isa-l contiguous": 1.0,
+    "no-arithmetic": 1.25,
+    "without-delta": 1.15,
+    "merged-after": 1.0,
+    "fbgemm": 1.0,
+    "torchrec": 1.0,
+    "isa-l": 1.0,
+    "torch": 1.0,
+}
 """Greatest time of our kernel over that of each contender."""
 
 KEPT_BAR = 0.90
@@ -33,10 +42,18 @@ def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[
             rounds.setdefault(str(row["round"]), {})[row["contender"]] = row
     found = []
     for mine in rounds.values():
-        others = [float(row["samples_per_second"]) for name, row in mine.items() if name == other or (other == "torchrec" and name.startswith("torchrec-"))]
+        others = [
+            float(row["samples_per_second"])
+            for name, row in mine.items()
+            if name == other or (other == "torchrec" and name.startswith("torchrec-"))
+        ]
         if one in mine and others:
             in_turns = mine[one].get("over_none_in_turns") if other == "none" else None
-            found.append(float(in_turns) if in_turns else float(mine[one]["samples_per_second"]) / max(others))
+            found.append(
+                float(in_turns)
+                if in_turns
+                else float(mine[one]["samples_per_second"]) / max(others)
+            )
     return found
 
 
@@ -46,7 +63,9 @@ def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:
     first = {str(row["round"]): float(row["step_ms"]) for row in reversed(mine)}
     found: dict[int, list[float]] = {}
     for row in mine:
-        found.setdefault(int(row["value"]), []).append(float(row["step_ms"]) / first[str(row["round"])])
+        found.setdefault(int(row["value"]), []).append(
+            float(row["step_ms"]) / first[str(row["round"])]
+        )
     return found
 
 

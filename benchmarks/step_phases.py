@@ -16,11 +16,21 @@ def phases(trace: Path, first: int) -> dict[str, dict[str, float]]:
 
     Calls of the transport count for the phase that they lie in.
     """
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X" and event["args"]["step"] >= first]
-    ranks, steps = {event["pid"] for event in events}, len({event["args"]["step"] for event in events})
+    events = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["ph"] == "X" and event["args"]["step"] >= first
+    ]
+    ranks, steps = (
+        {event["pid"] for event in events},
+        len({event["args"]["step"] for event in events}),
+    )
     took, waited = Counter[tuple[str, int]](), Counter[str]()
     for rank in ranks:
-        mine = sorted((event for event in events if event["pid"] == rank), key=lambda event: (event["ts"], event["cat"] == "transport"))
+        mine = sorted(
+            (event for event in events if event["pid"] == rank),
+            key=lambda event: (event["ts"], event["cat"] == "transport"),
+        )
         phase: Mapping[str, Any] | None = None
         for event in mine:
             if event["cat"] == "phase":

@@ -1,7 +1,7 @@
 """Data whose first samples go through every row of every table, so that what comes after them meets tables all of which was trained.
 
-A table in production has been trained for days, and all of it is what checkpoints hold and rebuilding brings back; a run of some
-hundred steps from initial values touches a small part.
+A table in production has been trained for days, and all of it is what checkpoints hold and
+rebuilding brings back; a run of some hundred steps from initial values touches a small part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def sweep(data: Path, folder: Path, most_rows: int, batch: int) -> int:
             first = (np.arange(samples)[:, None] % caps).astype(dtype)
         content = first.tobytes() + given.tobytes()
         (aside / name).write_bytes(content)
-        manifest["files"][name] = {**manifest["files"][name], "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"][name] = {
+            **manifest["files"][name],
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
     manifest["rows"] = rows + samples
     (aside / NAME).write_text(json.dumps(manifest))
     aside.rename(folder)

@@ -63,25 +63,51 @@ def numbers(rows: Iterable[Row], field: str) -> list[float]:
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """`median (least to greatest)`; the median alone where these look the same."""
-    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    low, middle, high = (
+        f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values))
+    )
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table."""
-    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        f"| {' | '.join(header)} |",
+        "|---" * len(header) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def recovery(rows: Sequence[Row]) -> list[str]:
     """What a kill costs, by scenario."""
-    header = ("killed", "gap ms", "of it recovery ms", "a step ms", "steps redone", "samples/s before", "during", "after",
-              "whole again after s")  # fmt: skip
-    fields = ("gap_ms", "recovery_ms", "step_ms", "redone_steps", "samples_per_second_before", "samples_per_second_during",
-              "samples_per_second_after")  # fmt: skip
+    header = (
+        "killed",
+        "gap ms",
+        "of it recovery ms",
+        "a step ms",
+        "steps redone",
+        "samples/s before",
+        "during",
+        "after",
+        "whole again after s",
+    )
+    fields = (
+        "gap_ms",
+        "recovery_ms",
+        "step_ms",
+        "redone_steps",
+        "samples_per_second_before",
+        "samples_per_second_during",
+        "samples_per_second_after",
+    )
     return markdown(
         header,
         (
-            [scenario, *(spread(numbers(mine, field)) for field in fields), spread(numbers(mine, "rebuild_seconds"), 2)]
+            [
+                scenario,
+                *(spread(numbers(mine, field)) for field in fields),
+                spread(numbers(mine, "rebuild_seconds"), 2),
+            ]
             for (scenario,), mine in groups(rows, "scenario").items()
         ),
     )
@@ -89,7 +115,12 @@ def recovery(rows: Sequence[Row]) -> list[str]:
 
 def scrub(rows: Sequence[Row]) -> list[str]:
     """What scrubbing costs, by the number of rows per shard and step; medians over the runs."""
-    header = ("rows per shard and step", "a step, ratio to none", "sent per server and step", "steps for all rows")
+    header = (
+        "rows per shard and step",
+        "a step, ratio to none",
+        "sent per server and step",
+        "steps for all rows",
+    )
     lines = []
     for (count,), mine in groups(rows, "rows_per_step").items():
         on = int(count) > 0
@@ -106,12 +137,26 @@ def scrub(rows: Sequence[Row]) -> list[str]:
 
 def checkpoint(rows: Sequence[Row]) -> list[str]:
     """What a checkpoint of one rank takes, by mode."""
-    header = ("mode", "MB", "training waits s", "until it is durable s", "checking it s", "loading it s")
+    header = (
+        "mode",
+        "MB",
+        "training waits s",
+        "until it is durable s",
+        "checking it s",
+        "loading it s",
+    )
     fields = ("stall_seconds", "seconds", "check_seconds", "load_seconds")
     return markdown(
         header,
         (
-            [f"`{mode}`", f"{int(mine[0]['bytes']) / 1e6:,.0f}", *(spread(numbers(mine, field), 2) if mine[0][field] != "" else "-" for field in fields)]
+            [
+                f"`{mode}`",
+                f"{int(mine[0]['bytes']) / 1e6:,.0f}",
+                *(
+                    spread(numbers(mine, field), 2) if mine[0][field] != "" else "-"
+                    for field in fields
+                ),
+            ]
             for (mode,), mine in groups(rows, "mode").items()
         ),
     )
@@ -119,22 +164,47 @@ def checkpoint(rows: Sequence[Row]) -> list[str]:
 
 def checkpoint_runs(rows: Sequence[Row]) -> list[str]:
     """What checkpoints every so often cost training, by regime and mode."""
-    header = ("regime", "mode", "steps between", "MB", "overhead %", "mean", "training waits ms", "durable after s", "the disk alone s")
+    header = (
+        "regime",
+        "mode",
+        "steps between",
+        "MB",
+        "overhead %",
+        "mean",
+        "training waits ms",
+        "durable after s",
+        "the disk alone s",
+    )
     lines = []
     for (regime, mode), mine in groups(rows, "regime", "mode").items():
         overheads = [100 * value for value in numbers(mine, "overhead")]
         size = statistics.median(numbers(mine, "bytes")) / 1e6
-        lines.append((
-            regime, f"`{mode}`", str(mine[0]["every_steps"]), f"{size:,.0f}", spread(overheads, 1), f"{statistics.mean(overheads):.1f}",
-            spread(numbers(mine, "stall_ms"), 0), spread(numbers(mine, "durable_seconds"), 2),
-            f"{size / statistics.median(numbers(mine, 'disk_mb_per_second')):.2f}",
-        ))  # fmt: skip
+        lines.append(
+            (
+                regime,
+                f"`{mode}`",
+                str(mine[0]["every_steps"]),
+                f"{size:,.0f}",
+                spread(overheads, 1),
+                f"{statistics.mean(overheads):.1f}",
+                spread(numbers(mine, "stall_ms"), 0),
+                spread(numbers(mine, "durable_seconds"), 2),
+                f"{size / statistics.median(numbers(mine, 'disk_mb_per_second')):.2f}",
+            )
+        )
     return markdown(header, lines)
 
 
 def kernels(rows: Sequence[Row]) -> list[str]:
     """Each kernel and what it is compared with: times, bytes a second, and our time over theirs."""
-    header = ("job", "rows of bytes", "contender", "ms, median (p20 to p80)", "GB/s", "our time over theirs, median (p20 to p80)")
+    header = (
+        "job",
+        "rows of bytes",
+        "contender",
+        "ms, median (p20 to p80)",
+        "GB/s",
+        "our time over theirs, median (p20 to p80)",
+    )
     return markdown(
         header,
         (
@@ -142,9 +212,13 @@ def kernels(rows: Sequence[Row]) -> list[str]:
                 row["case"],
                 f"{int(row['rows']):,} of {row['row_bytes']}",
                 row["contender"],
-                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[field]) for field in ("median_ms", "p20_ms", "p80_ms"))),
+                "{:.2f} ({:.2f} to {:.2f})".format(
+                    *(float(row[field]) for field in ("median_ms", "p20_ms", "p80_ms"))
+                ),
                 f"{float(row['gb_per_second']):.1f}",
-                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[f"ours_over_this{which}"]) for which in ("", "_p20", "_p80"))),
+                "{:.2f} ({:.2f} to {:.2f})".format(
+                    *(float(row[f"ours_over_this{which}"]) for which in ("", "_p20", "_p80"))
+                ),
             )
             for row in rows
         ),
@@ -156,7 +230,12 @@ def step(rows: Sequence[Row]) -> list[str]:
     return markdown(
         ("regime", "contender", "a step ms", "samples/s"),
         (
-            (regime, contender, spread(numbers(mine, "step_ms"), 1), spread(numbers(mine, "samples_per_second")))
+            (
+                regime,
+                contender,
+                spread(numbers(mine, "step_ms"), 1),
+                spread(numbers(mine, "samples_per_second")),
+            )
             for (regime, contender), mine in sorted(groups(rows, "regime", "contender").items())
         ),
     )
@@ -170,8 +249,25 @@ def step_phases(rows: Sequence[Row]) -> list[str]:
     for regime, mine in groups(rows, "regime").items():
         for (phase,) in groups(mine, "phase"):
             each = [found.get((*regime, *name, phase)) for name in names]
-            lines.append((*regime, phase, *(f"{float(row['mean_ms']):.1f} ({float(row['in_transport_ms']):.1f})" if row else "-" for row in each)))
-        sums = [[sum(numbers((row for row in mine if (row["contender"],) == name), field)) for field in ("mean_ms", "in_transport_ms")] for name in names]
+            lines.append(
+                (
+                    *regime,
+                    phase,
+                    *(
+                        f"{float(row['mean_ms']):.1f} ({float(row['in_transport_ms']):.1f})"
+                        if row
+                        else "-"
+                        for row in each
+                    ),
+                )
+            )
+        sums = [
+            [
+                sum(numbers((row for row in mine if (row["contender"],) == name), field))
+                for field in ("mean_ms", "in_transport_ms")
+            ]
+            for name in names
+        ]
         lines.append((*regime, "all", *(f"{took:.1f} ({waited:.1f})" for took, waited in sums)))
     return markdown(("regime", "phase", *(f"{name} ms (in transport)" for (name,) in names)), lines)
 
@@ -181,7 +277,11 @@ def step_bars(rows: Sequence[Row]) -> list[str]:
     found = [(*entry, step_ratios(rows, *entry[:3])) for entry in STEP_BARS]
     return markdown(
         ("regime", "samples/s of", "over those of", "median (least to greatest)", "bar"),
-        ((regime, one, other, spread(values, 3), f"{bar:.2f}") for regime, one, other, bar, values in found if values),
+        (
+            (regime, one, other, spread(values, 3), f"{bar:.2f}")
+            for regime, one, other, bar, values in found
+            if values
+        ),
     )
 
 
@@ -192,19 +292,48 @@ def scaling(rows: Sequence[Row]) -> list[str]:
         if series != "rebuild":
             ratios = scaling_ratios(rows, series)[int(value)]
             different = [float(row["rows_per_step"]) for row in mine if row.get("rows_per_step")]
-            lines.append((series, f"{int(value):,}", spread(numbers(mine, "step_ms"), 1), spread(ratios, 2), f"{max(different):,.0f}" if different else ""))
-    return markdown(("series", "value", "a step ms", "ratio to the first", "different rows a step"), lines)
+            lines.append(
+                (
+                    series,
+                    f"{int(value):,}",
+                    spread(numbers(mine, "step_ms"), 1),
+                    spread(ratios, 2),
+                    f"{max(different):,.0f}" if different else "",
+                )
+            )
+    return markdown(
+        ("series", "value", "a step ms", "ratio to the first", "different rows a step"), lines
+    )
 
 
 def rebuilding(rows: Sequence[Row]) -> list[str]:
     """What the kill of a server costs a run of the scaling benchmark."""
     killed = [row for row in rows if row["series"] == "rebuild"]
-    steps = [(float(row["gap_ms"]) - float(row["noticing_ms"])) / float(row["step_ms"]) for row in killed]
+    steps = [
+        (float(row["gap_ms"]) - float(row["noticing_ms"])) / float(row["step_ms"]) for row in killed
+    ]
     return markdown(
-        ("a step ms", "gap ms", "of it noticing ms", "of it recovery ms", "gap without noticing, in steps", "samples/s while rebuilding over those before"),
-        [(*(spread(numbers(killed, field)) for field in ("step_ms", "gap_ms", "noticing_ms", "recovery_ms")), spread(steps, 1),
-          spread(numbers(killed, "kept_while_rebuilding"), 2))] if killed else [],
-    )  # fmt: skip
+        (
+            "a step ms",
+            "gap ms",
+            "of it noticing ms",
+            "of it recovery ms",
+            "gap without noticing, in steps",
+            "samples/s while rebuilding over those before",
+        ),
+        [
+            (
+                *(
+                    spread(numbers(killed, field))
+                    for field in ("step_ms", "gap_ms", "noticing_ms", "recovery_ms")
+                ),
+                spread(steps, 1),
+                spread(numbers(killed, "kept_while_rebuilding"), 2),
+            )
+        ]
+        if killed
+        else [],
+    )
 
 
 def oversubscribed(rows: Sequence[Row]) -> list[str]:
@@ -212,32 +341,76 @@ def oversubscribed(rows: Sequence[Row]) -> list[str]:
     manners = [manner for (manner,) in groups(rows, "manner")]
     lines = []
     for (layout, servers, trainers), mine in groups(rows, "layout", "servers", "trainers").items():
-        found = {manner: numbers(each, "over_bind_in_turns") for (manner,), each in groups(mine, "manner").items()}
-        ranks = f"{servers} ranks" if layout == "colocated" else f"{servers} servers, {trainers} trainers"
+        found = {
+            manner: numbers(each, "over_bind_in_turns")
+            for (manner,), each in groups(mine, "manner").items()
+        }
+        ranks = (
+            f"{servers} ranks"
+            if layout == "colocated"
+            else f"{servers} servers, {trainers} trainers"
+        )
         bound = [row for row in mine if row["manner"] == "bind"]
-        lines.append((layout, ranks, str(bound[0]["cores"]), spread(numbers(bound, "step_ms"), 1),
-                      *(spread(found[manner], 2) + (" (auto)" if manner == mine[0]["auto"] else "") for manner in manners)))  # fmt: skip
+        lines.append(
+            (
+                layout,
+                ranks,
+                str(bound[0]["cores"]),
+                spread(numbers(bound, "step_ms"), 1),
+                *(
+                    spread(found[manner], 2) + (" (auto)" if manner == mine[0]["auto"] else "")
+                    for manner in manners
+                ),
+            )
+        )
     return markdown(("layout", "ranks", "cores", "a step ms, bind", *manners), lines)
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """Rows of a round lie in the order in which they were run; here in that of contenders.py, regime by regime."""
-    regimes, places = [row["regime"] for row in rows], {name: place for place, name in enumerate(CONTENDERS)}
-    return sorted(rows, key=lambda row: (regimes.index(row["regime"]), places.get(row["contender"], len(places))))
+    regimes, places = (
+        [row["regime"] for row in rows],
+        {name: place for place, name in enumerate(CONTENDERS)},
+    )
+    return sorted(
+        rows,
+        key=lambda row: (regimes.index(row["regime"]), places.get(row["contender"], len(places))),
+    )
 
 
 def protections(rows: Sequence[Row]) -> list[str]:
     """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
-    header = ("regime", "protection", "overhead %", "redundancy over rows", "gap s", "nothing new for s", "lost until whole s", "steps redone or lost",
-              "whole again after s", "samples/s kept while recovering", "models equal")  # fmt: skip
+    header = (
+        "regime",
+        "protection",
+        "overhead %",
+        "redundancy over rows",
+        "gap s",
+        "nothing new for s",
+        "lost until whole s",
+        "steps redone or lost",
+        "whole again after s",
+        "samples/s kept while recovering",
+        "models equal",
+    )
     costs, equal = overheads(rows), equal_models(rows)
     columns = [
-        ({key: [factor * value for value in found.values()] for key, found in by_round(rows, field).items()}, digits)
+        (
+            {
+                key: [factor * value for value in found.values()]
+                for key, found in by_round(rows, field).items()
+            },
+            digits,
+        )
         for field, factor, digits in (
-            ("gap_ms", 1e-3, 2), ("lost_ms", 1e-3, 2), ("lost_whole_ms", 1e-3, 2), ("redone_steps", 1, 0), ("whole_after_s", 1, 2),
+            ("gap_ms", 1e-3, 2),
+            ("lost_ms", 1e-3, 2),
+            ("lost_whole_ms", 1e-3, 2),
+            ("redone_steps", 1, 0),
+            ("whole_after_s", 1, 2),
             ("kept_recovering", 1, 2),
         )
-    ]  # fmt: skip
+    ]
     lines = []
     for key, mine in groups(in_order(rows), "regime", "contender").items():
         cost = spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-"
@@ -245,14 +418,24 @@ def protections(rows: Sequence[Row]) -> list[str]:
         cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
         if lost := [int(row["lost_steps"]) for row in mine if int(row.get("lost_steps") or 0)]:
             cells[3] += f", {spread(lost)} of a shard lost"
-        lines.append((*key, cost, held, *cells, f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-"))
+        lines.append(
+            (
+                *key,
+                cost,
+                held,
+                *cells,
+                f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-",
+            )
+        )
     return markdown(header, lines)
 
 
 def protections_short(rows: Sequence[Row]) -> list[str]:
     """The same in few columns, for the README."""
     costs, equal = overheads(rows), equal_models(rows)
-    lost, whole, kept = (by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering"))
+    lost, whole, kept = (
+        by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering")
+    )
     lines = []
     for key, mine in groups(in_order(rows), "regime", "contender").items():
         if key[1] not in SHORT:
@@ -268,8 +451,19 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
                 "yes" if all(equal.get(key, [False])) else "no",
             )
         )
-    return markdown(("regime", "protection", "overhead %", "redundancy over rows", "a SIGKILL: nothing new for s", "lost in all s",
-                     "samples/s kept until whole", "same model"), lines)  # fmt: skip
+    return markdown(
+        (
+            "regime",
+            "protection",
+            "overhead %",
+            "redundancy over rows",
+            "a SIGKILL: nothing new for s",
+            "lost in all s",
+            "samples/s kept until whole",
+            "same model",
+        ),
+        lines,
+    )
 
 
 def protections_size(rows: Sequence[Row]) -> list[str]:
@@ -286,49 +480,107 @@ def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
     """{bytes of rows: {contender: overhead in %, of each round}} of protections_size.csv, ascending."""
     found: dict[int, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: float(row["share"])):
-        found.setdefault(int(row["rows_bytes"]), {}).setdefault(row["contender"], []).append(100 * float(row["overhead"]))
+        found.setdefault(int(row["rows_bytes"]), {}).setdefault(row["contender"], []).append(
+            100 * float(row["overhead"])
+        )
     return found
 
 
 def protections_accuracy(rows: Sequence[Row]) -> list[str]:
     """AUC at the end of runs in which a server was killed."""
     found = auc_differences(rows)
-    return markdown(("regime", "protection", "final AUC less that of none"), ((*key, f"{value:+.4f}") for key, value in found.items() if key[1] != "none"))
+    return markdown(
+        ("regime", "protection", "final AUC less that of none"),
+        ((*key, f"{value:+.4f}") for key, value in found.items() if key[1] != "none"),
+    )
 
 
 def protections_bars(rows: Sequence[Row]) -> list[str]:
     """The bars, and what was found."""
     return markdown(
         ("regime", "what", "median (least to greatest)", "bar", ""),
-        ((bar.regime, bar.what, spread(bar.values, 3), f"{'at least' if bar.at_least else 'below'} {bar.bar:g}", bar.verdict)
-         for bar in bars(rows)),
-    )  # fmt: skip
+        (
+            (
+                bar.regime,
+                bar.what,
+                spread(bar.values, 3),
+                f"{'at least' if bar.at_least else 'below'} {bar.bar:g}",
+                bar.verdict,
+            )
+            for bar in bars(rows)
+        ),
+    )
 
 
 def protections_bytes(rows: Sequence[Row]) -> list[str]:
     """What each protection sends, writes and holds."""
-    calm = {row["regime"]: float(row["sent_bytes_per_step"]) for row in rows if row["contender"] == "none"}
+    calm = {
+        row["regime"]: float(row["sent_bytes_per_step"])
+        for row in rows
+        if row["contender"] == "none"
+    }
     lines = []
     for row in rows:
         sent, held = float(row["sent_bytes_per_step"]), float(row["rows_bytes"])
         over = f"{sent / calm[row['regime']]:.2f}" if calm.get(row["regime"]) else "-"
-        written = f"{float(row['written_bytes_per_step']) / 1e6:,.2f}" if row["written_bytes_per_step"] != "" else "a checkpoint per interval"
-        lines.append((row["regime"], row["contender"], f"{sent / 1e6:,.2f}", over, written,
-                      f"{float(row['redundancy_bytes']) / held:.2f}", f"{float(row['undo_bytes']) / 1e6:,.1f}",
-                      f"{float(row['resident_peak_bytes']) / 1e6:,.0f}"))  # fmt: skip
-    header = ("regime", "protection", "MB sent per step", "over none", "MB written per step", "redundancy over rows", "MB of undo log",
-              "MB resident at most, all ranks")  # fmt: skip
+        written = (
+            f"{float(row['written_bytes_per_step']) / 1e6:,.2f}"
+            if row["written_bytes_per_step"] != ""
+            else "a checkpoint per interval"
+        )
+        lines.append(
+            (
+                row["regime"],
+                row["contender"],
+                f"{sent / 1e6:,.2f}",
+                over,
+                written,
+                f"{float(row['redundancy_bytes']) / held:.2f}",
+                f"{float(row['undo_bytes']) / 1e6:,.1f}",
+                f"{float(row['resident_peak_bytes']) / 1e6:,.0f}",
+            )
+        )
+    header = (
+        "regime",
+        "protection",
+        "MB sent per step",
+        "over none",
+        "MB written per step",
+        "redundancy over rows",
+        "MB of undo log",
+        "MB resident at most, all ranks",
+    )
     return markdown(header, lines)
 
 
 def protections_model(rows: Sequence[Row]) -> list[str]:
     """MODEL: overhead of tables of 1 TB."""
-    shown = [row for row in rows if row["tables_gb"] == "1000" and row["servers"] in ("5", "50", "500")]
+    shown = [
+        row for row in rows if row["tables_gb"] == "1000" and row["servers"] in ("5", "50", "500")
+    ]
     return markdown(
-        ("MODEL, regime", "servers", "protection", "interval min", "overhead %", "of it without failures %", "lost per failure s"),
-        ((row["regime"], row["servers"], row["protection"], row["interval_minutes"] or "-", f"{100 * float(row['overhead']):.2f}",
-          f"{100 * float(row['normal_overhead']):.2f}", f"{float(row['lost_seconds_per_failure']):,.1f}") for row in shown),
-    )  # fmt: skip
+        (
+            "MODEL, regime",
+            "servers",
+            "protection",
+            "interval min",
+            "overhead %",
+            "of it without failures %",
+            "lost per failure s",
+        ),
+        (
+            (
+                row["regime"],
+                row["servers"],
+                row["protection"],
+                row["interval_minutes"] or "-",
+                f"{100 * float(row['overhead']):.2f}",
+                f"{100 * float(row['normal_overhead']):.2f}",
+                f"{float(row['lost_seconds_per_failure']):,.1f}",
+            )
+            for row in shown
+        ),
+    )
 
 
 def picture(name: str, text: str, csv: str = "") -> Table:
@@ -348,11 +600,17 @@ TABLES = {
     "oversubscribed": Table("oversubscribed.csv", oversubscribed),
     "scaling": Table("scaling.csv", scaling),
     "rebuilding": Table("scaling.csv", rebuilding),
-    "recovery figure": picture("recovery", "Gap around a SIGKILL and throughput around it, by what is killed"),
+    "recovery figure": picture(
+        "recovery", "Gap around a SIGKILL and throughput around it, by what is killed"
+    ),
     "scrub figure": picture("scrub", "A step with rows scrubbed, as a ratio to a step without"),
-    "checkpoint figure": picture("checkpoint", "Seconds of writing, checking and loading a checkpoint, by mode"),
+    "checkpoint figure": picture(
+        "checkpoint", "Seconds of writing, checking and loading a checkpoint, by mode"
+    ),
     "kernels figure": picture("kernels", "Time of each kernel over that of its peers and floors"),
-    "step figure": picture("step", "Samples per second with and without protection and of TorchRec, and their ratios"),
+    "step figure": picture(
+        "step", "Samples per second with and without protection and of TorchRec, and their ratios"
+    ),
     "scaling figure": picture("scaling", "A step as tables, servers, k and m grow"),
     "protections": Table("protections.csv", protections),
     "protections bars": Table("protections.csv", protections_bars),
@@ -361,13 +619,26 @@ TABLES = {
     "protections accuracy": Table("protections_accuracy.csv", protections_accuracy),
     "protections bytes": Table("protections_bytes.csv", protections_bytes),
     "protections model": Table("protections_model.csv", protections_model),
-    "protections figure": picture("protections", "Overhead, training time lost to a kill and throughput while recovering, by protection"),
-    "protections copies figure": picture("protections_copies", "Effect of k and of the number of copies", "protections.csv"),
-    "protections rebuild figure": picture("protections_rebuild", "Effect of the rows rebuilt per step", "protections.csv"),
-    "protections timeline figure": picture("protections_timeline", "Throughput before, during and after a kill"),
-    "protections accuracy figure": picture("protections_accuracy", "AUC along runs in which a server is killed"),
+    "protections figure": picture(
+        "protections",
+        "Overhead, training time lost to a kill and throughput while recovering, by protection",
+    ),
+    "protections copies figure": picture(
+        "protections_copies", "Effect of k and of the number of copies", "protections.csv"
+    ),
+    "protections rebuild figure": picture(
+        "protections_rebuild", "Effect of the rows rebuilt per step", "protections.csv"
+    ),
+    "protections timeline figure": picture(
+        "protections_timeline", "Throughput before, during and after a kill"
+    ),
+    "protections accuracy figure": picture(
+        "protections_accuracy", "AUC along runs in which a server is killed"
+    ),
     "protections size figure": picture("protections_size", "Overhead by the size of the tables"),
-    "protections model figure": picture("protections_model", "MODEL: overhead by the size of the tables"),
+    "protections model figure": picture(
+        "protections_model", "MODEL: overhead by the size of the tables"
+    ),
 }
 """By the name in `<!-- table: NAME -->`."""
 
@@ -383,16 +654,23 @@ def content(name: str, results: Path, tables: Mapping[str, Table] = TABLES) -> s
     try:
         return "\n".join(table.lines(rows))
     except (KeyError, ValueError, TypeError) as error:
-        raise TableError(f"{results / table.csv} does not give the table {name}: {type(error).__name__} {error}") from None
+        raise TableError(
+            f"{results / table.csv} does not give the table {name}: {type(error).__name__} {error}"
+        ) from None
 
 
-def rewritten(text: str, results: Path, tables: Mapping[str, Table] = TABLES) -> tuple[str, list[str]]:
+def rewritten(
+    text: str, results: Path, tables: Mapping[str, Table] = TABLES
+) -> tuple[str, list[str]]:
     """(the document with every table as its CSV gives it, names of the tables that differed). Raises TableError."""
     parts, differing, done, opened = [], [], 0, None
     for mark in MARK.finditer(text):
         line = text.count("\n", 0, mark.start()) + 1
         if (opened is None) == (mark["end"] is not None):
-            raise TableError(f"line {line}: {mark[0]} " + ("ends no table" if opened is None else f"within the table {opened['name']}"))
+            raise TableError(
+                f"line {line}: {mark[0]} "
+                + ("ends no table" if opened is None else f"within the table {opened['name']}")
+            )
         if mark["name"] is not None:
             opened = mark
             continue
@@ -413,9 +691,18 @@ def documents(root: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check all documents; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a table differs from its CSV")
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder with README.md, docs/ and benchmarks/results/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if a table differs from its CSV"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT,
+        help="folder with README.md, docs/ and benchmarks/results/",
+    )
     options = parser.parse_args(arguments)
     found, at = {}, options.root
     try:
@@ -428,7 +715,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for path, (new, differing) in found.items():
         for name in differing:
-            print(f"{path.relative_to(options.root)}: table {name} {'differs from its CSV' if options.check else 'written'}")
+            print(
+                f"{path.relative_to(options.root)}: table {name} {'differs from its CSV' if options.check else 'written'}"
+            )
         if differing and not options.check:
             path.write_text(new)
     if options.check and any(differing for _, differing in found.values()):

@@ -1,7 +1,7 @@
 """Several runs that take turns on the machine, a second or two each, so that a pace that changes by the minute is the same for all.
 
-Every run is started, warmed up and stopped (SIGSTOP to all its processes); then one after the other is continued for a turn. Only
-steps that begin and end within a turn count.
+Every run is started, warmed up and stopped (SIGSTOP to all its processes); then one after the other
+is continued for a turn. Only steps that begin and end within a turn count.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import measure
 
-from ecrm.launch.events import parse_events
 from ecrm.drill.run import read_run
+from ecrm.launch.events import parse_events
 from ecrm.launch.supervise import session_members
 
 START_SECONDS, END_SECONDS = 120.0, 60.0
@@ -48,7 +48,11 @@ class Player:
         """What `ecrm launch` has started: mpirun in a session of its own, guards and ranks."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
-            return [pid for session in children.read_text().split() for pid in session_members(int(session))]
+            return [
+                pid
+                for session in children.read_text().split()
+                for pid in session_members(int(session))
+            ]
         return []
 
     def signal(self, number: int) -> None:
@@ -59,7 +63,9 @@ class Player:
     def check(self) -> None:
         """Raise RunFailed if it has ended."""
         if self.process.poll() is not None:
-            raise RunFailed(f"{self.name} ended with {self.process.returncode}:\n{self.process.stdout.read()}")
+            raise RunFailed(
+                f"{self.name} ended with {self.process.returncode}:\n{self.process.stdout.read()}"
+            )
 
     def play(self, seconds: float) -> None:
         begin = time.time()
@@ -82,13 +88,17 @@ class Player:
             self.process.communicate()
 
 
-def step_seconds(finished: Sequence[tuple[int, float]], turns: Sequence[tuple[float, float]]) -> list[float]:
+def step_seconds(
+    finished: Sequence[tuple[int, float]], turns: Sequence[tuple[float, float]]
+) -> list[float]:
     """Seconds of an average step of each turn, of those that begin and end in it. Raises ValueError for a turn with none."""
     found = []
     for begin, end in turns:
         inside = [(step, at) for step, at in finished if begin < at < end]
         if len(inside) < 2:
-            raise ValueError(f"{len(inside)} steps were finished in a turn of {end - begin:.2f} s: give it longer turns")
+            raise ValueError(
+                f"{len(inside)} steps were finished in a turn of {end - begin:.2f} s: give it longer turns"
+            )
         found.append((inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]))
     return found
 
@@ -125,7 +135,13 @@ def take_turns(
     players: list[Player] = []
     try:
         for name, sets in runs.items():
-            players.append(_start(name, folder / name, {**sets, "train.steps": ENDLESS, "train.log_every_steps": 10}))
+            players.append(
+                _start(
+                    name,
+                    folder / name,
+                    {**sets, "train.steps": ENDLESS, "train.log_every_steps": 10},
+                )
+            )
             _warm_up(players[-1], warm_steps)
         for number in range(turns):
             for player in players if number % 2 == 0 else reversed(players):
@@ -134,14 +150,26 @@ def take_turns(
         for player in players:
             player.end()
     try:
-        return {player.name: step_seconds(read_run(player.folder).finished, player.turns) for player in players}
+        return {
+            player.name: step_seconds(read_run(player.folder).finished, player.turns)
+            for player in players
+        }
     finally:
         for player in players:
             shutil.rmtree(player.folder, ignore_errors=True)
 
 
 def _start(name: str, folder: Path, sets: Mapping[str, Any]) -> Player:
-    words = [sys.executable, "-m", "ecrm", "launch", "quickstart", "--run-dir", str(folder), *measure.set_words(sets)]
+    words = [
+        sys.executable,
+        "-m",
+        "ecrm",
+        "launch",
+        "quickstart",
+        "--run-dir",
+        str(folder),
+        *measure.set_words(sets),
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return Player(name, folder, process)
 
@@ -163,4 +191,8 @@ def _has_done(events: Path, steps: int) -> bool:
 
 def _progress(events: Path) -> Iterator[int]:
     with contextlib.suppress(FileNotFoundError):
-        yield from (event["step"] for event in parse_events(events.read_text())[0] if event["event"] == "progress")
+        yield from (
+            event["step"]
+            for event in parse_events(events.read_text())[0]
+            if event["event"] == "progress"
+        )

@@ -31,8 +31,8 @@ class Room:
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
     """Zeros whose memory the system hands out page by page as it is used; torch.zeros writes all of it at once.
 
-    Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at a page.
-    Core dumps leave it out: a rank that crashes counts as alive until its dump is written.
+    Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at
+    a page. Core dumps leave it out: a rank that crashes counts as alive until its dump is written.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

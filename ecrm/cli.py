@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ecrm", description="DLRM training whose embedding tables survive killed ranks bit for bit."
+        prog="ecrm",
+        description="DLRM training whose embedding tables survive killed ranks bit for bit.",
     )
     parser.add_argument("--version", action="version", version=f"ecrm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -66,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
         help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; may be repeated',
     )
     _add_hosts(launch)
-    launch.add_argument("--dry-run", action="store_true", help="check, print the line and the memory that ranks will need, start nothing")
+    launch.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check, print the line and the memory that ranks will need, start nothing",
+    )
     launch.set_defaults(run=_launch)
 
     add_drill(commands, _add_run_options)
@@ -75,12 +80,18 @@ def _parser() -> argparse.ArgumentParser:
 
     add_export(commands)
 
-    config = commands.add_parser("config", help="print the keys of a config, or the effective values of one")
-    config.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config")
+    config = commands.add_parser(
+        "config", help="print the keys of a config, or the effective values of one"
+    )
+    config.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="TOML file or name of a shipped config"
+    )
     _add_set(config)
     config.set_defaults(run=_config)
 
-    doctor = commands.add_parser("doctor", help="print what this machine has and whether training can run")
+    doctor = commands.add_parser(
+        "doctor", help="print what this machine has and whether training can run"
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -111,7 +122,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         const="train.profile=true",
         help="print where the time of a step goes, by phase, and write a Chrome trace; short for --set train.profile=true",
     )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves")
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="new or empty folder for what the run leaves"
+    )
     parser.add_argument(
         "--kill",
         action="append",
@@ -193,7 +206,10 @@ def _train(args: argparse.Namespace) -> int:
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)
     init_from = None if args.init_from is None else str(args.init_from)
-    preflight_ulfm(config, shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]))
+    preflight_ulfm(
+        config,
+        shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]),
+    )
     if args.resume == AUTO_RESUME:
         check_same(args.run_dir, config)
     if found.complete:
@@ -205,10 +221,12 @@ def _train(args: argparse.Namespace) -> int:
     if config.checkpoints and args.run_dir is None:
         raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
     if args.run_dir is not None and args.resume != AUTO_RESUME:
-        check_run_dir(args.run_dir)  # no rank writes there before all ranks have come to MPI, past this line
+        # no rank writes there before all ranks have come to MPI, past this line
+        check_run_dir(args.run_dir)
     cluster = config.cluster
     os.environ.update(thread_environment(config))  # before torch is imported
-    guarded = guard(cluster.hang_seconds, cluster.start_seconds, cluster.stuck_seconds)  # before threads and MPI exist
+    # before threads and MPI exist
+    guarded = guard(cluster.hang_seconds, cluster.start_seconds, cluster.stuck_seconds)
     from ecrm.train.stop import StopSignals
 
     stop = StopSignals()
@@ -225,8 +243,20 @@ def _launch(args: argparse.Namespace) -> int:
         try:
             words += shlex.split(option)
         except ValueError as error:
-            raise UsageError(f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell") from None
-    return launch(args.config, args.set, args.run_dir, args.kill, words, args.dry_run, _elsewhere(args), args.resume, args.init_from)
+            raise UsageError(
+                f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell"
+            ) from None
+    return launch(
+        args.config,
+        args.set,
+        args.run_dir,
+        args.kill,
+        words,
+        args.dry_run,
+        _elsewhere(args),
+        args.resume,
+        args.init_from,
+    )
 
 
 def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
@@ -237,12 +267,17 @@ def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
     if args.hosts is not None:
         return Elsewhere(args.hosts, **given)
     if given:
-        raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing")
+        raise UsageError(
+            f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing"
+        )
     return None
 
 
 def _config(args: argparse.Namespace) -> int:
-    print(reference() if args.config is None else effective(load_config(args.config, args.set)), end="")
+    print(
+        reference() if args.config is None else effective(load_config(args.config, args.set)),
+        end="",
+    )
     return 0
 
 

@@ -23,7 +23,10 @@ class Problem:
     otherwise: str = ""
 
     def __str__(self) -> str:
-        words = [" and ".join(f"{key}={_typed(value)}" for key, value in way.items()) for way in self.ways_out]
+        words = [
+            " and ".join(f"{key}={_typed(value)}" for key, value in way.items())
+            for way in self.ways_out
+        ]
         advice = [f"set {' or '.join(words)}"] if words else []
         advice += [self.otherwise] if self.otherwise else []
         return f"{self.wrong}: {', or '.join(advice)}" if advice else self.wrong
@@ -31,7 +34,12 @@ class Problem:
     def keeping(self, kept: Mapping[str, Any], has: Mapping[str, Any]) -> Problem:
         """The same where these keys must be `kept` as given, and a config `has` these values: no way out is to change one that is."""
         ways = [{key: kept.get(key, value) for key, value in way.items()} for way in self.ways_out]
-        return replace(self, ways_out=tuple(way for way in ways if any(has[key] != value for key, value in way.items())))
+        return replace(
+            self,
+            ways_out=tuple(
+                way for way in ways if any(has[key] != value for key, value in way.items())
+            ),
+        )
 
 
 class UsageError(EcrmError):

@@ -11,7 +11,8 @@ _SIGN = np.uint32(1 << 31)
 def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
     """Exact probability that a positive scores above a negative, ties counting half.
 
-    `labels` 0 or 1 [N], `scores` [N], any real dtype. None without both classes, or where a score is not finite.
+    `labels` 0 or 1 [N], `scores` [N], any real dtype. None without both classes, or where a score
+    is not finite.
     """
     positives = int(labels.sum())
     negatives = labels.size - positives
@@ -32,8 +33,9 @@ def logit_losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
 def bins_of(scores: np.ndarray) -> np.ndarray:
     """The bin of each finite score, int64 [N] in 0 to `AUC_BINS` - 1, ascending with the score.
 
-    A bin is what floats share in their upper 20 bits: sign, exponent and 11 bits of mantissa, so it is at most 2^-11 of
-    its scores wide, whatever their scale. Equal scores, both zeros among them, share a bin.
+    A bin is what floats share in their upper 20 bits: sign, exponent and 11 bits of mantissa, so it
+    is at most 2^-11 of its scores wide, whatever their scale. Equal scores, both zeros among them,
+    share a bin.
     """
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 + 0 is 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
@@ -72,8 +74,8 @@ class Histogram:
     def auc(self) -> tuple[float | None, float | None]:
         """(the AUC, how far it may be from the exact one), scores of one bin taken as ties; (None, None) without both classes.
 
-        The exact AUC counts each pair of a positive and a negative in one bin as 0, a half or 1, this one as a half:
-        so they differ by at most half the share of such pairs.
+        The exact AUC counts each pair of a positive and a negative in one bin as 0, a half or 1,
+        this one as a half: so they differ by at most half the share of such pairs.
         """
         negatives, positives = self._counts.reshape(2, AUC_BINS).astype(np.float64)
         pairs = negatives.sum() * positives.sum()
@@ -82,4 +84,3 @@ class Histogram:
         below = np.cumsum(negatives) - negatives
         together = float((positives * negatives).sum())
         return (float((positives * below).sum()) + together / 2) / pairs, together / 2 / pairs
-

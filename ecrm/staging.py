@@ -13,9 +13,19 @@ from typing import BinaryIO
 
 from ecrm.errors import EcrmError, UsageError
 
-_USERS_MISTAKE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+_USERS_MISTAKE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # a cluster's file system may not have them
+# a cluster's file system may not have them
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @contextmanager
@@ -25,7 +35,9 @@ def _write_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kind = UsageError if error.errno in _USERS_MISTAKE else EcrmError
-        raise kind(f"{target}: cannot be written, nothing was changed there: {error.strerror or error}") from error
+        raise kind(
+            f"{target}: cannot be written, nothing was changed there: {error.strerror or error}"
+        ) from error
 
 
 def _beside(target: Path, ending: str) -> Path:
@@ -54,7 +66,9 @@ def _lock(descriptor: int) -> None:
 
 def _claim(path: Path, target: Path) -> int:
     """Lock the staging directory, or else file, at `path` and return its descriptor; raises `UsageError` if another process holds it."""
-    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    flags = (
+        os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    )
     descriptor = os.open(path, flags, 0o666)
     try:
         _lock(descriptor)
@@ -92,11 +106,12 @@ def _empty(directory: Path) -> None:
 def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
     """Give the body a sibling directory of `target` to fill, and rename it to `target` when the body succeeds.
 
-    `check` is called before the body and raises if `target`, as it then stands, must not be replaced.
-    The body syncs the files it writes. If it raises, its directory is removed and `target` is as it
-    was; if the process is killed, the next call clears up. Replacing takes two renames: a process killed
-    between them leaves the old directory as `.NAME.replaced`, which the next call moves back.
-    Raises `UsageError` or `EcrmError` instead of OSError, also for those of the body.
+    `check` is called before the body and raises if `target`, as it then stands, must not be
+    replaced. The body syncs the files it writes. If it raises, its directory is removed and
+    `target` is as it was; if the process is killed, the next call clears up. Replacing takes two
+    renames: a process killed between them leaves the old directory as `.NAME.replaced`, which the
+    next call moves back. Raises `UsageError` or `EcrmError` instead of OSError, also for those of
+    the body.
     """
     staged = _beside(target, "preparing")
     displaced = _beside(target, "replaced")

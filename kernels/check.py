@@ -11,17 +11,25 @@ from ecrm.kernels import native
 WEIGHT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def matrix(name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], written: bool = False) -> None:
+def matrix(
+    name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], written: bool = False
+) -> None:
     """A two-dimensional tensor whose rows are contiguous; rows that are written must not overlap."""
     if tensor.dtype not in dtypes:
-        raise TypeError(f"{name} is {tensor.dtype}, needed: {' or '.join(str(dtype) for dtype in dtypes)}")
+        raise TypeError(
+            f"{name} is {tensor.dtype}, needed: {' or '.join(str(dtype) for dtype in dtypes)}"
+        )
     if tensor.dim() != 2:
         raise ValueError(f"{name} has shape {list(tensor.shape)}, needed: two dimensions")
     height, width = tensor.shape
     if width > 1 and tensor.stride(1) != 1:
-        raise ValueError(f"{name}: elements of a row are {tensor.stride(1)} apart, needed: contiguous rows")
+        raise ValueError(
+            f"{name}: elements of a row are {tensor.stride(1)} apart, needed: contiguous rows"
+        )
     if written and height > 1 and tensor.stride(0) < width:
-        raise ValueError(f"{name}: rows of {width} elements are {tensor.stride(0)} apart and overlap")
+        raise ValueError(
+            f"{name}: rows of {width} elements are {tensor.stride(0)} apart and overlap"
+        )
 
 
 def shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> None:
@@ -47,7 +55,9 @@ def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
     """The device that all tensors are on. Raises ValueError where there is more than one."""
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) != 1:
-        raise ValueError(f"tensors on several devices: {({name: str(t.device) for name, t in tensors.items()})}")
+        raise ValueError(
+            f"tensors on several devices: { ({name: str(t.device) for name, t in tensors.items()}) }"
+        )
     return devices.pop()
 
 
@@ -82,6 +92,10 @@ def states(
         if tensor.dim() == 1:
             tensor = tensor[:, None]
         matrix(f"state[{s}]", tensor, (torch.float32,), written=True)
-        shape(f"state[{s}]", tensor, (weights.shape[0], tensor.shape[1] if widths is None else widths[s]))
+        shape(
+            f"state[{s}]",
+            tensor,
+            (weights.shape[0], tensor.shape[1] if widths is None else widths[s]),
+        )
         result.append(tensor)
     return result

@@ -18,16 +18,19 @@ _taken: dict[str, str] = {}
 def choose(operation: str, backend: str, device: torch.device, has_triton: bool = True) -> str:
     """The backend, one of BACKENDS, that will run `operation` on tensors of `device`.
 
-    "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch operations on the GPU)
-    for the operations that need no kernel of their own there. Every choice is remembered for `taken`.
-    Raises ValueError for an unknown name or one that cannot work on the device, OSError where the C++ was not built.
+    "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch
+    operations on the GPU) for the operations that need no kernel of their own there. Every choice
+    is remembered for `taken`. Raises ValueError for an unknown name or one that cannot work on the
+    device, OSError where the C++ was not built.
     """
     if backend == "auto":
         chosen = "cpu" if device.type == "cpu" else "triton" if has_triton else "reference"
     else:
         chosen = backend
     if chosen not in BACKENDS:
-        raise ValueError(f"{operation}: backend {backend!r} is not one of {', '.join(BACKENDS)}, auto")
+        raise ValueError(
+            f"{operation}: backend {backend!r} is not one of {', '.join(BACKENDS)}, auto"
+        )
     if chosen == "cpu" and device.type != "cpu":
         raise ValueError(f"{operation}: backend 'cpu' was given tensors on {device}")
     if chosen == "triton":
@@ -46,6 +49,10 @@ def taken() -> dict[str, str]:
 
 def _check_triton(operation: str, device: torch.device, has_triton: bool) -> None:
     if not has_triton:
-        raise ValueError(f"{operation}: no Triton kernel; on a GPU its reference runs as plain torch operations")
+        raise ValueError(
+            f"{operation}: no Triton kernel; on a GPU its reference runs as plain torch operations"
+        )
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(f"{operation}: backend 'triton' was given CPU tensors; only TRITON_INTERPRET=1 allows that")
+        raise ValueError(
+            f"{operation}: backend 'triton' was given CPU tensors; only TRITON_INTERPRET=1 allows that"
+        )

@@ -1,7 +1,7 @@
 """The shared library of the C++ backend: loading it, and the instruction set it uses.
 
-Calls go through ctypes, which releases the GIL. The library holds every instruction set; it takes the best that the
-machine has, and a test can force any other that the machine has.
+Calls go through ctypes, which releases the GIL. The library holds every instruction set; it takes
+the best that the machine has, and a test can force any other that the machine has.
 """
 
 from __future__ import annotations
@@ -25,23 +25,63 @@ _SIGNATURES = {
     "ecrm_instruction_set": (ctypes.c_int, []),
     "ecrm_use_instruction_set": (ctypes.c_int, [ctypes.c_int]),
     "ecrm_first_outside": (_INT, [_POINTER, _INT, _INT]),
-    "ecrm_parity_apply": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT]),
+    "ecrm_parity_apply": (
+        None,
+        [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT],
+    ),
     "ecrm_sparse_update": (None, [_POINTER]),
     "ecrm_sparse_update_logged": (_INT, [_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT]),
-    "ecrm_decode": (None, [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT]),
-    "ecrm_gather_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
-    "ecrm_scatter_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER]),
-    "ecrm_xor_records": (None, [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT]),
-    "ecrm_merge_records": (_INT, [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT]),
+    "ecrm_decode": (
+        None,
+        [_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT],
+    ),
+    "ecrm_gather_records": (
+        None,
+        [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT],
+    ),
+    "ecrm_scatter_records": (
+        None,
+        [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER],
+    ),
+    "ecrm_xor_records": (
+        None,
+        [_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT],
+    ),
+    "ecrm_merge_records": (
+        _INT,
+        [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _INT, _POINTER, _POINTER, _INT],
+    ),
     "ecrm_unique_by_unit": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
     "ecrm_split_by_shard": (None, [_POINTER, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER]),
     "ecrm_split_by_unit": (ctypes.c_int, [_POINTER, _INT, _INT, _POINTER, _POINTER]),
-    "ecrm_scatter_add": (None, [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER]),
+    "ecrm_scatter_add": (
+        None,
+        [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER],
+    ),
     "ecrm_dot_interaction_room": (_INT, [_INT, _INT]),
-    "ecrm_dot_interaction": (None, [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER]),
+    "ecrm_dot_interaction": (
+        None,
+        [_POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER],
+    ),
     "ecrm_dot_interaction_backward": (
         None,
-        [_POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _POINTER],
+        [
+            _POINTER,
+            _POINTER,
+            _INT,
+            _POINTER,
+            _POINTER,
+            _INT,
+            _POINTER,
+            _INT,
+            _POINTER,
+            _INT,
+            _POINTER,
+            _INT,
+            _INT,
+            _INT,
+            _POINTER,
+        ],
     ),
     "ecrm_hash_uniform": (
         None,
@@ -60,7 +100,9 @@ def built() -> bool:
 def library() -> ctypes.CDLL:
     """The loaded library. Raises OSError, with what to do, where it was not built."""
     if not built():
-        raise OSError(f"the C++ kernels are not built: {LIBRARY} is missing; run `pip install -e .` (needs g++)")
+        raise OSError(
+            f"the C++ kernels are not built: {LIBRARY} is missing; run `pip install -e .` (needs g++)"
+        )
     loaded = ctypes.CDLL(str(LIBRARY))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)

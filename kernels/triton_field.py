@@ -27,4 +27,6 @@ def as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _strides_fit(tensor: torch.Tensor) -> bool:
-    return tensor.storage_offset() % 4 == 0 and all(stride % 4 == 0 for stride in tensor.stride()[:-1])
+    return tensor.storage_offset() % 4 == 0 and all(
+        stride % 4 == 0 for stride in tensor.stride()[:-1]
+    )

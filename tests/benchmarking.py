@@ -25,6 +25,10 @@ def read(path: Path) -> list[dict[str, str]]:
         drawn = path.with_suffix(".png")
         figures.picture(figures.FIGURES[path.stem], path, drawn)
         assert figures.stale(path, drawn) is None
-    made = [tables.content(name, path.parent) for name, table in tables.TABLES.items() if table.csv == path.name]
+    made = [
+        tables.content(name, path.parent)
+        for name, table in tables.TABLES.items()
+        if table.csv == path.name
+    ]
     assert any(text.startswith("|") for text in made)
     return list(csv.DictReader(path.open()))

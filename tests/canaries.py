@@ -21,9 +21,9 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.routing import ShardRequests
 from ecrm.engine.step_log import StepLog
 from ecrm.errors import Unrecoverable
-from ecrm.placement.stripes import StripeShape
 from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.start import spread_shards
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, mark_whole
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.rebuild import Rebuild
@@ -84,7 +84,8 @@ def _gradients_changed_too_early(engine):
 
     def noted():
         note()
-        there = [room._memory for room in engine._gradients.values() if room._memory.any()]  # else noted already
+        # else noted already
+        there = [room._memory for room in engine._gradients.values() if room._memory.any()]
         kept[:] = [(memory, memory.clone()) for memory in there] or kept
         for memory in there:
             memory.zero_()
@@ -125,7 +126,11 @@ def _wrong_decode(engine):
 def _wrong_source(engine):
     class Shifted(type(engine.layouts[0])):
         def local_of_unit(self, stripes, unit):
-            shift, rows = (self.shape.k, self.data_rows_per_shard) if unit < self.shape.k else (self.shape.m, self.parity_rows_per_shard)
+            shift, rows = (
+                (self.shape.k, self.data_rows_per_shard)
+                if unit < self.shape.k
+                else (self.shape.m, self.parity_rows_per_shard)
+            )
             return (super().local_of_unit(stripes, unit) + shift) % max(rows, 1)
 
     engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
@@ -232,7 +237,11 @@ def _dense_not_replaced(patch):
         return tuple(sorted({rank for rank in view.dense if rank in view.live} | set(view.slots)))
 
     right = recovery_module.dense_holders
-    patch.setattr(recovery_module, "dense_holders", lambda view, replicas: (keep if view.epoch else right)(view, replicas))
+    patch.setattr(
+        recovery_module,
+        "dense_holders",
+        lambda view, replicas: (keep if view.epoch else right)(view, replicas),
+    )
 
 
 def _no_reshape(patch):
@@ -252,7 +261,9 @@ def _reshape_narrows(patch):
         if plan is None or plan[0].shards == plan[0].width:
             return plan
         fewer = StripeShape(plan[0].width, plan[0].k, plan[0].m)
-        return fewer, replace(plan[1], shards=spread_shards(fewer, sorted({*view.shards, *view.spares}), view.domains))
+        return fewer, replace(
+            plan[1], shards=spread_shards(fewer, sorted({*view.shards, *view.spares}), view.domains)
+        )
 
     patch.setattr(engine_module, "plan_reshape", narrow)
 
@@ -322,6 +333,8 @@ CANARIES = {
     "replicate: backups are not written": Canary(30, patch=_no_backups),
     "replicate: trainers' copies are wrong": Canary(80, patch=_wrong_copies),
     "the m-th loss is refused, m >= 2": Canary(10, patch=_refuses_early(2)),
-    "the m-th loss is refused before the fatal death": Canary(10, patch=_refuses_early(1), suite="fatal"),
+    "the m-th loss is refused before the fatal death": Canary(
+        10, patch=_refuses_early(1), suite="fatal"
+    ),
     "a refusal names nothing": Canary(10, patch=_says_nothing, suite="fatal"),
 }

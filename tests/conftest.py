@@ -19,7 +19,9 @@ def criteo_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["generate", "criteo", "--rows", "12000", "--seed", "1", "--output", str(text)],
         ["prepare", "criteo", str(text), "--output", str(data)],
     ):
-        done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     return data
 

@@ -44,7 +44,9 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()
+        ]
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
@@ -55,10 +57,24 @@ class Run:
 
 
 def launch_words(
-    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), config: str = "tiny"
+    folder: Path,
+    data: Path,
+    sets: dict[str, Any] | None = None,
+    kills: tuple[str, ...] = (),
+    config: str = "tiny",
 ) -> list[str]:
     """The words of an `ecrm launch`."""
-    words = [sys.executable, "-m", "ecrm", "launch", config, "--run-dir", str(folder), "--set", f"data.path={data}"]
+    words = [
+        sys.executable,
+        "-m",
+        "ecrm",
+        "launch",
+        config,
+        "--run-dir",
+        str(folder),
+        "--set",
+        f"data.path={data}",
+    ]
     for key, value in (sets or {}).items():
         words += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
     for kill in kills:
@@ -67,10 +83,18 @@ def launch_words(
 
 
 def mpirun_line(
-    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), more: tuple[str, ...] = ()
+    folder: Path,
+    data: Path,
+    sets: dict[str, Any] | None = None,
+    kills: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
 ) -> list[str]:
     """The mpirun line that `ecrm launch` prints, to be run as it is."""
-    done = subprocess.run([*launch_words(folder, data, sets, kills), *more, "--dry-run"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*launch_words(folder, data, sets, kills), *more, "--dry-run"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return shlex.split(done.stdout, comments=True)
 
@@ -103,7 +127,11 @@ class Mpirun:
             output, _ = self.process.communicate(timeout=seconds)
         finally:
             deadline = time.monotonic() + self.DYING_SECONDS
-            while (left := self.members) and time.monotonic() < deadline and self.process.returncode is not None:
+            while (
+                (left := self.members)
+                and time.monotonic() < deadline
+                and self.process.returncode is not None
+            ):
                 time.sleep(0.05)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -114,7 +142,11 @@ class Mpirun:
 
 
 def launch(
-    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = (), config: str = "tiny"
+    folder: Path,
+    data: Path,
+    sets: dict[str, Any] | None = None,
+    kills: tuple[str, ...] = (),
+    config: str = "tiny",
 ) -> Run:
     """Run to the end, bounded in time; nothing of the run is left alive."""
     words = launch_words(folder, data, sets, kills, config)
@@ -126,11 +158,15 @@ def launch(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"not finished after {RUN_SECONDS} s: {' '.join(words)}\n{output}") from None
+        raise AssertionError(
+            f"not finished after {RUN_SECONDS} s: {' '.join(words)}\n{output}"
+        ) from None
     return Run(process.returncode, output, folder)
 
 
-def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()) -> Run:
+def drill(
+    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()
+) -> Run:
     """A run that must complete, with every scheduled kill fired, recovered, and parity right at the end."""
     run = launch(folder, data, {"protection.verify_parity_at_end": True, **(sets or {})}, kills)
     assert run.code == 0, run.output
@@ -143,18 +179,34 @@ def drill(folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: t
     return run
 
 
-def resume(folder: Path, data: Path, given: Path, sets: dict[str, Any], kills: tuple[str, ...] = (), how: str = "--resume") -> Run:
+def resume(
+    folder: Path,
+    data: Path,
+    given: Path,
+    sets: dict[str, Any],
+    kills: tuple[str, ...] = (),
+    how: str = "--resume",
+) -> Run:
     """`ecrm launch --resume`, or `how` else it begins from what is `given`, to its end."""
     words = [*launch_words(folder, data, sets, kills), how, str(given)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS
+    )
     return Run(done.returncode, done.stdout, folder)
 
 
 def kill_everything_once(
-    begun: Callable[[], bool], wait: float, folder: Path, data: Path, sets: dict[str, Any], given: Path | None = None
+    begun: Callable[[], bool],
+    wait: float,
+    folder: Path,
+    data: Path,
+    sets: dict[str, Any],
+    given: Path | None = None,
 ) -> None:
     """Start a run, or go on from `given`, and SIGKILL all of its processes `wait` seconds after something was `begun`."""
-    run = Mpirun(mpirun_line(folder, data, sets, more=() if given is None else ("--resume", str(given))))
+    run = Mpirun(
+        mpirun_line(folder, data, sets, more=() if given is None else ("--resume", str(given)))
+    )
     deadline = time.monotonic() + RUN_SECONDS
     try:
         while not begun() and time.monotonic() < deadline:

@@ -59,7 +59,9 @@ class ImitatedHosts:
         return self._all_pids(name) - self.daemons
 
     def _all_pids(self, name: str) -> set[int]:
-        return {int(word) for word in _ip("netns", "pids", self.namespace(name), check=False).split()}
+        return {
+            int(word) for word in _ip("netns", "pids", self.namespace(name), check=False).split()
+        }
 
     def kill(self, name: str) -> None:
         """SIGKILL all that runs on a host, until nothing does."""
@@ -80,7 +82,14 @@ class ImitatedHosts:
 
     def mute(self, name: str) -> None:
         """The cable out one way: nothing that a host sends comes to the head machine any more, the other hosts hear it."""
-        _ip("-n", self.namespace(name), "route", "add", "blackhole", f"{next(self.subnet.hosts())}/32")
+        _ip(
+            "-n",
+            self.namespace(name),
+            "route",
+            "add",
+            "blackhole",
+            f"{next(self.subnet.hosts())}/32",
+        )
 
     def deafen(self, name: str, other: str) -> None:
         """What a host sends to another one is lost on the way; all others hear both."""
@@ -103,7 +112,18 @@ class ImitatedHosts:
         for name, address in zip(self.names, addresses):
             inside = ("-n", self.namespace(name))
             _ip("netns", "add", self.namespace(name))
-            _ip("link", "add", self._cable(name), "type", "veth", "peer", "name", "eth0", "netns", self.namespace(name))
+            _ip(
+                "link",
+                "add",
+                self._cable(name),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                self.namespace(name),
+            )
             _ip("link", "set", self._cable(name), "master", self.bridge, "up")
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{address}/{self.subnet.prefixlen}", "dev", "eth0")
@@ -118,9 +138,24 @@ def why_not() -> str | None:
     try:
         with ImitatedHosts(1) as hosts:
             subprocess.run(
-                ["ip", "netns", "exec", hosts.namespace("h1"), "unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"],
-                check=True, capture_output=True, text=True, timeout=SECONDS,
-            )  # fmt: skip
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    hosts.namespace("h1"),
+                    "unshare",
+                    "--uts",
+                    "--mount",
+                    "--pid",
+                    "--fork",
+                    "--mount-proc",
+                    "true",
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
     except subprocess.CalledProcessError as error:
         return f"no network namespaces: {' '.join(error.cmd)}: {error.stderr.strip()}"
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -140,9 +175,15 @@ def _free_subnet() -> ipaddress.IPv4Network:
     used = {network.subnet for network in local_networks()}
     subnets = list(ipaddress.IPv4Network("198.18.0.0/15").subnets(new_prefix=24))
     start = os.getpid() % len(subnets)
-    return next(subnet for subnet in [*subnets[start:], *subnets[:start]] if not any(map(subnet.overlaps, used)))
+    return next(
+        subnet
+        for subnet in [*subnets[start:], *subnets[:start]]
+        if not any(map(subnet.overlaps, used))
+    )
 
 
 def _ip(*words: str, check: bool = True) -> str:
     command: Sequence[str] = ["ip", *words]
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=SECONDS).stdout
+    return subprocess.run(
+        command, check=check, capture_output=True, text=True, timeout=SECONDS
+    ).stdout

@@ -12,7 +12,10 @@ NO_TESTS = 5
 
 def main() -> int:
     """The exit code of the part that failed, or of none; NO_TESTS only if neither had any."""
-    codes = [subprocess.run([sys.executable, "-m", "pytest", *part, *sys.argv[1:]]).returncode for part in PARTS]
+    codes = [
+        subprocess.run([sys.executable, "-m", "pytest", *part, *sys.argv[1:]]).returncode
+        for part in PARTS
+    ]
     if codes[0] not in (0, NO_TESTS):
         print(f"the tests marked parallel, further up, ended with {codes[0]}", flush=True)
     return max((code for code in codes if code != NO_TESTS), key=abs, default=NO_TESTS)

@@ -15,7 +15,12 @@ from ecrm.launch.supervise import session_base
 def mpirun(ranks: int, program: Path, *arguments: object, seconds: float = 120) -> str:
     """What the run printed; its processes are gone on return. mpirun's exit code says nothing: look at what was left."""
     beside = Path(sys.executable).with_name("mpirun")
-    words = [str(beside) if beside.exists() else str(shutil.which("mpirun")), "--with-ft", "ulfm", "--oversubscribe"]
+    words = [
+        str(beside) if beside.exists() else str(shutil.which("mpirun")),
+        "--with-ft",
+        "ulfm",
+        "--oversubscribe",
+    ]
     words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     words += ["-n", str(ranks), sys.executable, str(program), *map(str, arguments)]
     with session_base() as variables:
@@ -32,5 +37,7 @@ def mpirun(ranks: int, program: Path, *arguments: object, seconds: float = 120) 
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            raise AssertionError(f"not finished after {seconds} s: {' '.join(words)}\n{output}") from None
+            raise AssertionError(
+                f"not finished after {seconds} s: {' '.join(words)}\n{output}"
+            ) from None
     return output

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-def dies_once(doomed: set[int], allowed: Callable[[int], bool]) -> Callable[[int, tuple[int, ...]], bool]:
+def dies_once(
+    doomed: set[int], allowed: Callable[[int], bool]
+) -> Callable[[int, tuple[int, ...]], bool]:
     """A `may_kill` of RandomFaults: any rank that is `allowed` to, once; those that do are added to `doomed`."""
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:

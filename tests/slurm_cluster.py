@@ -50,7 +50,9 @@ def why_no_slurm() -> str | None:
     for program in PROGRAMS:
         if shutil.which(program, path=PATH) is None:
             return f"no program {program} (Debian: apt install slurmd slurmctld slurm-client munge)"
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", CGROUPS], capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", CGROUPS], capture_output=True, text=True, timeout=SECONDS
+    )
     return f"no control groups for slurmd: {done.stderr.strip()}" if done.returncode else None
 
 
@@ -72,24 +74,50 @@ class SlurmCluster:
 
     def _start(self, hosts: ImitatedHosts, folder: Path, private: Path) -> None:
         (folder / "state").mkdir(parents=True)
-        nodes = [f"NodeName={hosts.namespace(name)} NodeAddr={hosts.address(name)} CPUs=8 State=UNKNOWN" for name in hosts.names]
+        nodes = [
+            f"NodeName={hosts.namespace(name)} NodeAddr={hosts.address(name)} CPUs=8 State=UNKNOWN"
+            for name in hosts.names
+        ]
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        (folder / "slurm.conf").write_text(CONFIG.format(head=hosts.head, port=PORT, folder=folder, nodes="\n".join(nodes)))
+        (folder / "slurm.conf").write_text(
+            CONFIG.format(head=hosts.head, port=PORT, folder=folder, nodes="\n".join(nodes))
+        )
         self._run("mungekey", "--create", f"--keyfile={folder}/munge.key")
         self._begin(
-            "munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
-            f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed",
-        )  # fmt: skip
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={folder}/munge.key",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge.pid",
+            f"--log-file={folder}/munge.log",
+            f"--seed-file={folder}/munge.seed",
+        )
         self._until(lambda: (folder / "munge.socket").exists(), "munge.log")
         self._begin("unshare", "--uts", "sh", "-c", "hostname head && exec slurmctld -D")
         for name in hosts.names:
-            inside = (
-                f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} && mount -t tmpfs none /dev/shm && {CGROUPS} && exec slurmd -D"
-            )
+            inside = f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} && mount -t tmpfs none /dev/shm && {CGROUPS} && exec slurmd -D"
             (folder / f"spool-{hosts.namespace(name)}").mkdir()
-            slurmd = self._begin("ip", "netns", "exec", hosts.namespace(name), "unshare", "--uts", "--mount", "sh", "-c", inside)
+            slurmd = self._begin(
+                "ip",
+                "netns",
+                "exec",
+                hosts.namespace(name),
+                "unshare",
+                "--uts",
+                "--mount",
+                "sh",
+                "-c",
+                inside,
+            )
             hosts.daemons.add(slurmd.pid)
-        self._until(lambda: self._run("sinfo", "--noheader", "--format=%D %t").split() == [str(len(hosts.names)), "idle"], "slurmctld.log")
+        self._until(
+            lambda: (
+                self._run("sinfo", "--noheader", "--format=%D %t").split()
+                == [str(len(hosts.names)), "idle"]
+            ),
+            "slurmctld.log",
+        )
 
     def end(self) -> None:
         """SIGKILL its daemons."""
@@ -101,13 +129,20 @@ class SlurmCluster:
         return {**os.environ, "PATH": PATH, **self.variables}
 
     def _run(self, *words: str) -> str:
-        return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=self._environment()).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=SECONDS, env=self._environment()
+        ).stdout
 
     def _begin(self, *words: str) -> subprocess.Popen:
         with open(self._folder / "output", "a") as output:
             self._daemons.append(
                 subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=self._environment()
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env=self._environment(),
                 )
             )
         return self._daemons[-1]
@@ -115,6 +150,10 @@ class SlurmCluster:
     def _until(self, holds, log: str) -> None:
         deadline = time.monotonic() + SECONDS
         while not holds():
-            said = "\n".join(file.read_text()[-2000:] for file in (self._folder / "output", self._folder / log) if file.exists())
+            said = "\n".join(
+                file.read_text()[-2000:]
+                for file in (self._folder / "output", self._folder / log)
+                if file.exists()
+            )
             assert time.monotonic() < deadline, said
             time.sleep(0.2)

@@ -47,7 +47,11 @@ def serve(hosts: ImitatedHosts, folder: Path, private: Path) -> str:
     """
     folder.mkdir()
     for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=SECONDS)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)],
+            check=True,
+            timeout=SECONDS,
+        )
     (folder / "server").write_text(SERVER.format(folder=folder))
     (folder / "client").write_text(CLIENT.format(folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -58,9 +62,24 @@ def serve(hosts: ImitatedHosts, folder: Path, private: Path) -> str:
         )
         with open(folder / f"{name}.log", "w") as log:
             server = subprocess.Popen(
-                ["ip", "netns", "exec", hosts.namespace(name), "unshare", "--uts", "--mount", "sh", "-c", inside],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-            )  # fmt: skip
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    hosts.namespace(name),
+                    "unshare",
+                    "--uts",
+                    "--mount",
+                    "sh",
+                    "-c",
+                    inside,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            )
         hosts.daemons.add(server.pid)
     for name in hosts.names:
         _wait_for(hosts.address(name), folder / f"{name}.log")

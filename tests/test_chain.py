@@ -34,19 +34,31 @@ def test_other_numbers_of_copies_are_refused():
 
 def test_a_commit_costs_one_exchange_per_link_and_one_record_per_copy():
     """Against erasure with the same stripes: the same rows sent, but one after the other."""
-    schedule = next(s for s in map(lambda seed: draw(seed, "survivable"), range(10_000)) if s.workload.protection == "chain" and s.workload.m == 3)
+    schedule = next(
+        s
+        for s in (draw(seed, "survivable") for seed in range(10_000))
+        if s.workload.protection == "chain" and s.workload.m == 3
+    )
     quiet = replace(schedule, deaths=0, workload=replace(schedule.workload, scrub_rows_per_step=0))
     calls = {
-        name: run_schedule(replace(quiet, workload=replace(quiet.workload, protection=name))).calls for name in ("chain", "erasure")
+        name: run_schedule(replace(quiet, workload=replace(quiet.workload, protection=name))).calls
+        for name in ("chain", "erasure")
     }
-    ranks, commits = quiet.workload.world_size, -(-quiet.workload.steps // quiet.workload.commit_interval)
+    ranks, commits = (
+        quiet.workload.world_size,
+        -(-quiet.workload.steps // quiet.workload.commit_interval),
+    )
     assert calls["chain"] - calls["erasure"] == 2 * ranks * commits
 
 
 @pytest.mark.parallel
 def test_schedules_of_chains_survive_what_they_promise():
     """The survivable suite draws chains too; here 20 of them, of which most lose ranks."""
-    schedules = [s for s in map(lambda seed: draw(seed, "survivable"), range(1000)) if s.workload.protection == "chain"][:20]
+    schedules = [
+        s
+        for s in (draw(seed, "survivable") for seed in range(1000))
+        if s.workload.protection == "chain"
+    ][:20]
     assert {s.workload.m for s in schedules} == {1, 2, 3}
     assert sum(run_schedule(schedule).deaths for schedule in schedules) > 20
 
@@ -59,7 +71,12 @@ def test_schedules_of_chains_survive_what_they_promise():
     ],
 )
 def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, copies, kills):
-    sets = {**CHAIN, "protection.copies": copies, "protection.rebuild_rows_per_step": 100_000, "cluster.spares": 3}
+    sets = {
+        **CHAIN,
+        "protection.copies": copies,
+        "protection.rebuild_rows_per_step": 100_000,
+        "cluster.spares": 3,
+    }
     run = drill(tmp_path / "run", criteo_rows, sets, kills)
     assert run.model == undisturbed
     assert run.summary["failures_left"] == copies - 1

@@ -17,7 +17,7 @@ import pytest
 
 from ecrm.checkpoint import disk, rows
 from ecrm.checkpoint.disk import Disk
-from ecrm.checkpoint.folder import CheckpointFolder, Checkpoint, find, locate, name_of
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.rows import SummedFile, read_rows, write_rows
 from ecrm.errors import DataError, UsageError
@@ -36,7 +36,8 @@ class CuttingDisk(Disk):
         self.calls, self.at_byte = calls, at_byte
         self.made = self.written = 0
         self.open: dict[object, Path] = {}
-        self.names: list[tuple[Path, Path | None, Path]] = []  # not synced: (folder, old name or None, name)
+        # not synced: (folder, old name or None, name)
+        self.names: list[tuple[Path, Path | None, Path]] = []
 
     def _call(self) -> None:
         if self.calls is not None and self.made == self.calls:
@@ -117,7 +118,12 @@ def write(folder: CheckpointFolder, step: int, base: Manifest | None) -> Manifes
     for part in range(2):
         mine = changed[part::2]
         windows = [
-            (np.array(mine[i : i + 16]), np.frombuffer(b"".join(state_of(step)[r] for r in mine[i : i + 16]), np.uint8).reshape(-1, BYTES))
+            (
+                np.array(mine[i : i + 16]),
+                np.frombuffer(
+                    b"".join(state_of(step)[r] for r in mine[i : i + 16]), np.uint8
+                ).reshape(-1, BYTES),
+            )
             for i in range(0, len(mine), 16)
         ]
         files.append(write_rows(folder.disk, draft / f"rows-{part}.bin", 0, windows))
@@ -125,7 +131,9 @@ def write(folder: CheckpointFolder, step: int, base: Manifest | None) -> Manifes
         dense.write(step.to_bytes(8, "little"))
     files.append({"name": DENSE, "space": -1, "bytes": dense.bytes, "crc32": dense.checksum})
     link = {"step": base.step, "checksum": base.checksum} if base else None
-    manifest = Manifest(step, {"train.seed": 7}, link, base.chain + 1 if base else 0, [BYTES], [ROWS], files, [])
+    manifest = Manifest(
+        step, {"train.seed": 7}, link, base.chain + 1 if base else 0, [BYTES], [ROWS], files, []
+    )
     folder.publish(manifest)
     return manifest
 
@@ -137,8 +145,11 @@ def read(checkpoint: Checkpoint) -> dict[int, bytes]:
         for entry in link.manifest.files:
             link.check(entry)
         for entry in link.manifest.row_files:
-            for numbers, rows in read_rows(link.path / entry["name"], BYTES, ROWS):
-                records |= {number: row.tobytes() for number, row in zip(numbers.tolist(), rows, strict=True)}
+            for numbers, part in read_rows(link.path / entry["name"], BYTES, ROWS):
+                records |= {
+                    number: row.tobytes()
+                    for number, row in zip(numbers.tolist(), part, strict=True)
+                }
     return records
 
 
@@ -207,9 +218,14 @@ def test_the_real_disk_syncs_files_before_their_names_and_the_manifest_last(tmp_
     draft, final = folder / f".{name_of(10)}", folder / name_of(10)
     assert set(said[:3]) == {("sync", draft / name) for name in ("rows-0.bin", "rows-1.bin", DENSE)}
     assert said[3:] == [
-        ("sync", draft), ("rename", draft, final), ("sync", folder), ("sync", tmp_path),
-        ("sync", final / ".manifest.json"), ("rename", final / ".manifest.json", final / "manifest.json"), ("sync", final),
-    ]  # fmt: skip
+        ("sync", draft),
+        ("rename", draft, final),
+        ("sync", folder),
+        ("sync", tmp_path),
+        ("sync", final / ".manifest.json"),
+        ("rename", final / ".manifest.json", final / "manifest.json"),
+        ("sync", final),
+    ]
 
 
 def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path, small_pieces):
@@ -225,7 +241,9 @@ def test_a_cut_at_any_byte_leaves_the_newest_complete_one(tmp_path, small_pieces
 
 
 @pytest.mark.parametrize("page_cache", ["passed by", "at opening", "at writing"])
-def test_a_file_is_the_same_whether_the_page_cache_is_passed_by_or_not(tmp_path, monkeypatch, page_cache):
+def test_a_file_is_the_same_whether_the_page_cache_is_passed_by_or_not(
+    tmp_path, monkeypatch, page_cache
+):
     """A file system may refuse to pass it by when a file is opened, or when it is written."""
     direct = []
 
@@ -243,8 +261,21 @@ def test_a_file_is_the_same_whether_the_page_cache_is_passed_by_or_not(tmp_path,
             return super().write(data)
 
     monkeypatch.setattr(disk, "_past_the_page_cache", opening)
-    monkeypatch.setattr(disk, "open", lambda path, mode, buffering, **more: Refusing(path, mode, **more), raising=False)
-    for size in (0, 1, rows.PIECE - 1, rows.PIECE, rows.PIECE + 1, 3 * rows.PIECE, 3 * rows.PIECE + 5000):
+    monkeypatch.setattr(
+        disk,
+        "open",
+        lambda path, mode, buffering, **more: Refusing(path, mode, **more),
+        raising=False,
+    )
+    for size in (
+        0,
+        1,
+        rows.PIECE - 1,
+        rows.PIECE,
+        rows.PIECE + 1,
+        3 * rows.PIECE,
+        3 * rows.PIECE + 5000,
+    ):
         data = np.random.default_rng(size).bytes(size)
         with SummedFile(Disk(), tmp_path / "file") as file:
             for first in range(0, size, 700_001):
@@ -264,14 +295,20 @@ def test_any_flipped_bit_is_refused_by_name(tmp_path):
     run(tmp_path, Disk(), done)
     draw, refused = random.Random(1), 0
     whole, _ = find(tmp_path)
-    names = [whole[0].path / name for name in ("manifest.json", *(entry["name"] for entry in whole[0].manifest.files))]
+    names = [
+        whole[0].path / name
+        for name in ("manifest.json", *(entry["name"] for entry in whole[0].manifest.files))
+    ]
     for trial in range(150):
         file = names[trial % len(names)]
         data = file.read_bytes()
         bit = draw.randrange(len(data) * 8)
-        file.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        file.write_bytes(
+            data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+        )
         try:
-            assert read(Checkpoint.open(whole[0].path)) == state_of(50)  # white space in the manifest says nothing
+            # white space in the manifest says nothing
+            assert read(Checkpoint.open(whole[0].path)) == state_of(50)
             assert file.name == "manifest.json"
         except (DataError, UsageError) as error:
             assert str(whole[0].path) in str(error) and "\n" not in str(error)
@@ -293,7 +330,13 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_the_one_before_used(tmp_p
     elif what == "no manifest":
         (last / "manifest.json").unlink()
     else:
-        write(CheckpointFolder(tmp_path), 40, Checkpoint.open(tmp_path / name_of(40)).manifest.__class__(20, {}, None, 0, [], [], [], []))
+        write(
+            CheckpointFolder(tmp_path),
+            40,
+            Checkpoint.open(tmp_path / name_of(40)).manifest.__class__(
+                20, {}, None, 0, [], [], [], []
+            ),
+        )
     whole, refused = find(tmp_path)
     if what == "another base":  # and that one adds to a checkpoint that is gone
         assert whole == [] and len(refused) == 2
@@ -306,7 +349,9 @@ def test_what_is_named_is_found_or_said_to_be_missing(tmp_path):
     run(tmp_path / "run" / "checkpoints", Disk(), [])
     for given in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
         assert [checkpoint.step for checkpoint in locate(given)[0]] == [50, 40]
-    assert [checkpoint.step for checkpoint in locate(tmp_path / "run" / "checkpoints" / name_of(40))[0]] == [40]
+    assert [
+        checkpoint.step for checkpoint in locate(tmp_path / "run" / "checkpoints" / name_of(40))[0]
+    ] == [40]
     with pytest.raises(UsageError, match="there is no such folder"):
         locate(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulating import dies_once
 
 from ecrm.checkpoint import restore
 from ecrm.checkpoint.disk import Disk
@@ -24,8 +25,8 @@ from ecrm.engine.placing import place
 from ecrm.engine.stores import ShardStores
 from ecrm.errors import DataError, Unrecoverable
 from ecrm.mapped.reopen import Reopened
-from ecrm.placement.tables import Table
 from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import Table
 from ecrm.protection.restoring import Restoring
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
@@ -35,8 +36,14 @@ from ecrm.simulate.workload import Workload, make_engine, run_workload, train_st
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
-from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
-from simulating import dies_once
+from ecrm.transport.simulated import (
+    PhaseFault,
+    ProgramFailed,
+    RandomFaults,
+    RankKilled,
+    SimulatedCluster,
+    SimulationError,
+)
 
 pytestmark = pytest.mark.parallel
 
@@ -66,19 +73,29 @@ class Run:
         checkers = Checkers(engines, doomed, truth, workload.reshape)
         rng = random.Random(seed)
 
-        may_kill = dies_once(doomed, lambda rank: not spare_one or len(doomed) + 1 < workload.world_size)
+        may_kill = dies_once(
+            doomed, lambda rank: not spare_one or len(doomed) + 1 < workload.world_size
+        )
 
         def on_phase(rank: int, step: int, phase: str) -> None:
-            if rng.random() < phase_death * (10 if phase in ("checkpoint", "manifest", "rollback") else 1) and may_kill(rank, ()):
+            if rng.random() < phase_death * (
+                10 if phase in ("checkpoint", "manifest", "rollback") else 1
+            ) and may_kill(rank, ()):
                 raise RankKilled
 
         if isinstance(faults, RandomFaults):
             faults = replace(faults, may_kill=may_kill)
-        cluster = SimulatedCluster(workload.world_size, seed, faults, on_phase=on_phase, most_calls=300_000)
+        cluster = SimulatedCluster(
+            workload.world_size, seed, faults, on_phase=on_phase, most_calls=300_000
+        )
         identity = {"seed": workload.seed, "rate": workload.rate}
 
         def program(transport):
-            resumed = [found for found in find(resume)[0] if not newest_only or found.step >= newest_only] if resume else []
+            resumed = (
+                [found for found in find(resume)[0] if not newest_only or found.step >= newest_only]
+                if resume
+                else []
+            )
             first = find(begins_with)[0][0] if begins_with is not None else None
             rank = transport.rank
 
@@ -100,9 +117,17 @@ class Run:
                     hooks,
                     after_start=lambda engine: engines.update({rank: engine}),
                     report=self.tables.append,
-                    durable=Reopened() if workload.protection == "mapped" else Restorer(own, resumed, self.lines.append, identity, first),
+                    durable=Reopened()
+                    if workload.protection == "mapped"
+                    else Restorer(own, resumed, self.lines.append, identity, first),
                     make_checkpoints=lambda engine: Checkpoints(
-                        engine, own, identity, policy, self.events.append, lambda: 0.0, lambda work: work()
+                        engine,
+                        own,
+                        identity,
+                        policy,
+                        self.events.append,
+                        lambda: 0.0,
+                        lambda work: work(),
                     ),
                     resume=resume is not None or begins_with is not None,
                 )
@@ -118,7 +143,9 @@ class Run:
             raise
         self.killed = len(outcome.killed)
         self.rows_checked = checkers.rows
-        self.errors = [result for result in outcome.results.values() if isinstance(result, Exception)]
+        self.errors = [
+            result for result in outcome.results.values() if isinstance(result, Exception)
+        ]
         self.finished = bool(self.tables)
 
     def of(self, kind: str) -> list[dict[str, object]]:
@@ -143,10 +170,18 @@ def shape_of(rng: random.Random, workload: Workload, name: str) -> Workload:
     if name in ("chain", "replicate"):
         k, servers = 1, 1 + m + rng.randint(0, 2)
     return replace(
-        workload, servers=servers, trainers=rng.randint(1, workload.slots), spares=rng.randint(1, 3), k=k, m=m, protection=name,
-        layout=rng.choice(("dedicated", "colocated")), commit_interval=rng.choice((1, 2, 3)), domains=None,
+        workload,
+        servers=servers,
+        trainers=rng.randint(1, workload.slots),
+        spares=rng.randint(1, 3),
+        k=k,
+        m=m,
+        protection=name,
+        layout=rng.choice(("dedicated", "colocated")),
+        commit_interval=rng.choice((1, 2, 3)),
+        domains=None,
         scrub_rows_per_step=rng.choice((0, 16)) if name == "erasure" else 0,
-    )  # fmt: skip
+    )
 
 
 def job(seed: int, name: str) -> tuple[random.Random, Workload, Truth]:
@@ -164,11 +199,28 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
         if name == "mapped":
             workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
             Path(workload.folder).mkdir()
-        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
-        run = Run(workload, tmp_path / str(seed), policy_of(rng, workload.steps), truth, faults, phase_death=0.003, seed=seed)
+        faults = RandomFaults(
+            most=workload.world_size,
+            per_call=rng.choice((0.002, 0.01)),
+            per_recovery_call=0.05,
+            together=0.5,
+        )
+        run = Run(
+            workload,
+            tmp_path / str(seed),
+            policy_of(rng, workload.steps),
+            truth,
+            faults,
+            phase_death=0.003,
+            seed=seed,
+        )
         assert not run.errors, (seed, run.errors)
         assert run.finished and all(tables == truth.tables for tables in run.tables), seed
-        died, rolled_back, written = died + run.killed, rolled_back + len(run.of("rolled_back")), written + len(run.of("checkpoint"))
+        died, rolled_back, written = (
+            died + run.killed,
+            rolled_back + len(run.of("rolled_back")),
+            written + len(run.of("checkpoint")),
+        )
     print(f"{name}: {died} deaths, {rolled_back} ranks rolled back, {written} told of checkpoints")
     assert died > 30 and rolled_back > 15 and written > 100
 
@@ -182,15 +234,34 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
             workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
             Path(workload.folder).mkdir()
         policy, folder = policy_of(rng, workload.steps), tmp_path / str(seed)
-        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), together=0.99)
+        faults = RandomFaults(
+            most=workload.world_size, per_call=rng.choice((0.002, 0.01)), together=0.99
+        )
         first = Run(workload, folder, policy, truth, faults, spare_one=False, seed=seed)
         if not find(folder)[0]:
             continue
         unfinished += not first.finished
-        other = shape_of(rng, workload, rng.choice(("erasure", "none", "checkpoint", "chain", "replicate")))
-        faults = RandomFaults(most=other.world_size, per_call=0.005, per_recovery_call=0.05, together=0.3)
-        second = Run(other, tmp_path / f"{seed}-on", policy_of(rng, other.steps), truth, faults, resume=folder, phase_death=0.005, seed=seed)
-        assert not second.errors and second.finished and all(tables == truth.tables for tables in second.tables), (seed, second.errors)
+        other = shape_of(
+            rng, workload, rng.choice(("erasure", "none", "checkpoint", "chain", "replicate"))
+        )
+        faults = RandomFaults(
+            most=other.world_size, per_call=0.005, per_recovery_call=0.05, together=0.3
+        )
+        second = Run(
+            other,
+            tmp_path / f"{seed}-on",
+            policy_of(rng, other.steps),
+            truth,
+            faults,
+            resume=folder,
+            phase_death=0.005,
+            seed=seed,
+        )
+        assert (
+            not second.errors
+            and second.finished
+            and all(tables == truth.tables for tables in second.tables)
+        ), (seed, second.errors)
         resumed_later += find(tmp_path / f"{seed}-on")[0] != []
     print(f"{name}: {unfinished} runs killed as a whole and finished elsewhere")
     assert unfinished > 5
@@ -199,8 +270,16 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
 def test_without_a_checkpoint_yet_the_run_starts_again(tmp_path):
     workload = Workload(protection="checkpoint")
     truth = truth_of(workload)
-    run = Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=100), truth, [PhaseFault(1, 3, "update")])
-    assert run.tables == [truth.tables] and {event["step"] for event in run.of("rolled_back")} == {0}
+    run = Run(
+        workload,
+        tmp_path,
+        CheckpointPolicy(steps=6, every_steps=100),
+        truth,
+        [PhaseFault(1, 3, "update")],
+    )
+    assert run.tables == [truth.tables] and {event["step"] for event in run.of("rolled_back")} == {
+        0
+    }
 
 
 def truth_with_another_rate(workload: Workload, step: int, rate: float) -> Truth:
@@ -226,10 +305,26 @@ def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_pa
         faster = replace(shape_of(rng, workload, name), rate=0.3)
         expected = truth_with_another_rate(workload, half, 0.3)
         assert expected.tables != truth.tables
-        faults = RandomFaults(most=faster.world_size, per_call=0.005, per_recovery_call=0.05, together=0.5)
+        faults = RandomFaults(
+            most=faster.world_size, per_call=0.005, per_recovery_call=0.05, together=0.5
+        )
         on = folder if same_folder else tmp_path / f"{seed}-on"
-        run = Run(faster, on, policy_of(rng, faster.steps), expected, faults, resume=folder, phase_death=0.003, seed=seed, newest_only=half)
-        assert not run.errors and run.finished and all(tables == expected.tables for tables in run.tables), (seed, run.errors)
+        run = Run(
+            faster,
+            on,
+            policy_of(rng, faster.steps),
+            expected,
+            faults,
+            resume=folder,
+            phase_death=0.003,
+            seed=seed,
+            newest_only=half,
+        )
+        assert (
+            not run.errors
+            and run.finished
+            and all(tables == expected.tables for tables in run.tables)
+        ), (seed, run.errors)
         rolled_back += len(run.of("rolled_back"))
     assert rolled_back > 5
 
@@ -264,19 +359,41 @@ def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tm
         kind = rng.choice(("full", "incremental"))
         source = replace(source, optimizer=rng.choice(("rowwise_adagrad", "sgd")))
         half = source.steps // 2
-        Run(replace(source, steps=half), tmp_path / str(seed), CheckpointPolicy(half, every_steps=1, kind=kind), truth_of(replace(source, steps=half)))
-        workload = replace(shape_of(rng, source, name), optimizer=rng.choice(("rowwise_adagrad", "adagrad")), rate=0.1)
+        Run(
+            replace(source, steps=half),
+            tmp_path / str(seed),
+            CheckpointPolicy(half, every_steps=1, kind=kind),
+            truth_of(replace(source, steps=half)),
+        )
+        workload = replace(
+            shape_of(rng, source, name),
+            optimizer=rng.choice(("rowwise_adagrad", "adagrad")),
+            rate=0.1,
+        )
         truth = truth_that_begins_with(workload, source, half)
         assert truth.tables != truth_of(workload).tables
-        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.002, 0.01)), per_recovery_call=0.05, together=0.5)
+        faults = RandomFaults(
+            most=workload.world_size,
+            per_call=rng.choice((0.002, 0.01)),
+            per_recovery_call=0.05,
+            together=0.5,
+        )
         policy = replace(policy_of(rng, workload.steps), every_steps=rng.choice((2, 4)))
         for these in ((), faults):
             folder = tmp_path / f"{seed}-{'disturbed' if these else 'calm'}"
-            run = Run(workload, folder, policy, truth, these, seed=seed, begins_with=tmp_path / str(seed))
-            assert not run.errors and run.finished and all(tables == truth.tables for tables in run.tables), (seed, run.errors)
+            run = Run(
+                workload, folder, policy, truth, these, seed=seed, begins_with=tmp_path / str(seed)
+            )
+            assert (
+                not run.errors
+                and run.finished
+                and all(tables == truth.tables for tables in run.tables)
+            ), (seed, run.errors)
             steps = {event["step"] for event in run.of("rolled_back")}
             to_the_start, further = to_the_start + (0 in steps), further + bool(steps - {0})
-    print(f"{name}: {to_the_start} runs rolled back to their first weights, {further} to checkpoints")
+    print(
+        f"{name}: {to_the_start} runs rolled back to their first weights, {further} to checkpoints"
+    )
     assert to_the_start > 1 and further > 1
 
 
@@ -285,9 +402,18 @@ def test_weights_to_begin_with_that_are_damaged_end_the_run(tmp_path):
     Run(workload, tmp_path / "source", CheckpointPolicy(steps=6, every_steps=6), truth_of(workload))
     file = next((tmp_path / "source" / name_of(6)).glob("rows*"))
     file.write_bytes(bytes(len(file.read_bytes())))
-    run = Run(workload, tmp_path / "run", CheckpointPolicy(steps=6), truth_of(workload), begins_with=tmp_path / "source")
+    run = Run(
+        workload,
+        tmp_path / "run",
+        CheckpointPolicy(steps=6),
+        truth_of(workload),
+        begins_with=tmp_path / "source",
+    )
     assert len(run.errors) == workload.world_size
-    assert all("the weights to begin with cannot be read" in str(error) and str(file) in str(error) for error in run.errors)
+    assert all(
+        "the weights to begin with cannot be read" in str(error) and str(file) in str(error)
+        for error in run.errors
+    )
 
 
 def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
@@ -296,7 +422,9 @@ def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
     truth = truth_of(workload)
     Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=6), truth)
     other = replace(workload, optimizer="adagrad")
-    stores = ShardStores(store_factory("native", SparseOptimizer("adagrad", 0.05)), workload.tables, 0)
+    stores = ShardStores(
+        store_factory("native", SparseOptimizer("adagrad", 0.05)), workload.tables, 0
+    )
     protection = other.make_protection()
     layouts = [RowLayout(protection.shape, space.rows) for space in stores.spaces]
     for shard in range(workload.servers):
@@ -309,11 +437,16 @@ def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
         for space, layout in enumerate(layouts):
             local = torch.arange(layout.data_rows_per_shard)
             rows = layout.rows_of(shard, local)
-            local, rows = local[rows < stores.spaces[space].rows], rows[rows < stores.spaces[space].rows]
+            local, rows = (
+                local[rows < stores.spaces[space].rows],
+                rows[rows < stores.spaces[space].rows],
+            )
             expected = truth.records[6][space][rows].view(torch.float32)
             got = hosted[shard, space].store.read(local).view(torch.float32)
             dim = stores.spaces[space].dim
-            assert torch.equal(got[:, :dim], expected[:, :dim]) and torch.equal(got[:, -1], expected[:, -1])
+            assert torch.equal(got[:, :dim], expected[:, :dim]) and torch.equal(
+                got[:, -1], expected[:, -1]
+            )
             assert not got[:, dim:-1].any()
 
 
@@ -325,8 +458,17 @@ def test_a_folder_s_checkpoints_of_another_rate_are_not_gone_back_to(tmp_path):
     file.write_bytes(bytes(len(file.read_bytes())))
     longer = replace(workload, steps=9)
     policy = CheckpointPolicy(steps=9, every_steps=2)
-    run = Run(replace(longer, rate=0.3), tmp_path, policy, truth_of(longer), resume=tmp_path, newest_only=6)
-    assert len(run.errors) == workload.world_size and all("no checkpoint is left" in str(error) for error in run.errors)
+    run = Run(
+        replace(longer, rate=0.3),
+        tmp_path,
+        policy,
+        truth_of(longer),
+        resume=tmp_path,
+        newest_only=6,
+    )
+    assert len(run.errors) == workload.world_size and all(
+        "no checkpoint is left" in str(error) for error in run.errors
+    )
     run = Run(longer, tmp_path, policy, truth_of(longer), resume=tmp_path)
     assert run.finished and not run.errors
 
@@ -339,8 +481,12 @@ def test_checkpoints_come_when_they_should_and_are_kept_as_asked(tmp_path, kind,
     run = Run(workload, tmp_path, policy, truth_of(workload))
     told = {event["step"]: event["kind"] for event in run.of("checkpoint")}
     assert sorted(told) == [2, 4, 6, 8, 10, 11]
-    assert list(told.values()) == (["full"] * 6 if kind == "full" else ["full", "incremental", "incremental"] * 2)
-    assert [checkpoint.step for checkpoint in find(tmp_path)[0]] == ([11, 10] if kind == "full" else [11, 10, 8])
+    assert list(told.values()) == (
+        ["full"] * 6 if kind == "full" else ["full", "incremental", "incremental"] * 2
+    )
+    assert [checkpoint.step for checkpoint in find(tmp_path)[0]] == (
+        [11, 10] if kind == "full" else [11, 10, 8]
+    )
     sizes = {event["step"]: event["rows"] for event in run.of("checkpoint")}
     assert kind == "full" or sizes[11] < sizes[8]
 
@@ -348,34 +494,64 @@ def test_checkpoints_come_when_they_should_and_are_kept_as_asked(tmp_path, kind,
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path):
     workload = Workload(steps=8, protection="checkpoint", spares=2)
     truth = truth_of(workload)
-    Run(replace(workload, steps=6), tmp_path / "first", CheckpointPolicy(steps=6, every_steps=2, keep=9), truth_of(replace(workload, steps=6)))
+    Run(
+        replace(workload, steps=6),
+        tmp_path / "first",
+        CheckpointPolicy(steps=6, every_steps=2, keep=9),
+        truth_of(replace(workload, steps=6)),
+    )
     file = next((tmp_path / "first" / name_of(6)).glob("rows*"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
-    run = Run(workload, tmp_path / "second", CheckpointPolicy(steps=8, every_steps=100), truth, resume=tmp_path / "first")
+    run = Run(
+        workload,
+        tmp_path / "second",
+        CheckpointPolicy(steps=8, every_steps=100),
+        truth,
+        resume=tmp_path / "first",
+    )
     assert run.tables == [truth.tables]
     assert len(run.lines) == 1 and str(file) in run.lines[0] and "CRC-32" in run.lines[0]
     for step in (2, 4):
         next((tmp_path / "first" / name_of(step)).glob("dense*")).write_bytes(b"?" * 20)
-    run = Run(workload, tmp_path / "third", CheckpointPolicy(steps=8, every_steps=100), truth, resume=tmp_path / "first")
-    assert len(run.errors) == workload.world_size and all("no checkpoint is left" in str(error) for error in run.errors)
+    run = Run(
+        workload,
+        tmp_path / "third",
+        CheckpointPolicy(steps=8, every_steps=100),
+        truth,
+        resume=tmp_path / "first",
+    )
+    assert len(run.errors) == workload.world_size and all(
+        "no checkpoint is left" in str(error) for error in run.errors
+    )
 
 
 def _incremental_run(tmp_path: Path) -> Run:
     """A run of incremental checkpoints that is rolled back once, near its end."""
     workload = Workload(steps=12, protection="erasure", spares=2)
     policy = CheckpointPolicy(steps=12, every_steps=2, kind="incremental", full_every=8)
-    return Run(workload, tmp_path, policy, truth_of(workload), [PhaseFault(rank, 11, "update") for rank in (0, 1)])
+    return Run(
+        workload,
+        tmp_path,
+        policy,
+        truth_of(workload),
+        [PhaseFault(rank, 11, "update") for rank in (0, 1)],
+    )
 
 
 def test_a_chain_is_rolled_back_to(tmp_path):
     run = _incremental_run(tmp_path)
     assert {event["step"] for event in run.of("rolled_back")} == {10}
-    assert {event["kind"] for event in run.of("checkpoint") if event["step"] == 10} == {"incremental"}
+    assert {event["kind"] for event in run.of("checkpoint") if event["step"] == 10} == {
+        "incremental"
+    }
 
 
-@pytest.mark.parametrize("broken", ["touched rows are not noted", "loaded rows are not encoded", "the base is not loaded"])
+@pytest.mark.parametrize(
+    "broken",
+    ["touched rows are not noted", "loaded rows are not encoded", "the base is not loaded"],
+)
 def test_a_broken_checkpoint_is_caught(tmp_path, monkeypatch, broken):
     if broken == "touched rows are not noted":
         right = HostedShard.update
@@ -390,7 +566,9 @@ def test_a_broken_checkpoint_is_caught(tmp_path, monkeypatch, broken):
         monkeypatch.setattr(restore, "place", lambda *given: place(*given) and {})
     else:
         whole = restore._load
-        monkeypatch.setattr(restore, "_load", lambda checkpoint, *rest: whole(replace(checkpoint, before=()), *rest))
+        monkeypatch.setattr(
+            restore, "_load", lambda checkpoint, *rest: whole(replace(checkpoint, before=()), *rest)
+        )
     with pytest.raises(ProgramFailed) as caught:
         _incremental_run(tmp_path)
     assert isinstance(next(iter(caught.value.errors.values())), Violation)
@@ -411,7 +589,12 @@ def test_minutes_are_told_by_one_clock(tmp_path):
             transport,
             after_step=lambda engine: times.update({transport.rank: engine.step}),
             make_checkpoints=lambda engine: Checkpoints(
-                engine, CheckpointFolder(tmp_path), {}, CheckpointPolicy(steps=40, every_minutes=1), lambda e: steps.append(e["step"]), clock
+                engine,
+                CheckpointFolder(tmp_path),
+                {},
+                CheckpointPolicy(steps=40, every_minutes=1),
+                lambda e: steps.append(e["step"]),
+                clock,
             ),
         )
 
@@ -430,7 +613,13 @@ def test_failures_closer_together_than_a_rebuilding_takes(tmp_path, mode, kind):
     workload = Workload(steps=16, **SLOW)
     truth = truth_of(workload)
     deaths = [PhaseFault(rank, step, "update") for rank, step in ((0, 2), (1, 7), (2, 11), (3, 11))]
-    run = Run(workload, tmp_path, CheckpointPolicy(steps=16, every_steps=4, mode=mode, kind=kind), truth, deaths)
+    run = Run(
+        workload,
+        tmp_path,
+        CheckpointPolicy(steps=16, every_steps=4, mode=mode, kind=kind),
+        truth,
+        deaths,
+    )
     assert run.killed == 4 and not run.errors
     assert list(dict.fromkeys(event["step"] for event in run.of("checkpoint"))) == [6, 10, 12, 16]
     assert {event["step"] for event in run.of("rolled_back")} == {10}
@@ -451,12 +640,18 @@ def test_failures_do_not_put_off_a_checkpoint_that_goes_by_the_clock(tmp_path):
                 return 5.0 * times[rank]
 
             policy = CheckpointPolicy(steps=40, every_minutes=1)
-            return Checkpoints(engine, folder, {}, policy, lambda event: steps.append(event["step"]), clock)
+            return Checkpoints(
+                engine, folder, {}, policy, lambda event: steps.append(event["step"]), clock
+            )
 
         return run_workload(
-            workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(rank, *at)),
-            after_step=lambda engine: times.update((rank,)), durable=Restorer(folder), make_checkpoints=make,
-        )  # fmt: skip
+            workload,
+            transport,
+            Hooks(phase=lambda *at: cluster.enter_phase(rank, *at)),
+            after_step=lambda engine: times.update((rank,)),
+            durable=Restorer(folder),
+            make_checkpoints=make,
+        )
 
     deaths = [PhaseFault(rank, step, "update") for rank, step in ((4, 4), (5, 9), (6, 14), (7, 19))]
     cluster = SimulatedCluster(workload.world_size, 1, deaths)
@@ -473,9 +668,21 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
     events: list[dict[str, object]] = []
 
     def program(transport):
-        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
+        engine = make_engine(
+            workload,
+            transport,
+            Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)),
+            lambda: 0.0,
+        )
         folder, clock, computed = CheckpointFolder(tmp_path), count(), Computed()
-        checkpoints = Checkpoints(engine, folder, {}, CheckpointPolicy(steps=20, every_steps=100), events.append, clock.__next__)
+        checkpoints = Checkpoints(
+            engine,
+            folder,
+            {},
+            CheckpointPolicy(steps=20, every_steps=100),
+            events.append,
+            clock.__next__,
+        )
         while True:
             try:
                 while engine.step < 5:
@@ -484,7 +691,9 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
             except StepAborted:
                 checkpoints.went_back()
 
-    cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(0, 3, "update"), PhaseFault(1, 5, "repair")])
+    cluster = SimulatedCluster(
+        workload.world_size, 1, [PhaseFault(0, 3, "update"), PhaseFault(1, 5, "repair")]
+    )
     assert len(cluster.run(program).killed) == 2
     if seconds > 1:
         assert {(event["event"], event["step"]) for event in events} == {("checkpoint", 5)}
@@ -492,7 +701,9 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
         run = Run(workload, tmp_path / "on", CheckpointPolicy(steps=20), truth, resume=tmp_path)
         assert run.tables == [truth.tables]
     else:
-        assert {event["event"] for event in events} == {"checkpoint_failed"} and not find(tmp_path)[0]
+        assert {event["event"] for event in events} == {"checkpoint_failed"} and not find(tmp_path)[
+            0
+        ]
         assert all("lost rows were not rebuilt in 1 s" in event["why"] for event in events)
 
 
@@ -501,9 +712,17 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
     workload, events = Workload(steps=12), []
 
     def program(transport):
-        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
+        engine = make_engine(
+            workload,
+            transport,
+            Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)),
+            lambda: 0.0,
+        )
         policy = CheckpointPolicy(steps=12, every_steps=4, keep=9)
-        checkpoints, computed = Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, events.append), Computed()
+        checkpoints, computed = (
+            Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, events.append),
+            Computed(),
+        )
         asked = True
         while engine.step < workload.steps:
             try:
@@ -518,18 +737,35 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
 
     cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(0, 5, "checkpoint")])
     assert len(cluster.run(program).killed) == 1
-    assert sorted({event["step"] for event in events}) == [4, 10, 12], "that of step 8 waits for the rebuilding, for half an interval"
+    assert sorted({event["step"] for event in events}) == [4, 10, 12], (
+        "that of step 8 waits for the rebuilding, for half an interval"
+    )
 
 
-def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(tmp_path, monkeypatch):
+def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(
+    tmp_path, monkeypatch
+):
     """A trainer dies while step 4 is written: it is begun once more, and the first writer comes to its end after the second."""
     workload, created, create = Workload(steps=7), [], Disk.create
-    monkeypatch.setattr(Disk, "create", lambda disk, path: created.append(path.name) or create(disk, path))
+    monkeypatch.setattr(
+        Disk, "create", lambda disk, path: created.append(path.name) or create(disk, path)
+    )
 
     def program(transport):
-        engine = make_engine(workload, transport, Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)), lambda: 0.0)
-        policy, waiting, computed = CheckpointPolicy(steps=7, every_steps=4, mode="async", at_end=False), [], Computed()
-        checkpoints = Checkpoints(engine, CheckpointFolder(tmp_path), {}, policy, background=waiting.append)
+        engine = make_engine(
+            workload,
+            transport,
+            Hooks(phase=lambda *at: cluster.enter_phase(transport.rank, *at)),
+            lambda: 0.0,
+        )
+        policy, waiting, computed = (
+            CheckpointPolicy(steps=7, every_steps=4, mode="async", at_end=False),
+            [],
+            Computed(),
+        )
+        checkpoints = Checkpoints(
+            engine, CheckpointFolder(tmp_path), {}, policy, background=waiting.append
+        )
         while engine.step < workload.steps:
             try:
                 checkpoints.between_steps()
@@ -553,10 +789,20 @@ def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):
         def tell(event):
             events[event["step"]] = event["bytes"]
 
-        writers.append(Checkpoints(engine, CheckpointFolder(tmp_path), {}, CheckpointPolicy(steps=7, every_steps=3, keep=9), tell))
+        writers.append(
+            Checkpoints(
+                engine,
+                CheckpointFolder(tmp_path),
+                {},
+                CheckpointPolicy(steps=7, every_steps=3, keep=9),
+                tell,
+            )
+        )
         return writers[-1]
 
-    SimulatedCluster(workload.world_size, 1).run(lambda transport: run_workload(workload, transport, make_checkpoints=make))
+    SimulatedCluster(workload.world_size, 1).run(
+        lambda transport: run_workload(workload, transport, make_checkpoints=make)
+    )
     assert sorted(events) == [3, 6, 7]
     assert sum(writer.written_bytes for writer in writers) == sum(events.values()) > 0
 
@@ -574,4 +820,6 @@ def test_a_disk_that_is_full_costs_the_checkpoint_not_the_run(tmp_path, monkeypa
     assert run.tables == [truth.tables] and not run.of("checkpoint")
     assert {event["step"] for event in run.of("checkpoint_failed")} == {2, 4, 5}
     assert all("No space left" in event["why"] for event in run.of("checkpoint_failed"))
-    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [], "what was written keeps its room on the disk"
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [], (
+        "what was written keeps its room on the disk"
+    )

@@ -33,7 +33,9 @@ import sys, ecrm.cli
 ecrm.cli.main(['launch', 'quickstart', '--set', 'data.path=absent'])
 print({'torch', 'numpy', 'mpi4py', 'pyarrow'} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "set()\n" and "no such directory" in done.stderr
     assert "launch" in ecrm("--help").stdout
 
@@ -46,13 +48,18 @@ def test_config_prints_the_reference_and_the_effective_values():
 
 @pytest.mark.parametrize("command", ["train", "launch", "config"])
 def test_a_wrong_config_is_one_line_and_exit_code_2(command):
-    assert_one_line(ecrm(command, "quickstart", "--set", "train.sead=1"), "did you mean train.seed?")
+    assert_one_line(
+        ecrm(command, "quickstart", "--set", "train.sead=1"), "did you mean train.seed?"
+    )
     assert_one_line(ecrm(command, "absent.toml"), "no config file 'absent.toml'")
 
 
 def test_missing_data_is_told_before_anything_starts(tmp_path):
     done = ecrm("launch", "quickstart", "--set", "data.path=absent", cwd=tmp_path)
-    assert_one_line(done, "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one")
+    assert_one_line(
+        done,
+        "absent: there is no such directory; `ecrm prepare criteo FILE --output absent` makes one",
+    )
     (tmp_path / "empty").mkdir()
     done = ecrm("launch", "quickstart", "--set", "data.path=empty", cwd=tmp_path)
     assert_one_line(done, "no manifest.json")
@@ -68,11 +75,15 @@ def damaged(criteo_rows, tmp_path):
     return shutil.copytree(criteo_rows, tmp_path / "damaged")
 
 
-@pytest.mark.parametrize("command", [["launch"], ["launch", "--dry-run"], ["drill", "--kill", "1@3"]])
+@pytest.mark.parametrize(
+    "command", [["launch"], ["launch", "--dry-run"], ["drill", "--kill", "1@3"]]
+)
 def test_damaged_data_is_told_before_anything_starts(damaged, tmp_path, command):
     words = [*command, "tiny", "--set", f"data.path={damaged}"]
     os.truncate(damaged / "dense.bin", 100)
-    assert_one_line(ecrm(*words, cwd=tmp_path), "dense.bin: expected 624000 bytes, found 100", code=4)
+    assert_one_line(
+        ecrm(*words, cwd=tmp_path), "dense.bin: expected 624000 bytes, found 100", code=4
+    )
     (damaged / "sparse.bin").unlink()
     (damaged / "dense.bin").write_bytes(bytes(624000))
     assert_one_line(ecrm(*words, cwd=tmp_path), "sparse.bin: missing, expected", code=4)
@@ -86,20 +97,40 @@ import sys, ecrm.cli
 code = ecrm.cli.main(sys.argv[1:])
 print(code, {'torch', 'mpi4py'} & set(sys.modules))
 """
-    sets = (f"data.path={damaged}", "cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1", "cluster.spares=0",
-            "protection.name=none")  # fmt: skip
+    sets = (
+        f"data.path={damaged}",
+        "cluster.layout=colocated",
+        "cluster.servers=1",
+        "cluster.trainers=1",
+        "cluster.spares=0",
+        "protection.name=none",
+    )
     words = ["train", "tiny", *(word for one in sets for word in ("--set", one))]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr.count("\n")) == ("4 set()\n", 1), done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "train.global_batch=20000"], "10800 training rows, fewer than train.global_batch, 20000: set train.global_batch=10800"),
-        (["--set", "train.epochs=0.001"], "less than one step of train.global_batch=64: set train.epochs=0.006, or more"),
-        (["--set", "train.epochs=2", "--kill", "1@337:parity"], "there is no step 337, the last is 336"),
-        (["--set", "model.max_rows_per_table=1"], "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2"),
+        (
+            ["--set", "train.global_batch=20000"],
+            "10800 training rows, fewer than train.global_batch, 20000: set train.global_batch=10800",
+        ),
+        (
+            ["--set", "train.epochs=0.001"],
+            "less than one step of train.global_batch=64: set train.epochs=0.006, or more",
+        ),
+        (
+            ["--set", "train.epochs=2", "--kill", "1@337:parity"],
+            "there is no step 337, the last is 336",
+        ),
+        (
+            ["--set", "model.max_rows_per_table=1"],
+            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2",
+        ),
         (["--mpirun-args", '"'], '--mpirun-args ": no closing quotation'),
     ],
 )
@@ -110,7 +141,12 @@ def test_what_cannot_run_is_told_before_anything_starts(dataset, tmp_path, words
 
 
 def test_the_least_number_of_epochs_named_is_enough(dataset):
-    assert ecrm("launch", "--dry-run", "tiny", "--set", dataset, "--set", "train.epochs=0.006").returncode == 0
+    assert (
+        ecrm(
+            "launch", "--dry-run", "tiny", "--set", dataset, "--set", "train.epochs=0.006"
+        ).returncode
+        == 0
+    )
 
 
 def test_several_problems_are_one_error_with_a_line_each():
@@ -122,7 +158,15 @@ def test_several_problems_are_one_error_with_a_line_each():
 
 @pytest.mark.parametrize(
     ("kill", "said"),
-    [("1", "--kill 1: "), ("1@" + "9" * 5000, "type RANK@STEP"), ("1@" + "9" * 18, "there is no step"), ("1@x", "--kill 1@x: "), ("1@3:sleep", "sleep"), ("6@3", "6"), ("1@20:parity", "20")],
+    [
+        ("1", "--kill 1: "),
+        ("1@" + "9" * 5000, "type RANK@STEP"),
+        ("1@" + "9" * 18, "there is no step"),
+        ("1@x", "--kill 1@x: "),
+        ("1@3:sleep", "sleep"),
+        ("6@3", "6"),
+        ("1@20:parity", "20"),
+    ],
 )
 def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
     assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--kill", kill, "--dry-run"), said)
@@ -130,11 +174,17 @@ def test_a_kill_that_cannot_happen_is_refused(dataset, kill, said):
 
 @pytest.mark.parametrize("command", ["train", "launch"])
 def test_scrubbing_is_an_option_that_names_its_key_when_wrong(command):
-    for value, said in (("many", "must be a whole number"), ("-1", "must be at least 0"), ("1.5", "must be a whole number")):
+    for value, said in (
+        ("many", "must be a whole number"),
+        ("-1", "must be at least 0"),
+        ("1.5", "must be a whole number"),
+    ):
         done = ecrm(command, "quickstart", f"--scrub-rows-per-step={value}")
         assert_one_line(done, "protection.scrub_rows_per_step")
         assert said in done.stderr
-    done = ecrm(command, "quickstart", "--set", "protection.name=none", "--scrub-rows-per-step", "100")
+    done = ecrm(
+        command, "quickstart", "--set", "protection.name=none", "--scrub-rows-per-step", "100"
+    )
     assert_one_line(done, "protection.name is none, which keeps no parity to compare with")
 
 
@@ -149,12 +199,22 @@ def test_a_run_folder_that_holds_anything_is_refused_and_left_alone(dataset, tmp
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
     for command in (["launch"], ["launch", "--dry-run"]):
-        assert_one_line(ecrm(*command, "tiny", "--set", dataset, "--run-dir", str(folder)), "not empty")
+        assert_one_line(
+            ecrm(*command, "tiny", "--set", dataset, "--run-dir", str(folder)), "not empty"
+        )
     (folder / "summary.json").write_text("{}")
-    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)), "holds a finished run")
-    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")), "not a folder")
+    assert_one_line(
+        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder)), "holds a finished run"
+    )
+    assert_one_line(
+        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(folder / "notes.txt")),
+        "not a folder",
+    )
     assert sorted(entry.name for entry in folder.iterdir()) == ["notes.txt", "summary.json"]
-    assert_one_line(ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(tmp_path / ("x" * 300))), "File name too long; name a folder")
+    assert_one_line(
+        ecrm("launch", "tiny", "--set", dataset, "--run-dir", str(tmp_path / ("x" * 300))),
+        "File name too long; name a folder",
+    )
 
 
 def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():
@@ -165,28 +225,53 @@ def test_a_wrong_command_line_is_exit_code_2_without_a_traceback():
 
 def test_the_root_folder_as_an_output_is_refused(tmp_path):
     made = tmp_path / "rows.txt"
-    assert ecrm("generate", "criteo", "--rows", "10", "--seed", "1", "--output", str(made)).returncode == 0
-    for words in (["generate", "criteo", "--rows", "10", "--seed", "1"], ["prepare", "criteo", str(made)]):
-        assert_one_line(ecrm(*words, "--output", "/"), "/: cannot be written: it is the root folder; name one in it")
+    assert (
+        ecrm("generate", "criteo", "--rows", "10", "--seed", "1", "--output", str(made)).returncode
+        == 0
+    )
+    for words in (
+        ["generate", "criteo", "--rows", "10", "--seed", "1"],
+        ["prepare", "criteo", str(made)],
+    ):
+        assert_one_line(
+            ecrm(*words, "--output", "/"),
+            "/: cannot be written: it is the root folder; name one in it",
+        )
 
 
 def test_a_reader_that_leaves_early_is_no_error():
     done = subprocess.run(
-        [sys.executable, "-c", f"import subprocess; p = subprocess.Popen({[*ECRM, 'config']!r}, stdout=subprocess.PIPE); "
-         "p.stdout.close(); raise SystemExit(p.wait())"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess; p = subprocess.Popen({[*ECRM, 'config']!r}, stdout=subprocess.PIPE); "
+            "p.stdout.close(); raise SystemExit(p.wait())",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_simulate_replays_a_seed_or_a_commit_hash_and_runs_a_range():
     done = ecrm("simulate", "--seed", "17", "--suite", "survivable")
-    assert done.returncode == 0 and done.stdout.startswith("survivable seed 17: ") and "finished with the oracle's bits" in done.stdout
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith("survivable seed 17: ")
+        and "finished with the oracle's bits" in done.stdout
+    )
     both = ecrm("simulate", "--seed", "7c2d1f0")
     number = parse_seed("7c2d1f0")
-    assert both.returncode == 0 and f"survivable seed {number}: " in both.stdout and f"fatal seed {number}: " in both.stdout
+    assert (
+        both.returncode == 0
+        and f"survivable seed {number}: " in both.stdout
+        and f"fatal seed {number}: " in both.stdout
+    )
     some = ecrm("simulate", "--seeds", "3:9", "--suite", "fatal", "--jobs", "1")
     assert some.returncode == 0 and some.stdout.startswith("fatal: 6 schedules, ")
     for seeds in ("9:3", "5", "a:b"):
-        assert_one_line(ecrm("simulate", "--seeds", seeds), f"--seeds {seeds}: type A:B with A below B")
+        assert_one_line(
+            ecrm("simulate", "--seeds", seeds), f"--seeds {seeds}: type A:B with A below B"
+        )
     assert_one_line(ecrm("simulate", "--seeds", "0:3", "--jobs", "0"), "--jobs 0: at least 1")

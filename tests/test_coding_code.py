@@ -10,11 +10,21 @@ from ecrm.coding import ReedSolomon
 pytestmark = pytest.mark.parallel
 
 SHAPES = [
-    (2, 1), (3, 1), (4, 1), (8, 1),
-    (2, 2), (3, 2), (4, 2), (6, 2), (8, 2),
-    (2, 3), (4, 3), (8, 3),
-    (4, 4), (6, 4),
-]  # fmt: skip
+    (2, 1),
+    (3, 1),
+    (4, 1),
+    (8, 1),
+    (2, 2),
+    (3, 2),
+    (4, 2),
+    (6, 2),
+    (8, 2),
+    (2, 3),
+    (4, 3),
+    (8, 3),
+    (4, 4),
+    (6, 4),
+]
 FRAGMENT_HEADER_BYTES = 80
 
 
@@ -57,7 +67,9 @@ def test_every_choice_of_k_units_gives_every_unit(k, m):
         for order in (present, present[::-1]):
             rows = code.decode_matrix(order, tuple(range(k + m)))
             assert rows.shape == (k + m, k) and rows.dtype == np.uint8
-            single = ReedSolomon(k, m).reconstruct({unit: units[unit] for unit in order}, tuple(range(k + m)))
+            single = ReedSolomon(k, m).reconstruct(
+                {unit: units[unit] for unit in order}, tuple(range(k + m))
+            )
             for unit in range(k + m):
                 assert np.array_equal(single[unit], units[unit])
 
@@ -90,8 +102,15 @@ def test_parity_bytes_equal_pyeclib_and_pyeclib_decodes_our_stripes(k, m, n):
     parity = ReedSolomon(k, m).encode(padded)
     assert np.array_equal(np.stack(payloads[k:]), parity)
 
-    ours = [fragment[:FRAGMENT_HEADER_BYTES] + unit.tobytes() for fragment, unit in zip(fragments, [*padded, *parity])]
-    for lost in [tuple(range(m)), tuple(range(k, k + m)), tuple(range(k + m))[:: max(1, (k + m) // m)][:m]]:
+    ours = [
+        fragment[:FRAGMENT_HEADER_BYTES] + unit.tobytes()
+        for fragment, unit in zip(fragments, [*padded, *parity])
+    ]
+    for lost in [
+        tuple(range(m)),
+        tuple(range(k, k + m)),
+        tuple(range(k + m))[:: max(1, (k + m) // m)][:m],
+    ]:
         left = [fragment for unit, fragment in enumerate(ours) if unit not in lost]
         assert driver.decode(left) == data.tobytes()
 
@@ -108,7 +127,9 @@ def test_no_protection_is_valid_and_recovers_nothing():
 def test_empty_units_are_units():
     code = ReedSolomon(4, 2)
     assert code.encode(np.zeros((4, 0), dtype=np.uint8)).shape == (2, 0)
-    assert code.reconstruct({u: np.zeros(0, dtype=np.uint8) for u in range(4)}, (5,))[5].shape == (0,)
+    assert code.reconstruct({u: np.zeros(0, dtype=np.uint8) for u in range(4)}, (5,))[5].shape == (
+        0,
+    )
 
 
 def test_decode_matrices_are_cached_and_cannot_be_changed():

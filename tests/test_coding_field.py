@@ -34,7 +34,8 @@ def test_field_axioms_hold_for_all_values():
     assert not p[0].any()
     for a in range(256):
         assert np.array_equal(p[p[a]], p[a][p])  # (a b) c = a (b c) for all b, c
-        assert np.array_equal(p[a][ALL[:, None] ^ ALL[None, :]], p[a][:, None] ^ p[a][None, :])  # a (b + c) = a b + a c
+        # a (b + c) = a b + a c
+        assert np.array_equal(p[a][ALL[:, None] ^ ALL[None, :]], p[a][:, None] ^ p[a][None, :])
 
 
 def test_each_nonzero_element_has_one_inverse():

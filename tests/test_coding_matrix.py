@@ -69,8 +69,14 @@ def test_every_square_part_has_an_inverse(k, m):
 
 
 def test_a_fourth_vandermonde_row_would_not_decode():
-    entries = np.array([[field.power(field.power(2, t), d) for d in range(26)] for t in range(4)], dtype=np.uint8)
-    assert singular_parts(entries, 4) > 0 or singular_parts(entries, 3) > 0 or singular_parts(entries, 2) > 0
+    entries = np.array(
+        [[field.power(field.power(2, t), d) for d in range(26)] for t in range(4)], dtype=np.uint8
+    )
+    assert (
+        singular_parts(entries, 4) > 0
+        or singular_parts(entries, 3) > 0
+        or singular_parts(entries, 2) > 0
+    )
 
 
 def test_inverse_times_matrix_is_the_identity():

@@ -9,7 +9,14 @@ import pytest
 from ecrm.placement.view import View
 from ecrm.train.cores import BIND, POLL, SLEEP, Cores, best_manner, deal
 
-VIEW = View(0, live=tuple(range(8)), shards=(0, 1, 2, 3, 4), slots=(5, 6, 5), dense=(5, 6), domains=tuple(range(8)))
+VIEW = View(
+    0,
+    live=tuple(range(8)),
+    shards=(0, 1, 2, 3, 4),
+    slots=(5, 6, 5),
+    dense=(5, 6),
+    domains=tuple(range(8)),
+)
 
 
 def test_ranks_of_each_role_are_dealt_to_the_cores_in_turn():
@@ -20,9 +27,18 @@ def test_ranks_of_each_role_are_dealt_to_the_cores_in_turn():
 
 
 def test_a_rank_with_more_slots_or_shards_shares_its_core_with_fewer_ranks():
-    colocated = View(0, (0, 1, 2, 3), shards=(0, 1, 2, 0, 3), slots=(0, 1, 2, 1), dense=(0, 1), domains=tuple(range(4)))
+    colocated = View(
+        0,
+        (0, 1, 2, 3),
+        shards=(0, 1, 2, 0, 3),
+        slots=(0, 1, 2, 1),
+        dense=(0, 1),
+        domains=tuple(range(4)),
+    )
     assert deal(colocated, range(4), [0, 1]) == {1: 0, 0: 1, 2: 1, 3: 0}
-    dedicated = replace(colocated, live=(0, 1, 2, 3, 4), shards=(2, 3, 4, 4), slots=(0, 1), domains=tuple(range(5)))
+    dedicated = replace(
+        colocated, live=(0, 1, 2, 3, 4), shards=(2, 3, 4, 4), slots=(0, 1), domains=tuple(range(5))
+    )
     assert deal(dedicated, range(5), [0, 1]) == {0: 0, 1: 1, 4: 0, 2: 1, 3: 1}
 
 
@@ -40,7 +56,9 @@ def test_a_rank_with_more_slots_or_shards_shares_its_core_with_fewer_ranks():
         ((6, 7), 2, BIND),  # on other hosts
     ],
 )
-def test_ranks_sleep_where_cores_would_get_unequal_slots(slots: tuple[int, ...], cores: int, manner: str):
+def test_ranks_sleep_where_cores_would_get_unequal_slots(
+    slots: tuple[int, ...], cores: int, manner: str
+):
     view = View(0, tuple(range(8)), (0, 1, 2, 3, 4), slots, (0,), domains=tuple(range(8)))
     mine = range(5)
     assert best_manner(view, deal(view, mine, range(cores)), range(cores)) == manner
@@ -67,7 +85,9 @@ def test_a_rank_keeps_to_its_core_as_long_as_ranks_outnumber_cores(free: set[int
     assert os.sched_getaffinity(0) == free and cores.manner is None and not transport.sleeps
 
 
-def test_a_rank_moves_and_sleeps_where_slots_are_one_more_than_cores_or_where_it_is_told_to(free: set[int]):
+def test_a_rank_moves_and_sleeps_where_slots_are_one_more_than_cores_or_where_it_is_told_to(
+    free: set[int],
+):
     uneven = ranks(*range(999), slots=tuple(range(len(free) + 1)))
     cores = Cores(transport := SimpleNamespace(rank=1), range(999))
     cores.heed(uneven)

@@ -30,10 +30,17 @@ def rows(tmp_path):
 
 
 def test_generate_then_prepare(rows, tmp_path, capsys):
-    assert ecrm("generate", "criteo", "--rows", 200, "--seed", 4, "--output", tmp_path / "more") == 0
+    assert (
+        ecrm("generate", "criteo", "--rows", 200, "--seed", 4, "--output", tmp_path / "more") == 0
+    )
     generated = capsys.readouterr().out
-    assert generated.startswith(f"{tmp_path / 'more'}: 200 rows, ") and "the true probabilities reach AUC 0." in generated
-    assert ecrm("prepare", "criteo", rows, rows, "--output", tmp_path / "out", "--hash-size", 50) == 0
+    assert (
+        generated.startswith(f"{tmp_path / 'more'}: 200 rows, ")
+        and "the true probabilities reach AUC 0." in generated
+    )
+    assert (
+        ecrm("prepare", "criteo", rows, rows, "--output", tmp_path / "out", "--hash-size", 50) == 0
+    )
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 600 rows, ")
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["rows"] == 600 and set(manifest["tables"].values()) == {50}
@@ -41,7 +48,10 @@ def test_generate_then_prepare(rows, tmp_path, capsys):
 
 def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
     out, sizes = tmp_path / "out", list(range(10, 36))
-    assert ecrm("prepare", "criteo", rows, "--output", out, "--hash-sizes", ",".join(map(str, sizes))) == 0
+    assert (
+        ecrm("prepare", "criteo", rows, "--output", out, "--hash-sizes", ",".join(map(str, sizes)))
+        == 0
+    )
     assert list(json.loads((out / "manifest.json").read_text())["tables"].values()) == sizes
     with pytest.raises(UsageError, match="--force"):
         ecrm("prepare", "criteo", rows, "--output", out)
@@ -56,11 +66,16 @@ def test_hash_sizes_force_and_strict(rows, tmp_path, capsys):
     words = ["prepare", "criteo", bad, rows, "--output", tmp_path / "other"]
     assert ecrm(*words, "--max-malformed", 1) == 0
     captured = capsys.readouterr()
-    assert f"skipped {bad}:1: 2 columns instead of 40" in captured.err and ", 1 malformed line skipped (named in malformed.txt), " in captured.out
+    assert (
+        f"skipped {bad}:1: 2 columns instead of 40" in captured.err
+        and ", 1 malformed line skipped (named in malformed.txt), " in captured.out
+    )
 
 
 @pytest.mark.parametrize(
-    "words", [["--hash-sizes", "1,2,x"], ["--hash-sizes", "10,20"], ["--hash-size", "1"]], ids=lambda words: " ".join(words)
+    "words",
+    [["--hash-sizes", "1,2,x"], ["--hash-sizes", "10,20"], ["--hash-size", "1"]],
+    ids=lambda words: " ".join(words),
 )
 def test_bad_sizes(rows, tmp_path, words):
     with pytest.raises(UsageError):
@@ -68,12 +83,25 @@ def test_bad_sizes(rows, tmp_path, words):
 
 
 def test_category_values_by_zipf(tmp_path, capsys):
-    words = ["generate", "criteo", "--rows", 300, "--seed", 4, "--output", tmp_path / "rows", "--zipf", "1.05:1.2"]
+    words = [
+        "generate",
+        "criteo",
+        "--rows",
+        300,
+        "--seed",
+        4,
+        "--output",
+        tmp_path / "rows",
+        "--zipf",
+        "1.05:1.2",
+    ]
     assert ecrm(*words, "--values", 40) == 0
     values = {line.split("\t")[14] for line in (tmp_path / "rows").read_text().splitlines()}
     assert 20 < len(values) <= 40
     assert ecrm(*words) == 0
-    assert len({line.split("\t")[14] for line in (tmp_path / "rows").read_text().splitlines()}) > 100
+    assert (
+        len({line.split("\t")[14] for line in (tmp_path / "rows").read_text().splitlines()}) > 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +122,12 @@ def test_laws_that_are_none(tmp_path, words, says):
 
 @pytest.mark.parametrize(
     "words",
-    ["prepare", "prepare criteo x", "generate criteo --rows x", "prepare criteo x --output y --hash-size 5 --hash-sizes 5"],
+    [
+        "prepare",
+        "prepare criteo x",
+        "generate criteo --rows x",
+        "prepare criteo x --output y --hash-size 5 --hash-sizes 5",
+    ],
 )
 def test_lines_that_do_not_parse(words):
     with pytest.raises(SystemExit) as caught:

@@ -61,13 +61,18 @@ def test_the_last_rows_are_held_out(made, content):
     assert [t.shape for t in whole.eval_batch(0, 5)] == [(0, 13), (0, 26), (0,)]
 
 
-@pytest.mark.parametrize("start, size", [(0, 1), (5, 0), (899, 10), (903, 3), (5000, 64), (10, 3000), (4 * 10**12, 7)])
+@pytest.mark.parametrize(
+    "start, size", [(0, 1), (5, 0), (899, 10), (903, 3), (5000, 64), (10, 3000), (4 * 10**12, 7)]
+)
 def test_train_batches_go_round(made, content, start, size):
     dataset = CriteoDataset.open(made)
     assert_rows(dataset.train_batch(start, size), content, np.arange(start, start + size) % 903)
 
 
-@pytest.mark.parametrize("start, size, rows", [(0, 40, (0, 40)), (90, 40, (90, 100)), (100, 5, (100, 100)), (10**12, 5, (100, 100))])
+@pytest.mark.parametrize(
+    "start, size, rows",
+    [(0, 40, (0, 40)), (90, 40, (90, 100)), (100, 5, (100, 100)), (10**12, 5, (100, 100))],
+)
 def test_eval_batches_stop_at_the_end(made, content, start, size, rows):
     assert_rows(CriteoDataset.open(made).eval_batch(start, size), content, 903 + np.arange(*rows))
 
@@ -111,20 +116,34 @@ def test_cap_of_none_and_zero_is_no_cap(made):
         assert CriteoDataset.open(made, max_rows_per_table=cap).tables[0] == ("t_cat_0", 5000)
 
 
-@pytest.mark.parametrize("options", [{"max_rows_per_table": 1}, {"max_rows_per_table": -5}, {"max_rows_per_table": 2**32}, {"eval_fraction": 1.0}, {"eval_fraction": -0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_rows_per_table": 1},
+        {"max_rows_per_table": -5},
+        {"max_rows_per_table": 2**32},
+        {"eval_fraction": 1.0},
+        {"eval_fraction": -0.1},
+    ],
+)
 def test_arguments_out_of_range(made, options):
     with pytest.raises(UsageError):
         CriteoDataset.open(made, **options)
 
 
-@pytest.mark.parametrize("name, row_bytes", [("labels.bin", 1), ("dense.bin", 52), ("sparse.bin", 104)])
+@pytest.mark.parametrize(
+    "name, row_bytes", [("labels.bin", 1), ("dense.bin", 52), ("sparse.bin", 104)]
+)
 def test_a_file_of_another_length_is_named_with_its_bytes(copy, name, row_bytes):
     data = (copy / name).read_bytes()
     for found in (data[:-1], data + b"x", b""):
         (copy / name).write_bytes(found)
         with pytest.raises(DataError) as caught:
             CriteoDataset.open(copy)
-        assert str(caught.value) == f"{copy / name}: expected {ROWS * row_bytes} bytes, found {len(found)}"
+        assert (
+            str(caught.value)
+            == f"{copy / name}: expected {ROWS * row_bytes} bytes, found {len(found)}"
+        )
     (copy / name).unlink()
     with pytest.raises(DataError, match=f"{name}: missing, expected"):
         CriteoDataset.open(copy)
@@ -174,7 +193,10 @@ def test_damaged_content_is_found_by_verify_and_ids_out_of_range_at_once(copy):
         data.tofile(copy / "sparse.bin")
         dataset = CriteoDataset.open(copy, max_rows_per_table=100)
         dataset.train_batch(0, 12)
-        with pytest.raises(DataError, match=f"sparse.bin: row 12 has id {bad} in table t_cat_3, whose ids are 0 to [0-9]+$"):
+        with pytest.raises(
+            DataError,
+            match=f"sparse.bin: row 12 has id {bad} in table t_cat_3, whose ids are 0 to [0-9]+$",
+        ):
             dataset.train_batch(10, 10)
         with pytest.raises(DataError, match="sparse.bin: expected SHA-256"):
             dataset.verify()

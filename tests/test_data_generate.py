@@ -20,7 +20,10 @@ def sample():
     population = Population(3)
     blocks = [population.draw(block) for block in range(-(-shape.SAMPLE_ROWS // BLOCK_ROWS))]
     names = ("labels", "integers", "ids", "missing", "probability")
-    return {name: np.concatenate([getattr(b, name) for b in blocks])[: shape.SAMPLE_ROWS] for name in names}
+    return {
+        name: np.concatenate([getattr(b, name) for b in blocks])[: shape.SAMPLE_ROWS]
+        for name in names
+    }
 
 
 def auc(scores, labels) -> float:
@@ -59,25 +62,53 @@ def test_the_file_reads_back_as_the_rows_drawn(tmp_path):
     assert np.array_equal(rows.labels, drawn.labels[:2000])
     assert np.array_equal(rows.missing, drawn.missing[:2000])
     assert np.array_equal(rows.integers, drawn.integers[:2000])
-    assert np.array_equal(rows.categories, np.where(rows.missing[:, 13:], 0, KAGGLE.hex_values(drawn.ids[:2000])))
-    assert made.rows == 2000 and made.clicks == rows.labels.sum() and made.file_bytes == (tmp_path / "rows").stat().st_size
-    assert made.attainable_auc == pytest.approx(auc(drawn.probability[:2000], rows.labels), abs=1e-4)
-    logloss = -np.log(np.where(rows.labels, drawn.probability[:2000], 1 - drawn.probability[:2000])).mean()
+    assert np.array_equal(
+        rows.categories, np.where(rows.missing[:, 13:], 0, KAGGLE.hex_values(drawn.ids[:2000]))
+    )
+    assert (
+        made.rows == 2000
+        and made.clicks == rows.labels.sum()
+        and made.file_bytes == (tmp_path / "rows").stat().st_size
+    )
+    assert made.attainable_auc == pytest.approx(
+        auc(drawn.probability[:2000], rows.labels), abs=1e-4
+    )
+    logloss = -np.log(
+        np.where(rows.labels, drawn.probability[:2000], 1 - drawn.probability[:2000])
+    ).mean()
     assert made.attainable_logloss == pytest.approx(logloss)
 
 
 def test_text_of_integers_of_every_length():
-    integers = np.array([0, 9, 10, 99, 100, 12345, 9_999_999, 99_999_999, -1, -2, -10, -99_999_999, 7])
+    integers = np.array(
+        [0, 9, 10, 99, 100, 12345, 9_999_999, 99_999_999, -1, -2, -10, -99_999_999, 7]
+    )
     missing = np.zeros((1, 39), bool)
     missing[0, [12, 13 + 25]] = True
-    text = format_rows(np.array([1], np.uint8), integers[None], np.arange(26, dtype=np.uint32)[None], missing)
-    assert text.decode() == "\t".join(["1", *map(str, integers[:12]), "", *(f"{i:08x}" for i in range(25)), ""]) + "\n"
-    assert format_rows(np.empty(0, np.uint8), np.empty((0, 13), int), np.empty((0, 26), np.uint32), np.empty((0, 39), bool)) == b""
+    text = format_rows(
+        np.array([1], np.uint8), integers[None], np.arange(26, dtype=np.uint32)[None], missing
+    )
+    assert (
+        text.decode()
+        == "\t".join(["1", *map(str, integers[:12]), "", *(f"{i:08x}" for i in range(25)), ""])
+        + "\n"
+    )
+    assert (
+        format_rows(
+            np.empty(0, np.uint8),
+            np.empty((0, 13), int),
+            np.empty((0, 26), np.uint32),
+            np.empty((0, 39), bool),
+        )
+        == b""
+    )
 
 
 def test_hex_values_differ_for_all_values_of_all_columns():
     cardinalities = np.array(shape.CARDINALITIES)
-    ids = np.unique(np.linspace(0, 1, 20_000)[:, None] * (cardinalities - 1), axis=0).astype(np.int64)
+    ids = np.unique(np.linspace(0, 1, 20_000)[:, None] * (cardinalities - 1), axis=0).astype(
+        np.int64
+    )
     values = KAGGLE.hex_values(ids)
     pairs = {(column, int(i)) for column in range(26) for i in ids[:, column]}
     assert len(np.unique(values)) == len(pairs)
@@ -88,7 +119,10 @@ def test_category_statistics_are_those_of_the_kaggle_sample(sample):
     counts = [np.unique(ids[~missing[:, c], c], return_counts=True)[1] for c in range(26)]
     assert (ids >= 0).all() and (ids < shape.CARDINALITIES).all()
     assert np.allclose(missing.mean(axis=0) * 100, shape.CATEGORY_MISSING_PERCENT, atol=0.6)
-    tops = [max(count.max(), missing[:, c].sum()) / shape.SAMPLE_ROWS * 100 for c, count in enumerate(counts)]
+    tops = [
+        max(count.max(), missing[:, c].sum()) / shape.SAMPLE_ROWS * 100
+        for c, count in enumerate(counts)
+    ]
     assert np.allclose(tops, shape.TOP_VALUE_PERCENT, atol=1)
     for column, count in enumerate(counts):
         # Six of the small columns have values in the whole set that its sample did not hold.
@@ -113,13 +147,27 @@ def test_a_zipf_law_is_the_one_asked_for():
         found = np.histogram(ids[:, column], edges)[0] / rows
         expected = np.add.reduceat(share, edges[:-1])
         assert np.allclose(found, expected, rtol=0.05), (found, expected)
-        assert not np.allclose(found, np.add.reduceat(ranks**-1.6 / (ranks**-1.6).sum(), edges[:-1]), rtol=0.05)
+        assert not np.allclose(
+            found, np.add.reduceat(ranks**-1.6 / (ranks**-1.6).sum(), edges[:-1]), rtol=0.05
+        )
     blocks = Population(3, law).draw(0)
     assert not blocks.missing[:, 13:].any() and blocks.missing[:, :13].any()
-    assert len(np.unique(law.hex_values(blocks.ids))) == sum(len(np.unique(blocks.ids[:, column])) for column in range(26))
+    assert len(np.unique(law.hex_values(blocks.ids))) == sum(
+        len(np.unique(blocks.ids[:, column])) for column in range(26)
+    )
 
 
-@pytest.mark.parametrize("least, most, values", [(1.0, 1.2, 10), (1.2, 1.1, 10), (1.1, 11, 10), (1.1, 1.2, 1), (1.1, 1.2, 1 << 28), (float("nan"), 2, 9)])
+@pytest.mark.parametrize(
+    "least, most, values",
+    [
+        (1.0, 1.2, 10),
+        (1.2, 1.1, 10),
+        (1.1, 11, 10),
+        (1.1, 1.2, 1),
+        (1.1, 1.2, 1 << 28),
+        (float("nan"), 2, 9),
+    ],
+)
 def test_a_law_out_of_range_is_refused(least, most, values):
     with pytest.raises(UsageError):
         zipf(least, most, values)
@@ -142,10 +190,13 @@ def test_integer_statistics_are_those_of_the_kaggle_sample(sample):
 def test_every_seed_has_the_click_rate_and_about_the_same_attainable_auc(seed):
     population = Population(seed)
     drawn = [population.draw(block) for block in range(4)]
-    labels, probability = (np.concatenate([getattr(d, name) for d in drawn]) for name in ("labels", "probability"))
+    labels, probability = (
+        np.concatenate([getattr(d, name) for d in drawn]) for name in ("labels", "probability")
+    )
     assert labels.mean() == pytest.approx(shape.CLICK_RATE, abs=0.015)
     assert auc(probability, labels) == pytest.approx(0.805, abs=0.015)
-    # The probability is the true one: clicks are as frequent as it says, where it is low and where it is high.
+    # The probability is the true one: clicks are as frequent as it says, where it is low and where
+    # it is high.
     order = np.argsort(probability)
     for part in np.array_split(order, 8):
         assert labels[part].mean() == pytest.approx(probability[part].mean(), abs=0.03)
@@ -154,14 +205,19 @@ def test_every_seed_has_the_click_rate_and_about_the_same_attainable_auc(seed):
 def test_the_signal_can_be_learned_but_not_beyond_the_attainable(sample):
     rows, train, table = 60_000, 54_000, 1 << 18
     labels = sample["labels"][:rows].astype(np.float64)
-    values = np.where(sample["missing"][:rows, 13:], 0, KAGGLE.hex_values(sample["ids"][:rows])).astype(np.int64)
+    values = np.where(
+        sample["missing"][:rows, 13:], 0, KAGGLE.hex_values(sample["ids"][:rows])
+    ).astype(np.int64)
     ids = (values + 7919 * np.arange(26)) % table
     dense = transform_integers(sample["integers"][:rows]).astype(np.float64)
     dense = (dense - dense[:train].mean(axis=0)) / dense[:train].std(axis=0)
     weights, slopes, bias = np.zeros(table), np.zeros(13), 0.0
     for start in range(0, train, 100):  # hashed logistic regression, one pass
         batch = slice(start, min(start + 100, train))
-        error = 1 / (1 + np.exp(-(weights[ids[batch]].sum(axis=1) + dense[batch] @ slopes + bias))) - labels[batch]
+        error = (
+            1 / (1 + np.exp(-(weights[ids[batch]].sum(axis=1) + dense[batch] @ slopes + bias)))
+            - labels[batch]
+        )
         np.add.at(weights, ids[batch], -0.005 * error[:, None])
         slopes -= 0.05 * (error @ dense[batch]) / len(error)
         bias -= 0.05 * error.mean()
@@ -201,6 +257,8 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path):
     with pytest.raises(Stop):
         generate_criteo(20_000, 1, str(target), Progress())
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-    (tmp_path / ".rows.txt.writing").write_text("left by a killed process, longer than the new rows" * 100)
+    (tmp_path / ".rows.txt.writing").write_text(
+        "left by a killed process, longer than the new rows" * 100
+    )
     generate_criteo(2, 1, str(target))
     assert target.read_text().count("\n") == 2 and len(list(tmp_path.iterdir())) == 1

@@ -20,13 +20,19 @@ import numpy as np
 import pytest
 
 from ecrm import staging
+from ecrm.data import prepare as module
+from ecrm.data.cli import parse_hash_sizes
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import COLUMN_NAMES
-from ecrm.data import prepare as module
-from ecrm.data.cli import parse_hash_sizes
-from ecrm.data.prepare import DEFAULT_HASH_SIZES, check_hash_sizes, order_warning, prepare, transform_integers
+from ecrm.data.prepare import (
+    DEFAULT_HASH_SIZES,
+    check_hash_sizes,
+    order_warning,
+    prepare,
+    transform_integers,
+)
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.progress import Progress
 
@@ -53,7 +59,11 @@ def arrays(directory):
 
 def tree(directory: Path) -> dict[str, bytes]:
     """Every file below a directory with its content."""
-    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(directory)): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }
 
 
 def splitmix64(value: int) -> int:
@@ -66,7 +76,8 @@ def splitmix64(value: int) -> int:
 
 
 def test_splitmix64_is_the_published_one():
-    assert splitmix64(0) == 0xE220A8397B1DCDAF  # first output of the reference implementation from state 0
+    # first output of the reference implementation from state 0
+    assert splitmix64(0) == 0xE220A8397B1DCDAF
     values = np.array([0, 1, 0xFFFFFFFF, 2**63, 2**64 - 1], np.uint64)
     assert mix64(values).tolist() == [splitmix64(int(v)) for v in values]
 
@@ -80,13 +91,21 @@ def test_content_is_the_documented_transform_of_each_row(rows, tmp_path):
     expected = [[np.log(max(int(x or 0), -2) + 3) for x in f[1:14]] for f in lines]
     assert np.allclose(dense, expected, rtol=1e-6, atol=0)
     assert sparse.tolist() == [
-        [1 + splitmix64(int(x, 16)) % (size - 1) if x else 0 for x, size in zip(f[14:], sizes, strict=True)] for f in lines
+        [
+            1 + splitmix64(int(x, 16)) % (size - 1) if x else 0
+            for x, size in zip(f[14:], sizes, strict=True)
+        ]
+        for f in lines
     ]
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["rows"] == 2000 and manifest["clicks"] == labels.sum()
     assert manifest["tables"] == {f"t_cat_{i}": size for i, size in enumerate(sizes)}
-    assert manifest["missing"] == {name: sum(not f[i] for f in lines) for i, name in enumerate(COLUMN_NAMES) if i}
-    assert manifest["sources"] == [{"name": str(rows), "bytes": rows.stat().st_size, "rows": 2000, "malformed": 0}]
+    assert manifest["missing"] == {
+        name: sum(not f[i] for f in lines) for i, name in enumerate(COLUMN_NAMES) if i
+    }
+    assert manifest["sources"] == [
+        {"name": str(rows), "bytes": rows.stat().st_size, "rows": 2000, "malformed": 0}
+    ]
     for name, record in manifest["files"].items():
         data = (tmp_path / "out" / name).read_bytes()
         assert record["bytes"] == len(data) and record["sha256"] == hashlib.sha256(data).hexdigest()
@@ -118,8 +137,16 @@ def test_the_same_input_gives_the_same_dataset_whatever_the_block_size(rows, tmp
 
 
 def test_default_hash_sizes_leave_room_for_both_published_sets():
-    assert len(DEFAULT_HASH_SIZES) == 26 and min(DEFAULT_HASH_SIZES) == 1000 and max(DEFAULT_HASH_SIZES) == 2_000_000
-    assert DEFAULT_HASH_SIZES[8] == 1000 and DEFAULT_HASH_SIZES[2] == 2_000_000 and DEFAULT_HASH_SIZES[6] == 8 * 12517
+    assert (
+        len(DEFAULT_HASH_SIZES) == 26
+        and min(DEFAULT_HASH_SIZES) == 1000
+        and max(DEFAULT_HASH_SIZES) == 2_000_000
+    )
+    assert (
+        DEFAULT_HASH_SIZES[8] == 1000
+        and DEFAULT_HASH_SIZES[2] == 2_000_000
+        and DEFAULT_HASH_SIZES[6] == 8 * 12517
+    )
 
 
 @pytest.mark.parametrize("sizes", [0, 1, 2**31, [10] * 25, [10] * 25 + [1]])
@@ -150,11 +177,15 @@ def test_malformed_lines_are_counted_and_the_first_twenty_shown(rows, tmp_path):
     assert [(s["rows"], s["malformed"]) for s in manifest["sources"]] == [(37, 23), (2, 1)]
     assert manifest["rows"] == 39
     printed = out.getvalue().splitlines()
-    assert printed == [f"skipped {one}:{i + 1}: 1 columns instead of 40" for i in range(5, 45, 2)] + [
+    assert printed == [
+        f"skipped {one}:{i + 1}: 1 columns instead of 40" for i in range(5, 45, 2)
+    ] + [
         f"{one}: 23 malformed lines skipped, 37 rows read",
         f"{two}: 1 malformed line skipped, 2 rows read",
     ]
-    named = [f"{one}:{i + 1}: 1 columns instead of 40\n" for i in range(5, 50, 2)] + [f"{two}:2: 1 columns instead of 40\n"]
+    named = [f"{one}:{i + 1}: 1 columns instead of 40\n" for i in range(5, 50, 2)] + [
+        f"{two}:2: 1 columns instead of 40\n"
+    ]
     assert (tmp_path / "out" / "malformed.txt").read_text() == "".join(named)
     prepare([str(rows)], str(tmp_path / "out"), force=True)
     assert not (tmp_path / "out" / "malformed.txt").exists()
@@ -172,7 +203,10 @@ def test_a_file_too_malformed_is_refused(rows, tmp_path, compressed):
         prepare([str(rows), str(path)], str(tmp_path / "out"), block_bytes=2000)
     said = str(caught.value)
     assert said.startswith(f"{path}: 11 of 1,000 lines (1.10%) are malformed, ")
-    assert "--max-malformed is 0.01, so nothing was written; line 6: 1 columns instead of 40; line 11: cat_25 is '" in said
+    assert (
+        "--max-malformed is 0.01, so nothing was written; line 6: 1 columns instead of 40; line 11: cat_25 is '"
+        in said
+    )
     assert "; line 13: 1 columns instead of 40; and so on; " in said
     assert said.endswith("; correct the file, or type --max-malformed 1 to skip all such lines")
     assert os.listdir(tmp_path) == ["rows.txt"]
@@ -221,21 +255,31 @@ def test_the_list_of_malformed_lines_is_bounded(rows, tmp_path, monkeypatch):
 )
 def test_days_out_of_order_are_told(names, first):
     warning = order_warning(names)
-    assert warning is None if first is None else warning.startswith(f"{first}: ") and "day_{0..23}" in warning
+    assert (
+        warning is None
+        if first is None
+        else warning.startswith(f"{first}: ") and "day_{0..23}" in warning
+    )
 
 
 def test_days_out_of_order_are_told_once_while_preparing(rows, tmp_path):
     for day in (2, 10):
         (tmp_path / f"day_{day}").write_bytes(rows.read_bytes())
     out = io.StringIO()
-    prepare([str(tmp_path / "day_10"), str(tmp_path / "day_2")], str(tmp_path / "out"), progress=Progress("prepare", out))
+    prepare(
+        [str(tmp_path / "day_10"), str(tmp_path / "day_2")],
+        str(tmp_path / "out"),
+        progress=Progress("prepare", out),
+    )
     assert out.getvalue().startswith("ecrm: warning: ") and out.getvalue().count("\n") == 1
 
 
 def test_what_the_terabyte_config_says_to_type_can_be_typed():
     text = (REPOSITORY / "configs" / "criteo-terabyte.toml").read_text()
     command = text[text.index("--hash-sizes") : text.index("# (eight")]
-    sizes = check_hash_sizes(parse_hash_sizes("".join(filter(set("0123456789,").__contains__, command))))
+    sizes = check_hash_sizes(
+        parse_hash_sizes("".join(filter(set("0123456789,").__contains__, command)))
+    )
     assert max(sizes) == 40_000_000 and min(sizes) == 1000
 
 
@@ -371,16 +415,32 @@ for call in (lambda: prepare([sys.argv[1]], sys.argv[2]), lambda: generate_crite
 
 
 def test_no_room_left_is_one_line_and_leaves_nothing(rows, tmp_path):
-    # A limit on file size fails in the same place as a full disk, in a write, and needs no disk of its own.
+    # A limit on file size fails in the same place as a full disk, in a write, and needs no disk of
+    # its own.
     out = tmp_path / "out"
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(rows), str(out)], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"1 {out}: cannot be written, nothing was changed there: File too large"] * 2
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(rows), str(out)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        done.stdout.splitlines()
+        == [f"1 {out}: cannot be written, nothing was changed there: File too large"] * 2
+    )
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number, error", [(errno.ENOSPC, EcrmError), (errno.EACCES, UsageError), (errno.EROFS, UsageError)])
+@pytest.mark.parametrize(
+    "number, error",
+    [(errno.ENOSPC, EcrmError), (errno.EACCES, UsageError), (errno.EROFS, UsageError)],
+)
 def test_write_errors_tell_whose_fault_it_is(tmp_path, number, error):
-    with pytest.raises(EcrmError) as caught, staging.staged_directory(tmp_path / "out", lambda: None):
+    with (
+        pytest.raises(EcrmError) as caught,
+        staging.staged_directory(tmp_path / "out", lambda: None),
+    ):
         raise OSError(number, os.strerror(number))
     assert type(caught.value) is error and os.strerror(number) in str(caught.value)
     assert not any(tmp_path.iterdir())
@@ -414,7 +474,13 @@ def test_resident_memory_does_not_grow_with_the_file(rows, tmp_path):
     small.write_bytes(rows.read_bytes() * 8)  # some full blocks
     large.write_bytes(rows.read_bytes() * 80)
     arguments = [str(small), str(tmp_path / "a"), str(large), str(tmp_path / "b")]
-    done = subprocess.run([sys.executable, "-c", RESIDENT, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(done.stdout) < large.stat().st_size / 4
 
 
@@ -447,7 +513,9 @@ def test_progress_is_one_refreshed_line_on_a_terminal():
         clock.seconds = 10.0
         progress.update(10_000_000, "0.0 MB", 0.0005)
     text = out.getvalue()
-    assert text.startswith("\rprepare: 1 rows  0.0 MB  1 rows/s\rprepare: 2 rows  0.0 MB  1 rows/s\r")
+    assert text.startswith(
+        "\rprepare: 1 rows  0.0 MB  1 rows/s\rprepare: 2 rows  0.0 MB  1 rows/s\r"
+    )
     assert "\rskipped x\n" in text and "ETA 5h33m" in text
     assert text.endswith(" \r") and text.count("\n") == 1
 
@@ -466,13 +534,20 @@ def test_a_progress_line_is_no_wider_than_its_terminal():
 
 def test_real_terabyte_rows(tmp_path):
     if not TERABYTE_HEAD.exists():
-        pytest.skip(f"{TERABYTE_HEAD} is not there: the Criteo rows are never copied into the project")
+        pytest.skip(
+            f"{TERABYTE_HEAD} is not there: the Criteo rows are never copied into the project"
+        )
     manifest = prepare([str(TERABYTE_HEAD)], str(tmp_path / "out"))
-    assert (manifest["rows"], manifest["clicks"], manifest["sources"][0]["malformed"]) == (10_000, 265, 0)
+    assert (manifest["rows"], manifest["clicks"], manifest["sources"][0]["malformed"]) == (
+        10_000,
+        265,
+        0,
+    )
     blocks = list(read_criteo(str(TERABYTE_HEAD)))
     categories = np.concatenate([b.categories for b in blocks])
     _, _, sparse = arrays(tmp_path / "out")
     assert (sparse >= 0).all() and (sparse < DEFAULT_HASH_SIZES).all()
     for column in range(26):
         distinct, used = (len(np.unique(a[:, column])) for a in (categories, sparse))
-        assert distinct - used <= 1 + distinct / 20  # the default sizes keep nearly all values apart
+        # the default sizes keep nearly all values apart
+        assert distinct - used <= 1 + distinct / 20

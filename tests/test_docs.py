@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "kernels").glob("*/README.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "kernels").glob("*/README.md"),
+    ]
+)
 TESTS = {path.name: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
-FUNCTIONS = {name for text in TESTS.values() for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
+FUNCTIONS = {
+    name
+    for text in TESTS.values()
+    for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -18,13 +29,23 @@ def test_every_test_and_file_that_a_page_names_exists(page):
     text = page.read_text()
     named = set(re.findall(r"`(?:tests/test_\w+\.py::)?(test_\w+)(?:\[[^`]*\])?`", text))
     assert named <= FUNCTIONS | {name.removesuffix(".py") for name in TESTS}, named - FUNCTIONS
-    for path in re.findall(r"`((?:ecrm|tests|kernels|benchmarks|configs)/[\w./]+\.(?:py|cpp|h|md|toml))`", text):
+    for path in re.findall(
+        r"`((?:ecrm|tests|kernels|benchmarks|configs)/[\w./]+\.(?:py|cpp|h|md|toml))`", text
+    ):
         assert (ROOT / path).exists(), path
 
 
 def test_the_guarantees_name_a_test_or_say_that_there_is_none():
     text = (ROOT / "docs" / "guarantees.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| promise |", "| event |"))]
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| promise |", "| event |"))
+    ]
     assert len(lines) > 50
-    silent = [line for line in lines if not re.search(r"`test_\w+|`tests/test_\w+|not tested|`ecrm/simulate/", line)]
+    silent = [
+        line
+        for line in lines
+        if not re.search(r"`test_\w+|`tests/test_\w+|not tested|`ecrm/simulate/", line)
+    ]
     assert silent == []

@@ -6,7 +6,14 @@ import pytest
 
 from ecrm.cli import main
 from ecrm.config import make_config
-from ecrm.drill.options import Disturbance, HostKill, RandomKills, check_survivable, parse_disturbance, with_steps_told
+from ecrm.drill.options import (
+    Disturbance,
+    HostKill,
+    RandomKills,
+    check_survivable,
+    parse_disturbance,
+    with_steps_told,
+)
 from ecrm.errors import UsageError
 from ecrm.train.kill import Kill
 
@@ -16,7 +23,10 @@ def config(**sections):
 
 
 def test_scheduled_and_random_kills():
-    assert parse_disturbance(["1@3", "0@4:dense"], None, None, None).scheduled == (Kill(1, 3), Kill(0, 4, "dense"))
+    assert parse_disturbance(["1@3", "0@4:dense"], None, None, None).scheduled == (
+        Kill(1, 3),
+        Kill(0, 4, "dense"),
+    )
     assert parse_disturbance([], "2.5", None, None).random == RandomKills(2.5, None, 0)
     assert parse_disturbance([], "60", "3", "7").random == RandomKills(60.0, 3, 7)
     assert str(parse_disturbance([], "60", "3", "7")) == "--mtbf 60 --kills 3 --seed 7"
@@ -38,11 +48,17 @@ def test_scheduled_and_random_kills():
         (([], "5", "0", None), "--kills 0: type a whole number, at least 1"),
         (([], "5", "some", None), "--kills some"),
         (([], "5", None, "-1"), "--seed -1"),
-        ((["1@3"], None, None, None, ["a@3"]), "--kill-host a@3 and --kill 1@3: type one or the other"),
+        (
+            (["1@3"], None, None, None, ["a@3"]),
+            "--kill-host a@3 and --kill 1@3: type one or the other",
+        ),
         (([], "5", None, None, ["a@3"]), "--kill-host a@3 and --mtbf 5: type one or the other"),
         (([], None, None, None, ["a"]), "--kill-host a: type HOST@STEP"),
         (([], None, None, None, ["a@b"]), "--kill-host a@b: type HOST@STEP"),
-        (([], None, None, None, ["a@2", "a@3"]), "--kill-host: host a is to die 2 times, a host dies once"),
+        (
+            ([], None, None, None, ["a@2", "a@3"]),
+            "--kill-host: host a is to die 2 times, a host dies once",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, said):
@@ -56,17 +72,23 @@ def test_hosts_go_by_name_or_number():
     assert kill.name_among(["node1", "node3"]) == "node3"
     assert HostKill("1", 5).name_among(["a", "b"]) == "b"
     assert HostKill("1", 5).name_among(["a", "b", "1"]) == "1"
-    with pytest.raises(UsageError, match="--kill-host 2@5: there is no host 2; hosts are a, b, or 0 to 1"):
+    with pytest.raises(
+        UsageError, match="--kill-host 2@5: there is no host 2; hosts are a, b, or 0 to 1"
+    ):
         HostKill("2", 5).name_among(["a", "b"])
     with pytest.raises(UsageError, match="set cluster.failure_domain=host"):
         check_survivable(config(), Disturbance(hosts=(kill,)), 41)
-    with pytest.raises(UsageError, match="--kill-host node3@40: there is no step 40 to follow, the last is 39"):
+    with pytest.raises(
+        UsageError, match="--kill-host node3@40: there is no step 40 to follow, the last is 39"
+    ):
         check_survivable(config(), Disturbance(hosts=(kill,)), 40)
 
 
 def test_random_kills_that_nobody_could_survive_are_refused():
     with pytest.raises(UsageError, match="protection.name is none"):
-        check_survivable(config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)), 9)
+        check_survivable(
+            config(protection={"name": "none"}), Disturbance(random=RandomKills(1.0)), 9
+        )
     with pytest.raises(UsageError, match="the config has 7 ranks, and one must be left"):
         check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)), 9)
     check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)), 9)
@@ -98,10 +120,28 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
         (["tiny", *data], "needs something to survive"),
         (["tiny", *data, "--kill", "6@3"], "there is no rank 6"),
         (["tiny", *data, "--kill", "1@20"], "there is no step 20"),
-        (["tiny", *data, "--kill-host", "0@999999", "--set", "cluster.failure_domain=host"], "there is no step 999999 to follow"),
-        (["tiny", *data, "--kill-host", "9@5", "--set", "cluster.failure_domain=host", "--set", "testing.imitated_hosts=3"], "there is no host 9; hosts are 0 to 2"),
+        (
+            ["tiny", *data, "--kill-host", "0@999999", "--set", "cluster.failure_domain=host"],
+            "there is no step 999999 to follow",
+        ),
+        (
+            [
+                "tiny",
+                *data,
+                "--kill-host",
+                "9@5",
+                "--set",
+                "cluster.failure_domain=host",
+                "--set",
+                "testing.imitated_hosts=3",
+            ],
+            "there is no host 9; hosts are 0 to 2",
+        ),
         (["tiny", *data, "--kill", "1@3", "--run-dir", "full"], "--run-dir full: not empty"),
-        (["tiny", "--set", "data.path=absent", "--mtbf", "5"], "absent: there is no such directory"),
+        (
+            ["tiny", "--set", "data.path=absent", "--mtbf", "5"],
+            "absent: there is no such directory",
+        ),
         (["absent.toml", "--mtbf", "5"], "no config file"),
     ):
         assert main(["drill", *words]) == 2
@@ -112,6 +152,9 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
 
 def test_without_matplotlib_a_drill_is_refused(criteo_rows, capsys, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *rest: None if name == "matplotlib" else find(name, *rest),
+    )
     assert main(["drill", "tiny", "--set", f"data.path={criteo_rows}", "--mtbf", "5"]) == 2
     assert "matplotlib, which is not installed" in capsys.readouterr().err

@@ -40,7 +40,9 @@ def test_nobody_before_the_run_has_said_what_it_survives():
 def test_nobody_while_none_more_would_be_survived():
     assert victims([START, progress(1), failure([1], 0)], [1]) == []
     assert victims([START, progress(1), failure([1], 0), progress(0)], [1]) == []
-    assert victims([START, progress(1), failure([1], 0), {"event": "rebuilt", "failures_left": 1}], [1]) == [0, 2, 3]
+    assert victims(
+        [START, progress(1), failure([1], 0), {"event": "rebuilt", "failures_left": 1}], [1]
+    ) == [0, 2, 3]
 
 
 def test_a_kill_that_nobody_has_noticed_yet_counts():
@@ -92,7 +94,9 @@ def test_a_rank_is_killed_by_pid_and_recorded(tmp_path, sleeper):
     assert sleeper.wait(20) == -9
     killer.finish()
     (kill,) = killer.done
-    assert (kill.rank, kill.pid, kill.scheduled) == (2, sleeper.pid, None) and abs(kill.time - time.time()) < 20
+    assert (kill.rank, kill.pid, kill.scheduled) == (2, sleeper.pid, None) and abs(
+        kill.time - time.time()
+    ) < 20
     assert said == [f"! drill: SIGKILL to rank 2 (pid {sleeper.pid})"]
 
 
@@ -144,7 +148,9 @@ def test_a_host_is_killed_once_its_step_is_finished(tmp_path, sleeper):
     assert sleeper.wait(20) == -9
     assert wait_until(lambda: not killer.is_alive())
     killer.finish()
-    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [(2, sleeper.pid, "0@6")]
+    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [
+        (2, sleeper.pid, "0@6")
+    ]
 
 
 def test_a_host_that_is_not_this_machine_is_not_killed(tmp_path, sleeper):
@@ -168,7 +174,10 @@ def test_no_host_is_killed_once_the_run_is_over(tmp_path, sleeper):
 @pytest.mark.parametrize(
     ("make", "event"),
     [
-        (lambda folder: HostKiller(folder, [(HostKill("a", 5), "a")], print), {"event": "progress"}),
+        (
+            lambda folder: HostKiller(folder, [(HostKill("a", 5), "a")], print),
+            {"event": "progress"},
+        ),
         (lambda folder: ScheduledKiller(folder, [Kill(2, 5)], print), {"event": "kill_due"}),
         (lambda folder: RandomKiller(folder, RandomKills(0.001), print), {"event": "start"}),
     ],
@@ -199,31 +208,46 @@ print("went on", flush=True)
 
 def test_a_rank_waits_in_its_phase_and_is_killed_by_pid(tmp_path):
     environ = {**os.environ, KILLED_FROM_OUTSIDE: "1"}
-    rank = subprocess.Popen([sys.executable, "-c", WAITING, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environ)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
     killer = ScheduledKiller(tmp_path, [Kill(2, 5, "parity"), Kill(1, 9)], print)
     killer.start()
     events = tmp_path / "events.jsonl"
     assert wait_until(lambda: events.exists() and events.read_text().endswith("\n"))
-    assert rank.poll() is None, "it kills nothing by itself, and ranks.json does not say yet who it is"
+    assert rank.poll() is None, (
+        "it kills nothing by itself, and ranks.json does not say yet who it is"
+    )
     entry = {"rank": 2, "pid": rank.pid, "host": socket.gethostname(), "live": True}
     (tmp_path / "ranks.json").write_text(json.dumps({"ranks": [entry]}))
     output, _ = rank.communicate(timeout=20)
     killer.finish()
     assert rank.returncode == -9 and output == "waits\n"
-    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [(2, rank.pid, "2@5:parity")]
+    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [
+        (2, rank.pid, "2@5:parity")
+    ]
 
 
 def test_a_rank_that_nobody_kills_goes_on():
     waited, written = [], []
-    switch = KillSwitch([Kill(2, 5)], 2, None, written.append, {KILLED_FROM_OUTSIDE: "1"}, waited.append)
+    switch = KillSwitch(
+        [Kill(2, 5)], 2, None, written.append, {KILLED_FROM_OUTSIDE: "1"}, waited.append
+    )
     for step in range(4, 8):
         switch(step, "input")
     assert len(waited) == 1
-    assert written == [{"event": "kill_due", "rank": 2, "step": 5, "phase": "input", "scheduled": "2@5:input"}]
+    assert written == [
+        {"event": "kill_due", "rank": 2, "step": 5, "phase": "input", "scheduled": "2@5:input"}
+    ]
 
 
 def test_a_seed_draws_the_same_kills_and_gaps_have_the_mean():
-    first, again, other = (list(itertools.islice(draws(RandomKills(20.0, seed=seed)), 2000)) for seed in (5, 5, 6))
+    first, again, other = (
+        list(itertools.islice(draws(RandomKills(20.0, seed=seed)), 2000)) for seed in (5, 5, 6)
+    )
     assert first == again != other
     assert 18 < sum(gap for gap, _ in first) / len(first) < 22
     assert all(0 <= position < 1 for _, position in first)

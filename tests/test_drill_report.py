@@ -58,20 +58,34 @@ def rebuilt(at: float, seconds: float, ranks=(1,)) -> dict:
     return {"time": T + at, "event": "rebuilt", "ranks": list(ranks), **fields}
 
 
-def run(*happened: dict | KillDone, last: int = 20, sha: str = "a" * 64, failures=(), completed=True) -> RunRecord:
-    summary = {"completed": True, "steps": last, "model_sha256": sha, "failures": list(failures)} if completed else {}
+def run(
+    *happened: dict | KillDone, last: int = 20, sha: str = "a" * 64, failures=(), completed=True
+) -> RunRecord:
+    summary = (
+        {"completed": True, "steps": last, "model_sha256": sha, "failures": list(failures)}
+        if completed
+        else {}
+    )
     kills = [one for one in happened if isinstance(one, KillDone)]
     events = [one for one in happened if not isinstance(one, KillDone)]
     return run_record([{"time": T, "event": "start", "world_size": 6}, *events], summary, kills)
 
 
 def reshaped(at: float, step: int) -> dict:
-    fields = {"servers": 3, "k": 2, "m": 1, "seconds": 0.25, "moved_bytes": 7654321, "failures_left": 1}
+    fields = {
+        "servers": 3,
+        "k": 2,
+        "m": 1,
+        "seconds": 0.25,
+        "moved_bytes": 7654321,
+        "failures_left": 1,
+    }
     return {"time": T + at, "event": "reshaped", "step": step, **fields}
 
 
 UNDISTURBED = run(steps(*every_second(1, 20)))
-# Rank 1 dies 10.2 s after the start; step 11 finishes at 13 instead of 11; rebuilt at 15.5; the rest is two seconds late.
+# Rank 1 dies 10.2 s after the start; step 11 finishes at 13 instead of 11; rebuilt at 15.5; the
+# rest is two seconds late.
 SURVIVED = run(
     steps(*every_second(1, 10)),
     kill(10.2),
@@ -91,25 +105,37 @@ def paces(disturbed: RunRecord) -> dict[str, tuple[int, float]]:
     return {name: (found.steps, found.seconds) for name, found in report(disturbed).paces.items()}
 
 
-# -- records ------------------------------------------------------------------------------------------
+# -- records
+#  ------------------------------------------------------------------------------------------
 
 
 def test_a_failure_is_put_together_from_its_events():
     (found,) = SURVIVED.failures
     assert (found.ranks, found.step, found.phase, found.shards) == ((1,), 10, "parity", (1,))
-    assert found.killed_at == T + 10.2 and found.noticed_at == T + 10.5 and found.whole_at == T + 15.5
+    assert (
+        found.killed_at == T + 10.2 and found.noticed_at == T + 10.5 and found.whole_at == T + 15.5
+    )
     assert (found.stall_seconds, found.recovery_seconds, found.rebuild_seconds) == (3.0, 0.5, 5.0)
     assert (found.redone_steps, found.on_demand_rows, found.lost_bytes) == (1, 42, 1234567)
 
 
 def test_a_failure_whose_events_died_with_the_reporter_is_taken_from_the_summary():
-    entry = {"ranks": [1], "step": 10, "phase": "dense", "redone_steps": 2, "recovery_seconds": 0.5, "shards": [1]}
+    entry = {
+        "ranks": [1],
+        "step": 10,
+        "phase": "dense",
+        "redone_steps": 2,
+        "recovery_seconds": 0.5,
+        "shards": [1],
+    }
     entry |= {"stall_seconds": 3.0, "rebuild_seconds": 5.0, "rebuilt_bytes": 9, "on_demand_rows": 8}
     (found,) = run(steps(*every_second(1, 20)), kill(10.2), failures=[entry]).failures
     assert (found.noticed_at, found.began_at, found.whole_at) == (None, T + 10.2, T + 15.2)
     assert (found.lost_bytes, found.on_demand_rows) == (9, 8)
     (found,) = run(steps(*every_second(1, 20)), failures=[entry]).failures
-    assert found.began_at == T + 10, "no kill is known either: when the last step before it was finished"
+    assert found.began_at == T + 10, (
+        "no kill is known either: when the last step before it was finished"
+    )
 
 
 def test_a_failure_without_lost_rows_is_over_with_its_recovery():
@@ -117,7 +143,8 @@ def test_a_failure_without_lost_rows_is_over_with_its_recovery():
     assert (found.whole_at, found.rebuild_seconds, found.lost_bytes) == (T + 11.0, 0.0, 0)
 
 
-# -- throughput ---------------------------------------------------------------------------------------
+# -- throughput
+#  ---------------------------------------------------------------------------------------
 
 
 def test_without_failures_everything_is_before():
@@ -133,7 +160,9 @@ def test_without_failures_everything_is_before():
 def test_before_during_after():
     found = paces(SURVIVED)
     assert found["before"] == (9, 9.0)
-    assert found["during"] == (4, 6.0), "steps 11 to 14: from step 10 until the step in which the last row was rebuilt"
+    assert found["during"] == (4, 6.0), (
+        "steps 11 to 14: from step 10 until the step in which the last row was rebuilt"
+    )
     assert found["after"] == (6, 6.0)
     assert found["disturbed"] == (19, 21.0)
 
@@ -154,11 +183,21 @@ def test_redone_steps_count_once():
 
 def test_a_reporter_that_died_between_progress_lines():
     """The times of steps 6 to 9 are gone; the steps themselves are not."""
-    disturbed = run(steps(*every_second(1, 5)), kill(9.2), failure(9.4, 9, shards=()), steps(*every_second(10, 20)))
+    disturbed = run(
+        steps(*every_second(1, 5)),
+        kill(9.2),
+        failure(9.4, 9, shards=()),
+        steps(*every_second(10, 20)),
+    )
     found = paces(disturbed)
-    assert found["before"] == (4, 4.0) and found["during"] == (5, 5.0) and found["after"] == (10, 10.0)
+    assert (
+        found["before"] == (4, 4.0) and found["during"] == (5, 5.0) and found["after"] == (10, 10.0)
+    )
     assert disturbed.unwritten_steps == 4
-    assert "the times of 4 of 20 steps of the disturbed run died with the rank that reports" in report(disturbed).notes[0]
+    assert (
+        "the times of 4 of 20 steps of the disturbed run died with the rank that reports"
+        in report(disturbed).notes[0]
+    )
 
 
 def test_steps_reported_by_two_ranks_count_once():
@@ -170,7 +209,9 @@ def test_steps_reported_by_two_ranks_count_once():
 
 def test_never_rebuilt():
     late = steps(*every_second(11, 20, shift=2))
-    disturbed = run(steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13, 3), late)
+    disturbed = run(
+        steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13, 3), late
+    )
     found = paces(disturbed)
     assert found["during"] == (10, 12.0) and found["after"] == (0, 0.0)
     assert failure_cells(report(disturbed))[0][-2:] == ["never", "?"]
@@ -213,14 +254,23 @@ def test_buckets_hold_the_rate_of_their_time():
     found = spans(SURVIVED)
     rates = bucket_rates(found, T, 2.0, BATCH)
     assert len(rates) == 11
-    assert rates[0] == pytest.approx(10.0) and rates[5] == pytest.approx(10 / 3) and rates[8] == pytest.approx(10.0)
+    assert (
+        rates[0] == pytest.approx(10.0)
+        and rates[5] == pytest.approx(10 / 3)
+        and rates[8] == pytest.approx(10.0)
+    )
     assert bucket_rates([], T, 2.0, BATCH) == []
-    assert len(bucket_rates(spans(UNDISTURBED), T, 3.0, BATCH)) == 7, "the last bucket, 18 to 20, is short"
-    assert len(bucket_rates(spans(UNDISTURBED), T, 6.5, BATCH)) == 3, "a last bucket of half a second would be a peak"
+    assert len(bucket_rates(spans(UNDISTURBED), T, 3.0, BATCH)) == 7, (
+        "the last bucket, 18 to 20, is short"
+    )
+    assert len(bucket_rates(spans(UNDISTURBED), T, 6.5, BATCH)) == 3, (
+        "a last bucket of half a second would be a peak"
+    )
 
 
 @pytest.mark.parametrize(
-    ("duration", "step", "width"), [(80, 0.1, 1), (81, 0.1, 2), (400, 0.1, 5), (3, 0.02, 0.1), (0, 0, 0.001)]
+    ("duration", "step", "width"),
+    [(80, 0.1, 1), (81, 0.1, 2), (400, 0.1, 5), (3, 0.02, 0.1), (0, 0, 0.001)],
 )
 def test_bucket_widths_are_round(duration, step, width):
     assert bucket_seconds(duration, step) == pytest.approx(width)
@@ -241,7 +291,8 @@ def test_rebuild_curves():
     assert points[1:] == [(5.0, 0.0), (6.0, 0.8), (7.0, 0.8), (7.0, 0.4), (8.0, 0.6), (8.0, 0.6)]
 
 
-# -- verdict ------------------------------------------------------------------------------------------
+# -- verdict
+#  ------------------------------------------------------------------------------------------
 
 
 def test_a_drill_passes_only_if_all_of_it_happened():
@@ -251,31 +302,57 @@ def test_a_drill_passes_only_if_all_of_it_happened():
 
 def test_another_model_is_not_equal():
     other = run(steps(*every_second(1, 20)), kill(10.2), sha="b" * 64)
-    assert problems(SCHEDULED, UNDISTURBED, other) == [f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"]
+    assert problems(SCHEDULED, UNDISTURBED, other) == [
+        f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"
+    ]
     assert "NOT the same model" in as_text(report(other)) and "NOT EQUAL" in as_text(report(other))
 
 
 def test_another_model_is_no_failure_where_a_lost_shard_makes_it_one_by_nature():
     def stateless(other: RunRecord, sha: str, auc: float, loss: float, restored: list) -> RunRecord:
         protection = {"name": "stateless", "k": 1, "m": 0, "exact": False}
-        more = {"model_sha256": sha, "protection": protection, "restored": restored, "eval_auc": auc, "eval_logloss": loss}
+        more = {
+            "model_sha256": sha,
+            "protection": protection,
+            "restored": restored,
+            "eval_auc": auc,
+            "eval_logloss": loss,
+        }
         return replace(other, summary={**other.summary, **more})
 
-    first, second = stateless(UNDISTURBED, "a" * 64, 0.75, 0.5, []), stateless(SURVIVED, "b" * 64, 0.7475, 0.5031, [{"shard": 1}])
+    first, second = (
+        stateless(UNDISTURBED, "a" * 64, 0.75, 0.5, []),
+        stateless(SURVIVED, "b" * 64, 0.7475, 0.5031, [{"shard": 1}]),
+    )
     found = make_report("tiny", BATCH, SCHEDULED, first, second)
     assert not found.problems and found.paces
     text = as_text(found)
-    assert f"model_sha256 not equal, by nature of stateless: undisturbed {'a' * 64}, disturbed {'b' * 64}" in text
-    assert text.endswith("evaluation auc 0.7500 undisturbed, 0.7475 disturbed (-0.0025); log loss 0.5000 undisturbed, 0.5031 disturbed (+0.0031)")
+    assert (
+        f"model_sha256 not equal, by nature of stateless: undisturbed {'a' * 64}, disturbed {'b' * 64}"
+        in text
+    )
+    assert text.endswith(
+        "evaluation auc 0.7500 undisturbed, 0.7475 disturbed (-0.0025); log loss 0.5000 undisturbed, 0.5031 disturbed (+0.0031)"
+    )
     assert "not the same model, by nature" in text and "NOT" not in text
     html = page(found, {}, "", draw(found), draw(found, DARK))
     assert "Passed." in html and "(-0.0025)" in html
     numbers = to_dict(found)
-    assert numbers["exit_code"] == 0 and not numbers["model_sha256_equal"] and not numbers["model_sha256_promised_equal"]
-    assert numbers["eval_auc_difference"] == pytest.approx(-0.0025) and numbers["restored"] == [{"shard": 1}]
+    assert (
+        numbers["exit_code"] == 0
+        and not numbers["model_sha256_equal"]
+        and not numbers["model_sha256_promised_equal"]
+    )
+    assert numbers["eval_auc_difference"] == pytest.approx(-0.0025) and numbers["restored"] == [
+        {"shard": 1}
+    ]
     unhurt = stateless(SURVIVED, "b" * 64, 0.7475, 0.5031, [])
-    assert problems(SCHEDULED, first, unhurt) == [f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"]
-    assert problems(SCHEDULED, first, replace(second, summary={})) == ["the disturbed run did not complete"]
+    assert problems(SCHEDULED, first, unhurt) == [
+        f"model_sha256 NOT EQUAL: undisturbed {'a' * 64}, disturbed {'b' * 64}"
+    ]
+    assert problems(SCHEDULED, first, replace(second, summary={})) == [
+        "the disturbed run did not complete"
+    ]
 
 
 def test_a_run_that_did_not_complete():
@@ -284,13 +361,17 @@ def test_a_run_that_did_not_complete():
     assert found.problems == ("the disturbed run did not complete: ranks 0, 1 died",)
     assert not found.equal and "the disturbed run did not complete" in as_text(found)
     nothing = report(run_record([], {}))
-    assert nothing.problems[0] == "the disturbed run did not complete" and draw(nothing).startswith(b"\x89PNG")
+    assert nothing.problems[0] == "the disturbed run did not complete" and draw(nothing).startswith(
+        b"\x89PNG"
+    )
 
 
 def test_a_kill_that_never_happened():
     assert problems(SCHEDULED, UNDISTURBED, UNDISTURBED) == ["never happened: --kill 1@10:parity"]
     none = Disturbance(random=RandomKills(60.0))
-    assert problems(none, UNDISTURBED, UNDISTURBED) == ["the run was over before any rank was killed (mean gap 60 s)"]
+    assert problems(none, UNDISTURBED, UNDISTURBED) == [
+        "the run was over before any rank was killed (mean gap 60 s)"
+    ]
     outside = run(steps(*every_second(1, 20)), kill(5, scheduled=None))
     assert problems(none, UNDISTURBED, outside) == []
     two = Disturbance(random=RandomKills(60.0, 2))
@@ -299,20 +380,42 @@ def test_a_kill_that_never_happened():
 
 def test_a_rank_that_killed_itself_was_not_killed_from_outside():
     own = {"time": T + 10.2, "event": "kill", "rank": 1, "scheduled": "1@10:parity"}
-    assert problems(SCHEDULED, UNDISTURBED, run(steps(*every_second(1, 20)), own)) == ["never happened: --kill 1@10:parity"]
+    assert problems(SCHEDULED, UNDISTURBED, run(steps(*every_second(1, 20)), own)) == [
+        "never happened: --kill 1@10:parity"
+    ]
 
 
 def test_a_host_of_which_no_rank_was_killed():
     wanted = Disturbance(hosts=(HostKill("a", 5), HostKill("1", 9)))
-    assert problems(wanted, UNDISTURBED, UNDISTURBED) == ["never happened: --kill-host a@5, --kill-host 1@9"]
+    assert problems(wanted, UNDISTURBED, UNDISTURBED) == [
+        "never happened: --kill-host a@5, --kill-host 1@9"
+    ]
     one = run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"))
     assert problems(wanted, UNDISTURBED, one) == ["never happened: --kill-host a@5"]
-    assert problems(wanted, UNDISTURBED, run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"), kill(5.1, 0, "a@5"))) == []
+    assert (
+        problems(
+            wanted,
+            UNDISTURBED,
+            run(steps(*every_second(1, 20)), kill(9.1, 3, "1@9"), kill(5.1, 0, "a@5")),
+        )
+        == []
+    )
 
 
 def test_wrong_parity_at_the_end_is_a_problem():
-    wrong = run_record([], {"completed": True, "steps": 0, "model_sha256": "a", "parity": {"stripes": 9, "mismatches": 2}})
-    assert problems(Disturbance(), wrong, wrong)[-1] == "2 stripes of the disturbed run: wrong parity at the end"
+    wrong = run_record(
+        [],
+        {
+            "completed": True,
+            "steps": 0,
+            "model_sha256": "a",
+            "parity": {"stripes": 9, "mismatches": 2},
+        },
+    )
+    assert (
+        problems(Disturbance(), wrong, wrong)[-1]
+        == "2 stripes of the disturbed run: wrong parity at the end"
+    )
 
 
 def test_notes():
@@ -322,24 +425,40 @@ def test_notes():
         "killed as the run ended, when nobody had to notice any more: 4",
         "1 of 1 kills were put off until one more could be survived, by 1.5 s at most",
     )
-    per_rank = [{"rank": rank, "resident": rank * 10**8, "unused_spare": rank > 1} for rank in range(4)]
+    per_rank = [
+        {"rank": rank, "resident": rank * 10**8, "unused_spare": rank > 1} for rank in range(4)
+    ]
     first = run_record([], {"completed": True, "steps": 20, "memory_bytes_per_rank": per_rank})
     assert first.unused_spares == {2: 200_000_000, 3: 300_000_000}
     held = make_report("tiny", BATCH, Disturbance(), first, late).notes[1]
-    assert held == "unused spares of the undisturbed run: 2, with 200 to 300 MB of memory of their own each"
+    assert (
+        held
+        == "unused spares of the undisturbed run: 2, with 200 to 300 MB of memory of their own each"
+    )
     slow = run(steps(*[(step, 2.0 * step) for step in range(1, 21)]))
     assert "0.50 times as fast" in report(slow).notes[0]
 
 
-# -- what people see ----------------------------------------------------------------------------------
+# -- what people see
+#  ----------------------------------------------------------------------------------
 
 
 def test_the_table():
     text = as_text(report(SURVIVED, notes=["a note"]))
     lines = [re.sub(r" {2,}", "  ", line) for line in text.splitlines()]
     assert lines[0] == "drill of tiny: 1 rank killed, 1 failure survived, the same model to the bit"
-    assert lines[1].endswith("rebuild s  lost bytes") and "lost: the size of the lost shards" in text
-    assert lines[1].split("  ")[:7] == ["ranks", "step", "at s", "phase", "noticed ms", "recovery ms", "gap ms"]
+    assert (
+        lines[1].endswith("rebuild s  lost bytes") and "lost: the size of the lost shards" in text
+    )
+    assert lines[1].split("  ")[:7] == [
+        "ranks",
+        "step",
+        "at s",
+        "phase",
+        "noticed ms",
+        "recovery ms",
+        "gap ms",
+    ]
     assert lines[2] == "1  10  10.20  parity  300  500  3,000  1  42  5.00  1,234,567"
     assert "undisturbed run  10  1.00  19  19.00" in lines
     assert " from a failure until rebuilt  7  0.67  4  6.00".strip() in "\n".join(lines)
@@ -360,9 +479,17 @@ def test_the_numbers_as_json():
 
 
 def test_labels_of_kills_do_not_overlap():
-    many = run(*(kill(at, rank) for rank, at in enumerate((3.0, 3.001, 3.2, 9.0, 15.0))), steps(*every_second(1, 20)))
+    many = run(
+        *(kill(at, rank) for rank, at in enumerate((3.0, 3.001, 3.2, 9.0, 15.0))),
+        steps(*every_second(1, 20)),
+    )
     labels = kill_labels(report(many).line, 20.0, 700.0)
-    assert [(label.text, label.level) for label in labels] == [("ranks 0, 1", 0), ("rank 2", 1), ("rank 3", 0), ("rank 4", 0)]
+    assert [(label.text, label.level) for label in labels] == [
+        ("ranks 0, 1", 0),
+        ("rank 2", 1),
+        ("rank 3", 0),
+        ("rank 4", 0),
+    ]
     crowd = run(*(kill(0.2 * rank, rank) for rank in range(40)), steps(*every_second(1, 20)))
     assert all("rank" not in label.text for label in kill_labels(report(crowd).line, 20.0, 700.0))
 
@@ -372,22 +499,42 @@ def test_the_page_needs_nothing_else():
     pictures = draw(found, LIGHT), draw(found, DARK, titled=False)
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
     html = page(found, {"versions": "ecrm 0.1.0 & more"}, "[data]\npath = 'x'", *pictures)
-    assert all(reference.startswith("data:") for reference in re.findall(r'(?:src|srcset|href)="([^"]*)', html))
-    assert "://" not in html and "@import" not in html and "url(" not in html and "<script" not in html
-    assert "Passed." in html and "1,234,567" in html and "&lt;b&gt;" in html and "ecrm 0.1.0 &amp; more" in html
+    assert all(
+        reference.startswith("data:")
+        for reference in re.findall(r'(?:src|srcset|href)="([^"]*)', html)
+    )
+    assert (
+        "://" not in html and "@import" not in html and "url(" not in html and "<script" not in html
+    )
+    assert (
+        "Passed." in html
+        and "1,234,567" in html
+        and "&lt;b&gt;" in html
+        and "ecrm 0.1.0 &amp; more" in html
+    )
     failed = page(report(UNDISTURBED), {}, "", *pictures)
     assert "Failed." in failed and "never happened: --kill 1@10:parity" in failed
 
 
 def test_a_pause_in_which_all_was_laid_out_anew_is_in_the_text_the_page_and_the_json():
     disturbed = run(
-        steps(*every_second(1, 10)), kill(10.2), failure(10.5, 10), resumed(13.0, 3.0), rebuilt(13.5, 3.0), reshaped(14.0, 12),
+        steps(*every_second(1, 10)),
+        kill(10.2),
+        failure(10.5, 10),
+        resumed(13.0, 3.0),
+        rebuilt(13.5, 3.0),
+        reshaped(14.0, 12),
         steps(*every_second(11, 20, shift=2)),
-    )  # fmt: skip
+    )
     report = make_report("tiny", BATCH, SCHEDULED, UNDISTURBED, disturbed)
     said = "laid out anew over 3 servers (k=2 m=1) before step 12: training waited 0.25 s, 7,654,321 bytes were moved"
     assert said in " ".join(as_text(report).split())
     assert said in page(report, {}, "", b"", b"")
     (found,) = to_dict(report)["reshapes"]
-    assert (found["step"], found["seconds"], found["moved_bytes"], found["since_start"]) == (12, 0.25, 7654321, 14.0)
+    assert (found["step"], found["seconds"], found["moved_bytes"], found["since_start"]) == (
+        12,
+        0.25,
+        7654321,
+        14.0,
+    )
     assert to_dict(make_report("tiny", BATCH, SCHEDULED, UNDISTURBED, SURVIVED))["reshapes"] == []

@@ -44,17 +44,34 @@ def test_scheduled_kills(tmp_path, criteo_rows):
     code, output = drill(folder, criteo_rows, "--kill", "0@8:parity", "--kill", "3@24", sets=sets)
     assert code == 0, output
     found = numbers(folder)
-    assert [(failure["ranks"], failure["step"]) for failure in found["failures"]] == [([0], 8), ([3], 24)]
+    assert [(failure["ranks"], failure["step"]) for failure in found["failures"]] == [
+        ([0], 8),
+        ([3], 24),
+    ]
     assert all(failure["stall_seconds"] > 0 for failure in found["failures"])
     assert found["failures"][0]["lost_bytes"] > 0
     assert [kill["scheduled"] for kill in found["kills"]] == ["0@8:parity", "3@24:input"]
     ranks = json.loads((folder / "disturbed" / "ranks.json").read_text())["ranks"]
-    assert [kill["pid"] for kill in found["kills"]] == [ranks[0]["pid"], ranks[3]["pid"]], "both from outside"
-    assert '"event": "kill"' not in (folder / "disturbed" / "events.jsonl").read_text(), "and nobody killed itself"
-    assert [failure["phase"] for failure in found["failures"]][0] in ("parity", "update", "dense")
-    assert found["throughput"]["undisturbed"]["steps"] == found["throughput"]["disturbed"]["steps"] == 39
-    assert all(found["throughput"][part]["samples_per_second"] > 0 for part in ("before", "during", "after"))
-    assert found["model_sha256_equal"] and f"model_sha256 equal: {found['disturbed']['model_sha256']}" in output
+    assert [kill["pid"] for kill in found["kills"]] == [ranks[0]["pid"], ranks[3]["pid"]], (
+        "both from outside"
+    )
+    assert '"event": "kill"' not in (folder / "disturbed" / "events.jsonl").read_text(), (
+        "and nobody killed itself"
+    )
+    assert next(failure["phase"] for failure in found["failures"]) in ("parity", "update", "dense")
+    assert (
+        found["throughput"]["undisturbed"]["steps"]
+        == found["throughput"]["disturbed"]["steps"]
+        == 39
+    )
+    assert all(
+        found["throughput"][part]["samples_per_second"] > 0
+        for part in ("before", "during", "after")
+    )
+    assert (
+        found["model_sha256_equal"]
+        and f"model_sha256 equal: {found['disturbed']['model_sha256']}" in output
+    )
     assert "train.log_every_steps is" not in output
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert "Passed." in (folder / "drill.html").read_text()
@@ -68,14 +85,21 @@ SPARE_BYTES = 180_000_000
 def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
     """Four spares, m = 1: two are ready to take over; one does, the third gets ready in its place, the fourth stays as it was."""
     folder = tmp_path / "drill"
-    sets = ("train.steps=300", "cluster.spares=4", "model.dense_arch=torchrec", "storage.backend=fbgemm")
+    sets = (
+        "train.steps=300",
+        "cluster.spares=4",
+        "model.dense_arch=torchrec",
+        "storage.backend=fbgemm",
+    )
     code, output = drill(folder, criteo_rows, "--kill", "1@20", sets=sets)
     assert code == 0, output
     found = numbers(folder)
     before = {int(rank): held for rank, held in found["undisturbed"]["unused_spares_bytes"].items()}
     after = {int(rank): held for rank, held in found["disturbed"]["unused_spares_bytes"].items()}
     assert sorted(before) == [4, 5, 6, 7] and sorted(after) == [5, 6, 7], (before, after)
-    assert max(before[6], before[7], after[7]) < SPARE_BYTES < min(before[4], before[5], after[6]), (before, after)
+    assert (
+        max(before[6], before[7], after[7]) < SPARE_BYTES < min(before[4], before[5], after[6])
+    ), (before, after)
     assert "unused spares of the undisturbed run: 4, with" in output
 
 
@@ -83,7 +107,9 @@ def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
 def test_random_kills_from_outside(tmp_path, criteo_rows):
     folder = tmp_path / "drill"
     sets = ("train.steps=300", "cluster.spares=2")
-    code, output = drill(folder, criteo_rows, "--mtbf", "0.05", "--kills", "2", "--seed", "1", sets=sets)
+    code, output = drill(
+        folder, criteo_rows, "--mtbf", "0.05", "--kills", "2", "--seed", "1", sets=sets
+    )
     assert code == 0, output
     found = numbers(folder)
     assert len(found["kills"]) == 2 and all(kill["pid"] and kill["time"] for kill in found["kills"])
@@ -97,13 +123,21 @@ def test_random_kills_from_outside(tmp_path, criteo_rows):
 def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     """Two ranks on each of four hosts; both ranks of one go at once, a server among them."""
     folder = tmp_path / "drill"
-    sets = ("train.steps=60", "cluster.servers=4", "cluster.spares=3", "cluster.failure_domain=host", "testing.imitated_hosts=4")
+    sets = (
+        "train.steps=60",
+        "cluster.servers=4",
+        "cluster.spares=3",
+        "cluster.failure_domain=host",
+        "testing.imitated_hosts=4",
+    )
     code, output = drill(folder, criteo_rows, "--kill-host", "1@20", sets=sets)
     assert code == 0, output
     found = numbers(folder)
     assert sorted(kill["rank"] for kill in found["kills"]) == [1, 5]
     assert sorted(rank for failure in found["failures"] for rank in failure["ranks"]) == [1, 5]
-    assert {kill["scheduled"] for kill in found["kills"]} == {"1@20"} and output.count("! drill: SIGKILL to rank") == 2
+    assert {kill["scheduled"] for kill in found["kills"]} == {"1@20"} and output.count(
+        "! drill: SIGKILL to rank"
+    ) == 2
 
 
 @pytest.mark.drill
@@ -111,7 +145,13 @@ def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, m
     """Its ranks say that they are elsewhere, so the drill cannot kill them, and the models are equal for no reason."""
     folder = tmp_path / "drill"
     monkeypatch.setenv("ECRM_HOST", "elsewhere")
-    sets = ("train.steps=30", "cluster.servers=4", "cluster.spares=3", "cluster.failure_domain=host", "testing.imitated_hosts=4")
+    sets = (
+        "train.steps=30",
+        "cluster.servers=4",
+        "cluster.spares=3",
+        "cluster.failure_domain=host",
+        "testing.imitated_hosts=4",
+    )
     code, output = drill(folder, criteo_rows, "--kill-host", "1@10", sets=sets)
     assert code == 1, output
     assert "ecrm: error: the drill failed: never happened: --kill-host 1@10" in output
@@ -122,7 +162,19 @@ def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, m
 def test_a_drill_can_fail(tmp_path, criteo_rows):
     """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
     folder = tmp_path / "drill"
-    code, output = drill(folder, criteo_rows, "--kill", "1@9:dense", sets=("testing.skip_undo=true", "cluster.spares=0"))
+    code, output = drill(
+        folder,
+        criteo_rows,
+        "--kill",
+        "1@9:dense",
+        sets=("testing.skip_undo=true", "cluster.spares=0"),
+    )
     assert code == 1, output
-    assert "ecrm: error: the drill failed: model_sha256 NOT EQUAL" in output and "Traceback" not in output
-    assert not numbers(folder)["model_sha256_equal"] and "Failed." in (folder / "drill.html").read_text()
+    assert (
+        "ecrm: error: the drill failed: model_sha256 NOT EQUAL" in output
+        and "Traceback" not in output
+    )
+    assert (
+        not numbers(folder)["model_sha256_equal"]
+        and "Failed." in (folder / "drill.html").read_text()
+    )

@@ -1,7 +1,8 @@
 """Drills under real mpirun with real SIGKILL: the finished model is the undisturbed one, bit for bit.
 
-The model depends on data, seed and slots alone, so one undisturbed run is the yardstick of them all.
-Those marked `drill` run in `make drill`; the others, which put several kills into one run, also in `make test`.
+The model depends on data, seed and slots alone, so one undisturbed run is the yardstick of them
+all. Those marked `drill` run in `make drill`; the others, which put several kills into one run,
+also in `make test`.
 """
 
 from __future__ import annotations
@@ -30,29 +31,54 @@ PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense",
 
 
 def _scores(run):
-    return [run.summary[name] for name in ("eval_auc", "eval_auc_error", "eval_logloss", "eval_samples")]
+    return [
+        run.summary[name] for name in ("eval_auc", "eval_auc_error", "eval_logloss", "eval_samples")
+    ]
 
 
 def _kill_one_by_one(ranks, phases, first, apart):
-    return tuple(f"{rank}@{first + apart * i}:{phase}" for i, (rank, phase) in enumerate(zip(ranks, phases, strict=True)))
+    return tuple(
+        f"{rank}@{first + apart * i}:{phase}"
+        for i, (rank, phase) in enumerate(zip(ranks, phases, strict=True))
+    )
 
 
-@pytest.mark.parametrize(("interval", "backend"), [pytest.param(1, "native", marks=pytest.mark.drill), (8, "fbgemm")])
-def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval, backend):
+@pytest.mark.parametrize(
+    ("interval", "backend"), [pytest.param(1, "native", marks=pytest.mark.drill), (8, "fbgemm")]
+)
+def test_servers_killed_in_every_phase_with_spares(
+    tmp_path, criteo_rows, undisturbed, interval, backend
+):
     """Eight servers die, one in each phase, each after the one before was rebuilt; the heir dies like the first owner. In the second the rows are
     FBGEMM's and the kernels those of plain C++, in the undisturbed run they are neither.
 
-    Phases that only a step which commits has come first: with an interval of 8 that is step 7, and step 10, 8 after the rebuilding.
+    Phases that only a step which commits has come first: with an interval of 8 that is step 7, and
+    step 10, 8 after the rebuilding.
     """
-    sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval, "storage.backend": backend}
+    sets = {
+        **BASE,
+        "cluster.servers": 3,
+        "cluster.spares": 8,
+        "protection.commit_interval": interval,
+        "storage.backend": backend,
+    }
     sets["protection.rebuild_rows_per_step"] = 100_000
-    sets["kernels.instruction_set"] = instruction_set = "portable" if backend == "fbgemm" else native.instruction_set()
-    others = _kill_one_by_one((2, 5, 6, 7, 8, 9), [phase for phase in PHASES if phase not in ("parity", "commit")], first=16, apart=4)
+    sets["kernels.instruction_set"] = instruction_set = (
+        "portable" if backend == "fbgemm" else native.instruction_set()
+    )
+    others = _kill_one_by_one(
+        (2, 5, 6, 7, 8, 9),
+        [phase for phase in PHASES if phase not in ("parity", "commit")],
+        first=16,
+        apart=4,
+    )
     run = drill(tmp_path / "run", criteo_rows, sets, ("0@3:parity", "1@10:commit", *others))
     assert run.model == undisturbed
     assert run.summary["storage"] == backend
     ran = run.summary["kernels_ran"]
-    assert ran.keys() >= {"parity_apply", "sparse_update", "decode"} and set(ran.values()) == {f"cpu ({instruction_set})"}, ran
+    assert ran.keys() >= {"parity_apply", "sparse_update", "decode"} and set(ran.values()) == {
+        f"cpu ({instruction_set})"
+    }, ran
     assert len(run.summary["failures"]) == 8
     assert all(failure["redone_steps"] <= interval for failure in run.summary["failures"])
     assert run.summary["failures_left"] == 1
@@ -61,7 +87,12 @@ def test_servers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undist
 @pytest.mark.drill
 @pytest.mark.parametrize("interval", [1, 8])
 def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
-    sets = {**BASE, "cluster.servers": 3, "cluster.spares": 8, "protection.commit_interval": interval}
+    sets = {
+        **BASE,
+        "cluster.servers": 3,
+        "cluster.spares": 8,
+        "protection.commit_interval": interval,
+    }
     kills = _kill_one_by_one((3, 4, 5, 6, 7, 8, 9, 10), PHASES, first=3, apart=4)
     run = drill(tmp_path / "run", criteo_rows, sets, kills)
     assert run.model == undisturbed
@@ -77,17 +108,31 @@ def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
 
 
 def test_ranks_that_sleep_while_they_wait_lose_nothing(tmp_path, criteo_rows, undisturbed):
-    sets = {**BASE, "cluster.servers": 4, "cluster.spares": 1, "cluster.oversubscribed": "sleep", "cluster.stuck_seconds": 30, "train.profile": True}
+    sets = {
+        **BASE,
+        "cluster.servers": 4,
+        "cluster.spares": 1,
+        "cluster.oversubscribed": "sleep",
+        "cluster.stuck_seconds": 30,
+        "train.profile": True,
+    }
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "4@13:update"))
     assert run.model == undisturbed
-    assert run.summary["oversubscribed"] == ("sleep" if len(os.sched_getaffinity(0)) < run.summary["world_size"] else None)
+    assert run.summary["oversubscribed"] == (
+        "sleep" if len(os.sched_getaffinity(0)) < run.summary["world_size"] else None
+    )
 
 
 @pytest.mark.drill
 def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 4, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
-    run = drill(tmp_path / "run", criteo_rows, sets, ("0@5:parity", "2@5:parity", "1@20:update", "6@20:lookup"))
+    run = drill(
+        tmp_path / "run",
+        criteo_rows,
+        sets,
+        ("0@5:parity", "2@5:parity", "1@20:update", "6@20:lookup"),
+    )
     assert run.model == undisturbed
     assert len(run.summary["failures"]) >= 2
     assert run.summary["failures_left"] == 2
@@ -107,17 +152,30 @@ def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_
     """With a trainer dead in the evaluation, another rank runs its slot, and the evaluation comes out the same."""
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 3, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
-    run = drill(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:recover", "4@40:evaluate", "3@40:finish"))
+    run = drill(
+        tmp_path / "run",
+        criteo_rows,
+        sets,
+        ("0@9:parity", "2@9:recover", "4@40:evaluate", "3@40:finish"),
+    )
     assert run.model == undisturbed_run.model
     assert _scores(run) == _scores(undisturbed_run) and run.summary["eval_samples"] == 1200
 
 
 def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undisturbed):
     """A server dies in parity, when slots have computed: each rank notes every backward it runs."""
-    line = mpirun_line(tmp_path / "run", criteo_rows, {**BASE, "cluster.servers": 3, "cluster.spares": 1}, ("1@9:parity",))
+    line = mpirun_line(
+        tmp_path / "run",
+        criteo_rows,
+        {**BASE, "cluster.servers": 3, "cluster.spares": 1},
+        ("1@9:parity",),
+    )
     at = line.index("-m")
     backwards = tmp_path / "backwards"
-    line[at : at + 2] = [str(Path(__file__).with_name("programs") / "counting_backwards.py"), str(backwards)]
+    line[at : at + 2] = [
+        str(Path(__file__).with_name("programs") / "counting_backwards.py"),
+        str(backwards),
+    ]
     code, output = Mpirun(line).end(RUN_SECONDS)
     run = Run(code, output, tmp_path / "run")
     assert run.model == undisturbed
@@ -125,11 +183,16 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     ran_on = backwards.read_text().splitlines()
     assert len(ran_on) == BASE["train.steps"] * BASE["train.slots"]
     cores = sorted(os.sched_getaffinity(0))
-    assert run.summary["oversubscribed"] == ("bind" if len(cores) < run.summary["world_size"] else None)
-    assert set(ran_on) == ({str([core]) for core in cores[:2]} if run.summary["oversubscribed"] else {str(cores)})
+    assert run.summary["oversubscribed"] == (
+        "bind" if len(cores) < run.summary["world_size"] else None
+    )
+    assert set(ran_on) == (
+        {str([core]) for core in cores[:2]} if run.summary["oversubscribed"] else {str(cores)}
+    )
     assert len(run.summary["lends_memory_to"]) == run.summary["world_size"] - 1
     sent = run.summary["traffic_bytes_per_rank"]
-    assert sum(rank["lent"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4  # deltas; rows of the next step come with them
+    # deltas; rows of the next step come with them
+    assert sum(rank["lent"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4
 
 
 @pytest.mark.drill
@@ -141,10 +204,18 @@ def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):
     assert run.model != undisturbed
 
 
-@pytest.mark.parametrize("layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)])
+@pytest.mark.parametrize(
+    "layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)]
+)
 def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
     """The printed mpirun line by itself, each rank under a program that notes its exit code: nobody else cleans up."""
-    sets = {**BASE, "cluster.servers": 3, "cluster.spares": 1, "cluster.layout": layout, "train.steps": 2000}
+    sets = {
+        **BASE,
+        "cluster.servers": 3,
+        "cluster.spares": 1,
+        "cluster.layout": layout,
+        "train.steps": 2000,
+    }
     line = mpirun_line(tmp_path / "run", criteo_rows, sets, ("0@9:parity", "2@9:parity"))
     codes = tmp_path / "codes"
     codes.mkdir()
@@ -161,10 +232,15 @@ def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
     noted = {int(file.name): int(file.read_text()) for file in codes.iterdir()}
     assert set(noted) == {rank["rank"] for rank in ranks}
     assert noted[0] == noted[2] == -9
-    assert {code for rank, code in noted.items() if rank not in (0, 2)} <= {3, -9} and 0 not in noted.values(), noted
+    assert {code for rank, code in noted.items() if rank not in (0, 2)} <= {
+        3,
+        -9,
+    } and 0 not in noted.values(), noted
     assert 3 in noted.values(), noted
     (said,) = [text for text in output.splitlines() if "ecrm: " in text]
-    assert re.match(r"ecrm: error: ranks? .*2 died: more was lost than erasure k=2 m=1 can bring back", said)
+    assert re.match(
+        r"ecrm: error: ranks? .*2 died: more was lost than erasure k=2 m=1 can bring back", said
+    )
     assert "Traceback" not in output
     assert json.loads((run.folder / "failure.json").read_text())["exit_code"] == 3
     assert not (run.folder / "summary.json").exists()
@@ -211,15 +287,28 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
     held = full.summary["memory_bytes_per_rank"]
     assert sorted(rank["shards"] for rank in held) == ([1, 1, 1, 1, 2] if kills else [1] * 6)
     shard = full.summary["memory_bytes"]["data"] / 6
-    slack = SLACK_BYTES * (2 if kills else 1)  # repair has messages too, and a rank may run two slots then
-    assert slack < (shard if kills else shard / 2), "a shard, or its parity, held once more would not be seen"
+    # repair has messages too, and a rank may run two slots then
+    slack = SLACK_BYTES * (2 if kills else 1)
+    assert slack < (shard if kills else shard / 2), (
+        "a shard, or its parity, held once more would not be seen"
+    )
     for rank in held:
         assert rank["data"] == rank["shards"] * shard
         assert rank["parity"] == rank["data"] / 2
         grown = rank["resident"] - base[rank["rank"]]
-        print(rank, "grown", grown, "allowed", rank["data"] + rank["parity"] + rank["undo"], "and slack", slack)
+        print(
+            rank,
+            "grown",
+            grown,
+            "allowed",
+            rank["data"] + rank["parity"] + rank["undo"],
+            "and slack",
+            slack,
+        )
         assert grown <= rank["data"] + rank["parity"] + rank["undo"] + slack
-        assert grown > 0.9 * (rank["data"] + rank["parity"]), "the rows are not in what was measured"
+        assert grown > 0.9 * (rank["data"] + rank["parity"]), (
+            "the rows are not in what was measured"
+        )
         assert rank["resident_peak"] > rank["resident"]
 
 
@@ -227,17 +316,25 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
 def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
     """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows.
     Training waits no longer than the bytes moved account for."""
-    sets = {**MEMORY, "cluster.servers": 4, "protection.rebuild_rows_per_step": 1000, "train.steps": 180}
+    sets = {
+        **MEMORY,
+        "cluster.servers": 4,
+        "protection.rebuild_rows_per_step": 1000,
+        "train.steps": 180,
+    }
     kills = ("1@100:update",)  # by then every row has been used
     tiny = drill(tmp_path / "tiny", every_row, {**sets, "model.max_rows_per_table": 2}, kills)
     full = drill(tmp_path / "full", every_row, {**sets, "model.max_rows_per_table": 0}, kills)
     for run in (tiny, full):
-        assert [(event["servers"], event["k"], event["m"]) for event in run.events_of("reshaped")] == [(3, 2, 1)]
+        assert [
+            (event["servers"], event["k"], event["m"]) for event in run.events_of("reshaped")
+        ] == [(3, 2, 1)]
         (event,) = run.events_of("reshaped")
         print("reshaped in", event["seconds"], "moved bytes", event["moved_bytes"])
         assert event["seconds"] <= RESHAPE_SECONDS + event["moved_bytes"] / RESHAPE_BYTES_PER_SECOND
     base = {rank["rank"]: rank["resident_peak"] for rank in tiny.summary["memory_bytes_per_rank"]}
-    before, after = (full.summary["memory_bytes"]["data"] / servers * 3 / 2 for servers in (4, 3))  # a shard with its parity
+    # a shard with its parity
+    before, after = (full.summary["memory_bytes"]["data"] / servers * 3 / 2 for servers in (4, 3))
     slack = 2 * SLACK_BYTES + 8 * WINDOW_BYTES
     assert slack < after, "one copy more of the new layout would not be seen"
     held = full.summary["memory_bytes_per_rank"]
@@ -246,28 +343,52 @@ def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, ev
     for rank in held:
         old = before * (2 if adopted == [rank["rank"]] else 1)
         grown = rank["resident_peak"] - base[rank["rank"]]
-        print(rank["rank"], "peak grown", grown, "allowed", old + after + rank["undo"], "and slack", slack)
+        print(
+            rank["rank"],
+            "peak grown",
+            grown,
+            "allowed",
+            old + after + rank["undo"],
+            "and slack",
+            slack,
+        )
         assert grown <= old + after + rank["undo"] + slack
         assert grown > 0.9 * (old + after), "the layouts are not in what was measured"
 
 
 def _measured(folder: Path, data: Path) -> dict[str, float]:
     """Start, step and recovery of a run on all rows of `data`, ended once it has recovered: its end would read every row."""
-    sets = {**BASE, "train.steps": 100_000, "model.max_rows_per_table": 0, "train.log_every_steps": 10}
+    sets = {
+        **BASE,
+        "train.steps": 100_000,
+        "model.max_rows_per_table": 0,
+        "train.log_every_steps": 10,
+    }
     mpirun = Mpirun(mpirun_line(folder, data, sets, ("1@30:parity",)))
     run = Run(0, "", folder)
     try:
         deadline = time.monotonic() + RUN_SECONDS
-        while not (folder / "events.jsonl").exists() or not any(e.get("step", 0) >= 60 for e in run.events_of("progress")):
-            assert time.monotonic() < deadline and mpirun.process.poll() is None, "step 60 was not reached"
+        while not (folder / "events.jsonl").exists() or not any(
+            e.get("step", 0) >= 60 for e in run.events_of("progress")
+        ):
+            assert time.monotonic() < deadline and mpirun.process.poll() is None, (
+                "step 60 was not reached"
+            )
             time.sleep(0.05)
         ranks = json.loads((folder / "ranks.json").read_text())["ranks"]
         resident = [_anonymous_bytes(rank["pid"]) for rank in ranks if rank["live"]]
     finally:
         mpirun.process.terminate()
         mpirun.end(30)
-    finished = [time for event in run.events_of("progress") for step, time in event["finished"] if step <= 30]
-    (start,), (failure,), (resumed,) = (run.events_of(kind) for kind in ("start", "failure", "resumed"))
+    finished = [
+        time
+        for event in run.events_of("progress")
+        for step, time in event["finished"]
+        if step <= 30
+    ]
+    (start,), (failure,), (resumed,) = (
+        run.events_of(kind) for kind in ("start", "failure", "resumed")
+    )
     assert failure["ranks"] == [1] and failure["shards"] == {"1": 5}
     return {
         "set up": start["set_up_seconds"],
@@ -287,14 +408,23 @@ def _anonymous_bytes(pid: int) -> int:
 def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
     """208 million rows (8 floats each, 8 GB in all) against a hundredth of that, a server killed in both.
 
-    Filling in a shard's 70 million rows, at the start or when it is adopted, would take 2.8 GB and, at 0.08 s of
-    computing per million rows, more than 5 s. A page for each row touched is all that may be added.
+    Filling in a shard's 70 million rows, at the start or when it is adopted, would take 2.8 GB and,
+    at 0.08 s of computing per million rows, more than 5 s. A page for each row touched is all that
+    may be added.
     """
     text = tmp_path / "rows.txt"
     _ecrm("generate", "criteo", "--rows", "4000", "--seed", "1", "--output", str(text))
     found: dict[str, dict[str, float]] = {}
     for name, rows in (("small", 80_000), ("large", 8_000_000)):
-        _ecrm("prepare", "criteo", str(text), "--output", str(tmp_path / name), "--hash-size", str(rows))
+        _ecrm(
+            "prepare",
+            "criteo",
+            str(text),
+            "--output",
+            str(tmp_path / name),
+            "--hash-size",
+            str(rows),
+        )
         found[name] = _measured(tmp_path / f"run-{name}", tmp_path / name)
     print(found)
     small, large = found["small"], found["large"]
@@ -304,12 +434,16 @@ def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
 
 
 def _ecrm(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=RUN_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=RUN_SECONDS
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_protection_none_ends_at_a_failure(tmp_path, criteo_rows):
-    run = launch(tmp_path / "run", criteo_rows, {**BASE, "protection.name": "none"}, ("1@9:update",))
+    run = launch(
+        tmp_path / "run", criteo_rows, {**BASE, "protection.name": "none"}, ("1@9:update",)
+    )
     assert run.code == 3, run.output
     assert "rank 1 died: protection none cannot bring anything back" in run.output
 
@@ -351,8 +485,15 @@ def test_the_model_does_not_depend_on_the_cluster(
 @pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("role", ["server", "trainer"])
-def test_one_killed_in_each_phase(tmp_path, criteo_rows, undisturbed, role, phase, interval, spares):
-    sets = {**BASE, "cluster.servers": 3, "cluster.spares": spares, "protection.commit_interval": interval}
+def test_one_killed_in_each_phase(
+    tmp_path, criteo_rows, undisturbed, role, phase, interval, spares
+):
+    sets = {
+        **BASE,
+        "cluster.servers": 3,
+        "cluster.spares": spares,
+        "protection.commit_interval": interval,
+    }
     kill = f"{1 if role == 'server' else 3}@13:{phase}"
     assert drill(tmp_path / "run", criteo_rows, sets, (kill,)).model == undisturbed
 
@@ -367,7 +508,9 @@ def test_one_killed_in_each_phase(tmp_path, criteo_rows, undisturbed, role, phas
         pytest.param(("0@13:update", "7@13:dense"), id="server and trainer"),
         pytest.param(("0@13:dense", "3@15:repair"), id="while rebuilding"),
         pytest.param(("0@13:dense", "3@13:recover"), id="while recovering"),
-        pytest.param(("0@5:parity", "1@5:parity", "3@25:dense", "4@25:dense"), id="m more after rebuilding"),
+        pytest.param(
+            ("0@5:parity", "1@5:parity", "3@25:dense", "4@25:dense"), id="m more after rebuilding"
+        ),
     ],
 )
 def test_two_of_six_servers(tmp_path, criteo_rows, undisturbed, kills, interval, spares):

@@ -27,13 +27,19 @@ pytestmark = pytest.mark.parallel
 @pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])
 @pytest.mark.parametrize("size", [1, 3, 1001])
 def test_a_sum_in_slices_has_the_bits_of_the_sum_in_slot_order(holders, size):
-    contributions = {slot: torch.randn(size, generator=torch.Generator().manual_seed(slot)) for slot in (2, 0, 1, 7)}
+    contributions = {
+        slot: torch.randn(size, generator=torch.Generator().manual_seed(slot))
+        for slot in (2, 0, 1, 7)
+    }
     expected = contributions[0].clone()
     for slot in (1, 2, 7):
         expected += contributions[slot]
     sums = SlicedSum(holders)
     cut = {slot: sums.slices(contribution) for slot, contribution in contributions.items()}
-    by_holder = {holder: sums.reduce({slot: parts[holder] for slot, parts in cut.items()}) for holder in holders}
+    by_holder = {
+        holder: sums.reduce({slot: parts[holder] for slot, parts in cut.items()})
+        for holder in holders
+    }
     assert torch.equal(sums.assemble(by_holder), expected)
 
 
@@ -44,7 +50,9 @@ def test_riders_travel_with_the_next_exchange_or_by_themselves(other):
         transport.board({} if rank == 2 else {2: [torch.tensor([rank]), torch.tensor([7.0])]})
         if other:
             received = transport.exchange({(rank + 1) % 3: [torch.tensor([10 + rank])]})
-            assert {sender: [t.tolist() for t in ts] for sender, ts in received.items()} == {(rank - 1) % 3: [[10 + (rank - 1) % 3]]}
+            assert {sender: [t.tolist() for t in ts] for sender, ts in received.items()} == {
+                (rank - 1) % 3: [[10 + (rank - 1) % 3]]
+            }
         arrived = {sender: [t.tolist() for t in ts] for sender, ts in transport.alight().items()}
         assert arrived == ({0: [[0], [7.0]], 1: [[1], [7.0]]} if rank == 2 else {})
         assert transport.exchange({}) == {}
@@ -73,8 +81,16 @@ class Counting(WrappedTransport):
 
 def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_first_two():
     workload = Workload(
-        tables=(Table("a", 600, 4),), steps=24, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8, ids_per_slot=30, right_hints=True
-    )  # fmt: skip
+        tables=(Table("a", 600, 4),),
+        steps=24,
+        slots=1,
+        trainers=1,
+        spares=1,
+        reshape=False,
+        rebuild_rows_per_step=8,
+        ids_per_slot=30,
+        right_hints=True,
+    )
     cluster = SimulatedCluster(workload.world_size, "exchanges", [PhaseFault(1, 4, "parity")])
     steps: list[tuple[bool, int]] = []
 
@@ -83,7 +99,12 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
 
         def after_step(engine):
             if inner.rank == 0:
-                steps.append((bool(engine.view.rebuilding), transport.exchanges - sum(count for _, count in steps)))
+                steps.append(
+                    (
+                        bool(engine.view.rebuilding),
+                        transport.exchanges - sum(count for _, count in steps),
+                    )
+                )
 
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(inner.rank, step, name))
         return run_workload(workload, transport, hooks, after_step=after_step)
@@ -93,15 +114,25 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
     ended = [rebuilding for rebuilding, _ in steps].index(False, began)
     assert ended - began > 5 and ended < len(steps) - 2
     assert {count for _, count in steps[1:began]} == {2}
-    assert steps[began + 1] == (True, 4)  # what slots ask for in this step was not asked for a step before
+    # what slots ask for in this step was not asked for a step before
+    assert steps[began + 1] == (True, 4)
     assert {count for _, count in steps[began + 2 : -1]} == {2}
 
 
 @pytest.mark.parametrize(
     ("dead", "phase", "again", "exchanges"),
-    [(1, "parity", [], 2), (1, "dense", [], 2), (1, "commit", [], 2), (6, "parity", [], 2), (4, "parity", [(4, 0)], 4), (5, "update", [(4, 1)], 4)],
+    [
+        (1, "parity", [], 2),
+        (1, "dense", [], 2),
+        (1, "commit", [], 2),
+        (6, "parity", [], 2),
+        (4, "parity", [(4, 0)], 4),
+        (5, "update", [(4, 1)], 4),
+    ],
 )
-def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(monkeypatch, dead, phase, again, exchanges):
+def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(
+    monkeypatch, dead, phase, again, exchanges
+):
     """Ranks 4 and 5 run a slot each, 6 is a spare; what a dead one computed is computed again by its heir. With all slots there the ledger has said
     which rows are asked for, and the step takes the two exchanges of every step."""
     workload = Workload(steps=8, reshape=False)
@@ -127,23 +158,39 @@ def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_d
             phase=lambda step, name: cluster.enter_phase(inner.rank, step, name),
             recovered=lambda: recovered.append(transport.exchanges) if inner.rank == 0 else None,
         )
-        return run_workload(workload, transport, hooks, after_step=after_step, report=reported.append)
+        return run_workload(
+            workload, transport, hooks, after_step=after_step, report=reported.append
+        )
 
     cluster.run(program)
     assert reported == [truth.tables]
-    assert sorted(computed) == sorted([*((step, slot) for step in range(8) for slot in range(2)), *again])
+    assert sorted(computed) == sorted(
+        [*((step, slot) for step in range(8) for slot in range(2)), *again]
+    )
     assert finished[0] - recovered[0] == exchanges
 
 
 def _shapes():
-    yield from (dict(k=3, m=1), dict(k=3, m=1, spares=0, servers=5, reshape=False))
-    yield from (dict(k=2, m=2, spares=0, servers=6), dict(k=2, m=2, spares=2, scrub_rows_per_step=8))
-    yield dict(k=2, m=1, layout="colocated", servers=4, spares=1, trainers=4)
-    yield from (dict(k=1, m=1, protection="chain", servers=3), dict(k=1, m=1, protection="replicate", servers=3))
+    yield from ({"k": 3, "m": 1}, {"k": 3, "m": 1, "spares": 0, "servers": 5, "reshape": False})
+    yield from (
+        {"k": 2, "m": 2, "spares": 0, "servers": 6},
+        {"k": 2, "m": 2, "spares": 2, "scrub_rows_per_step": 8},
+    )
+    yield {"k": 2, "m": 1, "layout": "colocated", "servers": 4, "spares": 1, "trainers": 4}
+    yield from (
+        {"k": 1, "m": 1, "protection": "chain", "servers": 3},
+        {"k": 1, "m": 1, "protection": "replicate", "servers": 3},
+    )
 
 
 @pytest.mark.parametrize("shape", list(_shapes()), ids=str)
-@pytest.mark.parametrize("phase", ["parity", *(pytest.param(phase, marks=pytest.mark.drill) for phase in ("update", "dense", "commit"))])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "parity",
+        *(pytest.param(phase, marks=pytest.mark.drill) for phase in ("update", "dense", "commit")),
+    ],
+)
 def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, phase):
     """Each rank in turn, another one as soon as the first loss is being made good, and two at once where that is promised."""
     workload = Workload(steps=9, slots=2, rebuild_rows_per_step=1, **shape)
@@ -158,12 +205,21 @@ def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, ph
     for rank in range(workload.world_size - workload.spares):
         deaths, mate = [[PhaseFault(rank, 3, phase)]], (rank + 1) % workload.servers
         if workload.m > 1 and rank < workload.servers:
-            deaths += [[PhaseFault(rank, 3, phase), fault] for fault in (PhaseFault(mate, 5, phase), PhaseFault(mate, 3, phase), PhaseFault(mate, 3, "recover"))]
+            deaths += [
+                [PhaseFault(rank, 3, phase), fault]
+                for fault in (
+                    PhaseFault(mate, 5, phase),
+                    PhaseFault(mate, 3, phase),
+                    PhaseFault(mate, 3, "recover"),
+                )
+            ]
         for faults in deaths:
             cluster, reported = SimulatedCluster(workload.world_size, "again", faults), []
 
             def program(transport):
-                hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+                hooks = Hooks(
+                    phase=lambda step, name: cluster.enter_phase(transport.rank, step, name)
+                )
                 return run_workload(workload, transport, hooks, report=reported.append)
 
             outcome = cluster.run(program)
@@ -175,7 +231,15 @@ def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, ph
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
     """The first one after a failure brings nothing else; rows that were never updated come back by probing, without being decoded."""
-    workload = Workload(tables=(Table("a", 2000, 4),), steps=16, slots=1, trainers=1, spares=1, reshape=False, rebuild_rows_per_step=8)
+    workload = Workload(
+        tables=(Table("a", 2000, 4),),
+        steps=16,
+        slots=1,
+        trainers=1,
+        spares=1,
+        reshape=False,
+        rebuild_rows_per_step=8,
+    )
     cluster = SimulatedCluster(workload.world_size, "rounds", [PhaseFault(1, 4, "parity")])
     rounds, answered, early, decoded = [], [], [], []
     choose, answer, recover = Rebuild._choose, Rebuild._answers, Rebuild._recovered
@@ -186,7 +250,9 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
         if asks:
             asked = sum(ask.asked for ask in groups)
             rounds.append((asked, sum(ask.local.numel() for ask in groups) - asked, budget))
-        every = [(ask.shard, ask.space, ask.unit, row) for ask in groups for row in ask.local.tolist()]
+        every = [
+            (ask.shard, ask.space, ask.unit, row) for ask in groups for row in ask.local.tolist()
+        ]
         assert len(set(every)) == len(every)
         early.extend(ask for ask in groups if ask.asked and not ask.wanted)
         return asks
@@ -217,8 +283,10 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
     assert all(background <= max(budget - asked, 0) for asked, background, budget in rounds)
     assert [budget for _, _, budget in rounds] == [0] + [8] * (len(rounds) - 1)
     assert rounds[0][0] > 0
-    assert decoded and all(bool(record.any()) for record in decoded)  # the background decodes no record of zeros
-    assert len(rounds) > 3 and sum(asked + background for asked, background, _ in rounds) < 200  # of 504 + 168 rows lost
+    # the background decodes no record of zeros
+    assert decoded and all(bool(record.any()) for record in decoded)
+    # of 504 + 168 rows lost
+    assert len(rounds) > 3 and sum(asked + background for asked, background, _ in rounds) < 200
 
 
 def test_all_ranks_give_one_account_of_a_death():
@@ -227,7 +295,9 @@ def test_all_ranks_give_one_account_of_a_death():
     phases: dict[int, str] = {}
     noticed: dict[int, set] = {}
     for seed in range(25):
-        workload = Workload(seed=seed, steps=10, commit_interval=1 + seed % 3, k=2, m=2, servers=4, spares=2)
+        workload = Workload(
+            seed=seed, steps=10, commit_interval=1 + seed % 3, k=2, m=2, servers=4, spares=2
+        )
         cluster = SimulatedCluster(workload.world_size, seed, RandomFaults(most=2, per_call=0.01))
 
         def program(transport, seed=seed, cluster=cluster, workload=workload):
@@ -241,7 +311,9 @@ def test_all_ranks_give_one_account_of_a_death():
 
             def event(fields):
                 if fields["event"] == "failure":
-                    accounts.setdefault((seed, *fields["ranks"]), set()).add(tuple(fields[name] for name in ("step", "phase", "redone_steps")))
+                    accounts.setdefault((seed, *fields["ranks"]), set()).add(
+                        tuple(fields[name] for name in ("step", "phase", "redone_steps"))
+                    )
 
             return run_workload(workload, transport, Hooks(phase, event))
 

@@ -12,14 +12,25 @@ def shapes_of(run) -> list[tuple[int, int, int, int]]:
     return [(e["servers"], e["k"], e["m"], e["failures_left"]) for e in run.events_of("reshaped")]
 
 
-def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_path, criteo_rows, undisturbed):
-    sets = {**BASE, **REBUILT_AT_ONCE, "cluster.layout": "colocated", "cluster.servers": 4, "cluster.spares": 0}
+def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(
+    tmp_path, criteo_rows, undisturbed
+):
+    sets = {
+        **BASE,
+        **REBUILT_AT_ONCE,
+        "cluster.layout": "colocated",
+        "cluster.servers": 4,
+        "cluster.spares": 0,
+    }
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "2@20:update"))
     assert run.model == undisturbed
     assert shapes_of(run) == [(3, 2, 1, 1)]
     assert "laid out anew over 3 servers (k=2 m=1)" in run.output
     most = run.summary["memory_bytes"]["data"]  # every row travels once at most
-    assert all(0 < event["moved_bytes"] <= most and event["seconds"] > 0 for event in run.events_of("reshaped"))
+    assert all(
+        0 < event["moved_bytes"] <= most and event["seconds"] > 0
+        for event in run.events_of("reshaped")
+    )
 
 
 @pytest.mark.drill
@@ -32,7 +43,9 @@ def test_two_servers_are_lost_one_after_the_other_where_parity_covers_one(tmp_pa
     ],
     ids=["after the second reshape", "inside it, which leaves too few servers for another"],
 )
-def test_six_of_eight_servers_are_lost_two_at_a_time(tmp_path, criteo_rows, undisturbed, interval, last, shapes):
+def test_six_of_eight_servers_are_lost_two_at_a_time(
+    tmp_path, criteo_rows, undisturbed, interval, last, shapes
+):
     sets = {
         **BASE,
         **REBUILT_AT_ONCE,
@@ -51,8 +64,16 @@ def test_six_of_eight_servers_are_lost_two_at_a_time(tmp_path, criteo_rows, undi
 
 @pytest.mark.drill
 def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbed):
-    sets = {**BASE, **REBUILT_AT_ONCE, "cluster.layout": "colocated", "cluster.servers": 4, "cluster.spares": 0}
-    run = drill(tmp_path / "run", criteo_rows, {**sets, "protection.reshape": False}, ("1@5:parity",))
+    sets = {
+        **BASE,
+        **REBUILT_AT_ONCE,
+        "cluster.layout": "colocated",
+        "cluster.servers": 4,
+        "cluster.spares": 0,
+    }
+    run = drill(
+        tmp_path / "run", criteo_rows, {**sets, "protection.reshape": False}, ("1@5:parity",)
+    )
     assert run.model == undisturbed
     assert shapes_of(run) == []
     assert run.summary["failures_left"] == 0
@@ -80,9 +101,18 @@ def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbe
 
 @pytest.mark.drill
 def test_hosts_too_few_for_the_stripes_are_refused(tmp_path, criteo_rows):
-    sets = {**BASE, "cluster.servers": 6, "cluster.spares": 0, "cluster.failure_domain": "host", "testing.imitated_hosts": 2}
+    sets = {
+        **BASE,
+        "cluster.servers": 6,
+        "cluster.spares": 0,
+        "cluster.failure_domain": "host",
+        "testing.imitated_hosts": 2,
+    }
     run = launch(tmp_path / "run", criteo_rows, sets)
     assert run.code == 2, run.output
     assert run.output.count("ecrm: error:") == 1
-    assert "need at least 3 failure domains, there are 2: set protection.k=1 or cluster.failure_domain=rank, or start on more hosts" in run.output
+    assert (
+        "need at least 3 failure domains, there are 2: set protection.k=1 or cluster.failure_domain=rank, or start on more hosts"
+        in run.output
+    )
     assert "Traceback" not in run.output

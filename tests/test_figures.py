@@ -43,7 +43,10 @@ def test_a_figure_is_drawn_from_its_csv_alone(figures, project, capsys):
     assert figures.main(["--root", str(project)]) == 0
     said = capsys.readouterr().out
     assert "figure checkpoint left out: there is no benchmarks/results/checkpoint.csv\n" in said
-    assert sorted(path.name for path in (project / "docs" / "figures").iterdir()) == ["recovery.png", "scrub.png"]
+    assert sorted(path.name for path in (project / "docs" / "figures").iterdir()) == [
+        "recovery.png",
+        "scrub.png",
+    ]
     assert figures.main(["--check", "--root", str(project)]) == 0
 
     first = (project / "docs" / "figures" / "scrub.png").read_bytes()
@@ -62,5 +65,8 @@ def test_a_csv_without_a_column_is_told_in_one_line(figures, project, capsys):
     csv.write_text(csv.read_text().replace("gap_ms", "gap", 1))
     assert figures.main(["--root", str(project)]) == 2
     said = capsys.readouterr().err
-    assert "recovery.csv does not give the figure recovery: KeyError 'gap_ms'" in said and said.count("\n") == 1
+    assert (
+        "recovery.csv does not give the figure recovery: KeyError 'gap_ms'" in said
+        and said.count("\n") == 1
+    )
     assert not (project / "docs" / "figures" / "recovery.png").exists()

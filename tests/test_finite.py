@@ -28,7 +28,9 @@ pytestmark = pytest.mark.parallel
 def batch_and_values() -> tuple[SlotBatch, torch.Tensor]:
     """Three samples of two features each, and their rows' values."""
     ids = torch.tensor([[0, 3], [4, 3], [2, 6]])
-    batch = SlotBatch.of(torch.ones(3, 13), ids, torch.tensor([0.0, 1, 1]), torch.tensor(SPACE.offsets))
+    batch = SlotBatch.of(
+        torch.ones(3, 13), ids, torch.tensor([0.0, 1, 1]), torch.tensor(SPACE.offsets)
+    )
     return batch, torch.ones(batch.rows.numel(), 4)
 
 
@@ -47,14 +49,18 @@ def test_where_it_began(arch):
     wrong[(batch.rows == 5 + 3).nonzero(), 2] = float("inf")
     assert origin(parts(arch), batch, wrong, SPACE) == "in 2 rows of table b, row 3 first"
     wrong[(batch.rows == 2).nonzero()] = float("-inf")
-    assert origin(parts(arch), batch, wrong, SPACE) == "in row 2 of table a, and rows of 1 more tables"
+    assert (
+        origin(parts(arch), batch, wrong, SPACE) == "in row 2 of table a, and rows of 1 more tables"
+    )
 
     model = parts(arch)
     name, parameter = list(model.named_parameters())[3]
     parameter.data[0] = float("nan")
     assert origin(model, batch, values, SPACE) == f"in parameter {name}"
 
-    for layer in [name for name, module in parts(arch).named_modules() if isinstance(module, torch.nn.Linear)]:
+    for layer in [
+        name for name, module in parts(arch).named_modules() if isinstance(module, torch.nn.Linear)
+    ]:
         model = parts(arch)
         for parameter in model.parameters():
             parameter.data.fill_(0.5)
@@ -63,18 +69,31 @@ def test_where_it_began(arch):
     assert origin(parts(arch), batch, values, SPACE) == "in the loss itself"
 
 
-def ends(seed: int, interval: int, deaths: int, protection: str) -> tuple[set[str], int, int, list[int]]:
+def ends(
+    seed: int, interval: int, deaths: int, protection: str
+) -> tuple[set[str], int, int, list[int]]:
     """{what each rank that is left has raised}, the step in which slot 1 has something to say, how many died, commits."""
     draw = random.Random(seed)
     shape = {"k": 2, "m": 2} if protection == "erasure" else {}
-    workload = Workload(seed=seed, steps=30, commit_interval=interval, servers=4, spares=2, protection=protection, **shape)
+    workload = Workload(
+        seed=seed,
+        steps=30,
+        commit_interval=interval,
+        servers=4,
+        spares=2,
+        protection=protection,
+        **shape,
+    )
     at = draw.randrange(workload.steps)
     faults = RandomFaults(most=deaths, per_call=0.02, per_recovery_call=0.05) if deaths else ()
     cluster = SimulatedCluster(workload.world_size, seed, faults)
 
     def program(transport):
         watch = FiniteWatch(stop=True, window=1, tell=lambda fields: None)
-        engine, computed = make_engine(workload, transport, Hooks(troubled=watch.losses), lambda: 0.0), Computed()
+        engine, computed = (
+            make_engine(workload, transport, Hooks(troubled=watch.losses), lambda: 0.0),
+            Computed(),
+        )
         apply = engine.apply
 
         def apply_and_say(*args, **kwargs):
@@ -95,7 +114,12 @@ def ends(seed: int, interval: int, deaths: int, protection: str) -> tuple[set[st
     assert all(outcome.results.values()), seed
     ended = list(outcome.results.values())
     assert {step for _, step, _ in ended} == {at}, "nothing of the step is kept"
-    return {said for said, _, _ in ended}, at, len(outcome.killed), [committed for *_, committed in ended]
+    return (
+        {said for said, _, _ in ended},
+        at,
+        len(outcome.killed),
+        [committed for *_, committed in ended],
+    )
 
 
 @pytest.mark.parametrize("interval", [1, 8])
@@ -105,7 +129,10 @@ def test_all_ranks_hear_it_in_the_step_whoever_dies(interval, deaths, protection
     for seed in range(8):
         said, at, killed, committed = ends(seed, interval, deaths, protection)
         died += killed
-        assert len(said) == 1 and f"the loss of step {at} is not finite: in slot 1 it began in row 7" in said.pop(), seed
+        assert (
+            len(said) == 1
+            and f"the loss of step {at} is not finite: in slot 1 it began in row 7" in said.pop()
+        ), seed
         assert len(set(committed)) == 1
     assert (died > 0) == (deaths > 0)
 
@@ -116,7 +143,9 @@ def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
     for step in range(17, 45):
         if troubles := watch.worth_saying(step, {1: "in b", 0: "in a"}):
             watch.losses(step, troubles)
-    assert [(event["step"], event["slot"], event["where"]) for event in told] == [(s, 0, "in a") for s in (17, 20, 30, 40)]
+    assert [(event["step"], event["slot"], event["where"]) for event in told] == [
+        (s, 0, "in a") for s in (17, 20, 30, 40)
+    ]
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -139,7 +168,9 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
         for hosted in engine.hosted.values():
             row = int(hosted.store._touched.nonzero()[0]) if hosted.store._touched.any() else None
             if row is not None:
-                (hosted.store.weights if wrong == "a row" else hosted.store.state[0])[row] = float("inf")
+                (hosted.store.weights if wrong == "a row" else hosted.store.state[0])[row] = float(
+                    "inf"
+                )
                 if hosted.touched is not None:
                     hosted.touched[row] = True
 
@@ -148,7 +179,13 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
 
         def make(engine):
             return Checkpoints(
-                engine, CheckpointFolder(tmp_path), {}, policy, events.append, background=lambda work: work(), not_finite=watch.checkpoint
+                engine,
+                CheckpointFolder(tmp_path),
+                {},
+                policy,
+                events.append,
+                background=lambda work: work(),
+                not_finite=watch.checkpoint,
             )
 
         try:
@@ -161,7 +198,9 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
     assert {checkpoint.step for checkpoint in find(tmp_path)[0]} >= {4, 6}
     assert max(checkpoint.step for checkpoint in find(tmp_path)[0]) == 6
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    failed = {event["step"]: event["why"] for event in events if event["event"] == "checkpoint_failed"}
+    failed = {
+        event["step"]: event["why"] for event in events if event["event"] == "checkpoint_failed"
+    }
     assert all("not finite" in why for why in failed.values())
     assert sorted(failed) == ([8] if stop else [8, 10, 12])
     (text,) = said

@@ -14,7 +14,7 @@ import torch
 
 from ecrm import staging
 from ecrm.checkpoint.export import export, read_safetensors, shapes_of
-from ecrm.checkpoint.folder import CheckpointFolder, Checkpoint, name_of
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.rows import SummedFile, write_rows
 from ecrm.cli import main
@@ -24,7 +24,13 @@ from ecrm.errors import EcrmError
 pytestmark = pytest.mark.parallel
 
 ROWS, DIM = 3000, 16
-IDENTITY = {"model.bottom_mlp": [8, DIM], "model.top_mlp": [8, 1], "model.embedding_dim": DIM, "tables": {"a": ROWS, "b": 5}, "train.seed": 1}
+IDENTITY = {
+    "model.bottom_mlp": [8, DIM],
+    "model.top_mlp": [8, 1],
+    "model.embedding_dim": DIM,
+    "tables": {"a": ROWS, "b": 5},
+    "train.seed": 1,
+}
 
 
 @pytest.fixture
@@ -33,27 +39,52 @@ def made(tmp_path: Path) -> Path:
     folder = CheckpointFolder(tmp_path / "checkpoints")
     draft, record = folder.draft(7), 4 * DIM + 8
     numbers = np.arange(40)
-    rows = write_rows(folder.disk, draft / "rows-0.bin", 0, [(numbers, np.ones((40, record // 4), np.float32).view(np.uint8))])
-    shapes = shapes_of(Checkpoint(draft, Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [], [])))
-    size = sum(int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("sparse_arch."))
+    rows = write_rows(
+        folder.disk,
+        draft / "rows-0.bin",
+        0,
+        [(numbers, np.ones((40, record // 4), np.float32).view(np.uint8))],
+    )
+    shapes = shapes_of(
+        Checkpoint(draft, Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [], []))
+    )
+    size = sum(
+        int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("sparse_arch.")
+    )
     with SummedFile(folder.disk, draft / DENSE) as file:
         file.write(np.full(size, 2.0, np.float32).view(np.uint8).data)
     dense = {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
-    manifest = Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [rows, dense], [{"dtype": "float32", "shape": [size]}])
+    manifest = Manifest(
+        7,
+        IDENTITY,
+        None,
+        0,
+        [record],
+        [ROWS + 5],
+        [rows, dense],
+        [{"dtype": "float32", "shape": [size]}],
+    )
     folder.publish(manifest)
     return folder.path / name_of(7)
 
 
-def export_with_room_for(size: int, checkpoint: Path, form: str, output: Path) -> subprocess.CompletedProcess:
+def export_with_room_for(
+    size: int, checkpoint: Path, form: str, output: Path
+) -> subprocess.CompletedProcess:
     """`ecrm export` where no file may be larger: that fails where a full disk does."""
     words = ["export", str(checkpoint), "--format", form, "--output", str(output)]
     program = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); from ecrm.cli import main; sys.exit(main({words!r}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_both_formats_hold_the_same(tmp_path, made):
     for form in ("safetensors", "torchrec"):
-        assert main(["export", str(made), "--format", form, "--output", str(tmp_path / "new" / form)]) == 0
+        assert (
+            main(["export", str(made), "--format", form, "--output", str(tmp_path / "new" / form)])
+            == 0
+        )
     plain = read_safetensors(tmp_path / "new" / "safetensors")
     state = torch.load(tmp_path / "new" / "torchrec", weights_only=True)
     assert state.keys() == plain.keys()
@@ -74,12 +105,16 @@ def test_export_without_room_is_one_line_and_leaves_nothing(tmp_path, made, form
         room = whole.stat().st_size - missing
         whole.unlink()
         done = export_with_room_for(room, made, form, output)
-        assert (done.returncode, done.stderr) == (1, f"ecrm: error: {output}: cannot be written, nothing was changed there: File too large\n")
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"ecrm: error: {output}: cannot be written, nothing was changed there: File too large\n",
+        )
         assert done.stdout == "" and os.listdir(output.parent) == []
 
 
 def test_a_page_that_cannot_be_had_is_an_error_before_it_is_written(tmp_path, made, monkeypatch):
     """A sparse file would be written without trouble, and its pages kill the process later, when the disk is full."""
+
     def full(*words):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -102,6 +137,9 @@ def test_what_a_drill_writes_is_whole_or_not_there(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(staging.os, "fsync", full)
-    with pytest.raises(EcrmError, match="drill.json: cannot be written, nothing was changed there: No space left on device"):
+    with pytest.raises(
+        EcrmError,
+        match="drill.json: cannot be written, nothing was changed there: No space left on device",
+    ):
         drill_run.write(None, tmp_path / "full", config, "")
     assert os.listdir(tmp_path / "full") == []

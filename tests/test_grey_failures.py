@@ -21,7 +21,6 @@ from drilling import RUN_SECONDS, Run, is_running, launch
 from ecrm.launch.supervise import session_members
 
 
-
 def _misbehaving(how: str) -> tuple[str, ...]:
     """tests/programs/misbehaving.py is `ecrm` in which a rank, by default 1, does that in step 30."""
     return (str(Path(__file__).with_name("programs") / "misbehaving.py"), how)
@@ -38,8 +37,22 @@ def _start(
 ) -> subprocess.Popen:
     """`cores` is a folder for the core files of ranks that crash: their current one."""
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    words = [sys.executable, *program, "launch", "tiny", "--run-dir", str(folder), "--set", f"data.path={data}"]
-    for one in ("train.steps=400", "model.dense_arch=native", "protection.verify_parity_at_end=true", *sets):
+    words = [
+        sys.executable,
+        *program,
+        "launch",
+        "tiny",
+        "--run-dir",
+        str(folder),
+        "--set",
+        f"data.path={data}",
+    ]
+    for one in (
+        "train.steps=400",
+        "model.dense_arch=native",
+        "protection.verify_parity_at_end=true",
+        *sets,
+    ):
         words += ["--set", one]
     for kill in kills:
         words += ["--kill", kill]
@@ -60,7 +73,10 @@ def _state(pid: int) -> str:
 
 def _ranks(folder: Path) -> list[dict]:
     deadline = time.monotonic() + RUN_SECONDS
-    while not (folder / "events.jsonl").exists() or '"progress"' not in (folder / "events.jsonl").read_text():
+    while (
+        not (folder / "events.jsonl").exists()
+        or '"progress"' not in (folder / "events.jsonl").read_text()
+    ):
         assert time.monotonic() < deadline, "training did not begin"
         time.sleep(0.05)
     return json.loads((folder / "ranks.json").read_text())["ranks"]
@@ -114,7 +130,9 @@ def _guard_of(pid: int) -> int:
 
 @pytest.mark.drill
 @pytest.mark.parametrize("rank_too", [True, False])
-def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_rows, undisturbed, rank_too):
+def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
+    tmp_path, criteo_rows, undisturbed, rank_too
+):
     """`pkill -STOP -f` stops both: whoever would notice a stopped rank stands still too."""
     folder = tmp_path / "run"
     process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
@@ -131,12 +149,17 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(tmp_path, criteo_
 
 
 @pytest.mark.drill
-def test_all_processes_stopped_together_go_on_when_they_are_continued(tmp_path, criteo_rows, undisturbed):
+def test_all_processes_stopped_together_go_on_when_they_are_continued(
+    tmp_path, criteo_rows, undisturbed
+):
     """`pkill -STOP -f ecrm`: for longer than a rank alone may stand."""
     folder = tmp_path / "run"
     process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
     _ranks(folder)
-    (mpirun,) = (int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    (mpirun,) = (
+        int(word)
+        for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    )
     everything = [process.pid, *session_members(mpirun)]
     assert len(everything) > 8
     for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -151,7 +174,8 @@ def test_all_processes_stopped_together_go_on_when_they_are_continued(tmp_path, 
 @pytest.mark.drill
 def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, process_group=0)  # else it may be one that the kernel does not stop
+    # else it may be one that the kernel does not stop
+    process = _start(folder, criteo_rows, process_group=0)
     _ranks(folder)
     process.send_signal(signal.SIGTSTP)
     deadline = time.monotonic() + RUN_SECONDS
@@ -184,7 +208,10 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
         "exit 3",
         pytest.param("throw", marks=pytest.mark.drill),
         pytest.param("before the first step", marks=pytest.mark.drill),
-        *(pytest.param(how, marks=pytest.mark.drill) for how in ("exit 0", "out of memory", "segfault")),
+        *(
+            pytest.param(how, marks=pytest.mark.drill)
+            for how in ("exit 0", "out of memory", "segfault")
+        ),
     ],
 )
 def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
@@ -193,7 +220,8 @@ def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed
     assert run.code == 0, run.output
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
-    assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2  # of which Open MPI would take for ever
+    # of which Open MPI would take for ever
+    assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2
     assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
 
 
@@ -243,11 +271,17 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     ids = np.memmap(data / "sparse.bin", "<i4", "r+").reshape(-1, 26)
     ids[700, 3] = -1
     ids.flush()
-    run = launch(tmp_path / "run", data, {"train.steps": 40, "model.dense_arch": "native", "protection.name": protection})
+    run = launch(
+        tmp_path / "run",
+        data,
+        {"train.steps": 40, "model.dense_arch": "native", "protection.name": protection},
+    )
     assert run.code == 4, run.output
     said = [line for line in run.output.splitlines() if "sparse.bin" in line]
     last = json.loads((data / "manifest.json").read_text())["tables"]["t_cat_3"] - 1
-    assert said == [f"ecrm: error: {data}/sparse.bin: row 700 has id -1 in table t_cat_3, whose ids are 0 to {last}"]
+    assert said == [
+        f"ecrm: error: {data}/sparse.bin: row 700 has id -1 in table t_cat_3, whose ids are 0 to {last}"
+    ]
     assert "died" not in run.output and "Traceback" not in run.output
     assert json.loads((run.folder / "failure.json").read_text())["exit_code"] == 4
     assert not (run.folder / "summary.json").exists()
@@ -264,8 +298,12 @@ def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturb
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("kill", ["1@399:update", "3@399:commit", "1@400:evaluate", "3@400:evaluate", "4@200:evaluate"])
-def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(tmp_path, criteo_rows, undisturbed, kill):
+@pytest.mark.parametrize(
+    "kill", ["1@399:update", "3@399:commit", "1@400:evaluate", "3@400:evaluate", "4@200:evaluate"]
+)
+def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(
+    tmp_path, criteo_rows, undisturbed, kill
+):
     folder = tmp_path / "run"
     run = _finish(_start(folder, criteo_rows, "train.eval_every_steps=200", kills=(kill,)), folder)
     assert run.code == 0, run.output
@@ -274,30 +312,49 @@ def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(tmp_path, criteo
 
 
 @pytest.mark.drill
-def test_all_trainers_may_die_while_servers_hold_the_dense_replica(tmp_path, criteo_rows, undisturbed):
+def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
+    tmp_path, criteo_rows, undisturbed
+):
     folder = tmp_path / "run"
     sets = ("cluster.servers=4", "cluster.spares=0", "protection.k=2", "protection.m=2")
-    run = _finish(_start(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder)
+    run = _finish(
+        _start(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder
+    )
     assert run.code == 0, run.output
     assert run.model == undisturbed
-    assert sorted(rank for failure in run.summary["failures"] for rank in failure["ranks"]) == [4, 5]
-    assert {rank["rank"] for rank in json.loads((folder / "ranks.json").read_text())["ranks"] if rank["slots"]} <= set(range(4))
+    assert sorted(rank for failure in run.summary["failures"] for rank in failure["ranks"]) == [
+        4,
+        5,
+    ]
+    assert {
+        rank["rank"]
+        for rank in json.loads((folder / "ranks.json").read_text())["ranks"]
+        if rank["slots"]
+    } <= set(range(4))
 
 
 @pytest.mark.drill
 def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     """m = 1: two trainers hold it. No row is lost with them."""
     folder = tmp_path / "run"
-    run = _ended(_start(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")), folder)
+    run = _ended(
+        _start(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")),
+        folder,
+    )
     assert run.code == 3, run.output
-    assert "every replica of the dense model is lost" in json.loads((folder / "failure.json").read_text())["message"]
+    assert (
+        "every replica of the dense model is lost"
+        in json.loads((folder / "failure.json").read_text())["message"]
+    )
     assert not (folder / "summary.json").exists()
 
 
 @pytest.mark.drill
 def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0", program=_misbehaving("compute 10"))
+    process = _start(
+        folder, criteo_rows, "cluster.hang_seconds=1.0", program=_misbehaving("compute 10")
+    )
     run = _finish(process, folder)
     assert run.code == 0, run.output
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
@@ -305,10 +362,17 @@ def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_row
 
 
 @pytest.mark.drill
-def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
+    tmp_path, criteo_rows, undisturbed
+):
     """The others wait for it in a call, and are left alone."""
     folder = tmp_path / "run"
-    run = _finish(_start(folder, criteo_rows, "cluster.stuck_seconds=3.0", program=_misbehaving("compute 100000")), folder)
+    run = _finish(
+        _start(
+            folder, criteo_rows, "cluster.stuck_seconds=3.0", program=_misbehaving("compute 100000")
+        ),
+        folder,
+    )
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
@@ -344,13 +408,21 @@ def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, un
 
 
 @pytest.mark.drill
-def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(tmp_path, criteo_rows, undisturbed):
+def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
+    tmp_path, criteo_rows, undisturbed
+):
     folder = tmp_path / "run"
-    run = _finish(_start(folder, criteo_rows, "train.log_every_steps=5", program=_misbehaving("disk full:3")), folder)
+    run = _finish(
+        _start(folder, criteo_rows, "train.log_every_steps=5", program=_misbehaving("disk full:3")),
+        folder,
+    )
     assert run.code == 0, run.output
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[3]]
-    assert f"rank 3 cannot write {folder}/events.jsonl: File too large; it leaves the run" in run.output
+    assert (
+        f"rank 3 cannot write {folder}/events.jsonl: File too large; it leaves the run"
+        in run.output
+    )
     assert [event["step"] for event in run.events_of("progress")] == list(range(5, 401, 5))
 
 
@@ -361,7 +433,9 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "ecrm-test", str(folder)]
     done = subprocess.run(mount, capture_output=True, text=True) if shutil.which("mount") else None
     if done is None or done.returncode:
-        pytest.skip(f"cannot mount a small file system: {done.stderr.strip() if done else 'no mount'}")
+        pytest.skip(
+            f"cannot mount a small file system: {done.stderr.strip() if done else 'no mount'}"
+        )
     try:
         process = _start(folder, criteo_rows, "train.log_every_steps=1", "train.steps=4000")
         _ranks(folder)
@@ -386,9 +460,17 @@ def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, 
     """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
     folder = tmp_path / "run"
     program = _misbehaving("before it tells of a failure:3")
-    run = _finish(_start(folder, criteo_rows, "train.log_every_steps=5", program=program, kills=("1@30:update",)), folder)
+    run = _finish(
+        _start(
+            folder, criteo_rows, "train.log_every_steps=5", program=program, kills=("1@30:update",)
+        ),
+        folder,
+    )
     assert run.code == 0, run.output
     assert run.model == undisturbed
-    assert sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"]) == [1, 3]
+    assert sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"]) == [
+        1,
+        3,
+    ]
     assert [event["step"] for event in run.events_of("progress")] == list(range(5, 401, 5))
     assert [event["event"] for event in run.events].count("start") == 1

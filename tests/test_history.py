@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from simulating import dies_once
 
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -14,7 +15,6 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.evaluate import Evaluation
 from ecrm.train.history import History
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
-from simulating import dies_once
 
 pytestmark = pytest.mark.parallel
 
@@ -32,9 +32,14 @@ def test_the_first_of_the_best_counts_and_later_ones_are_without_gain():
     made = history([0.6, 0.7, 0.7, 0.65])
     assert made.best.step == 20 and made.without_gain == 2
     assert made.in_words(made.best) == "auc 0.7000 at step 20"
-    assert history([0.6, 0.7], by="logloss").in_words(history([0.6, 0.7], by="logloss").best) == "log loss 0.3000 at step 20"
+    assert (
+        history([0.6, 0.7], by="logloss").in_words(history([0.6, 0.7], by="logloss").best)
+        == "log loss 0.3000 at step 20"
+    )
     made.add(30, Evaluation(100, 0.8, 0.0, 0.1, 3.0))
-    assert made.best.step == 30 and made.without_gain == 0, "what came after step 30 is to come again"
+    assert made.best.step == 30 and made.without_gain == 0, (
+        "what came after step 30 is to come again"
+    )
     assert history([None, None]).best is None
 
 
@@ -53,7 +58,8 @@ def test_a_run_that_goes_on_has_the_evaluations_before_its_step():
         ([0.7, 0.69, 0.68], [0.5, 0.49, 0.48], False),  # two falls
         ([0.7, 0.69, 0.68, 0.68], [0.5, 0.49, 0.48, 0.47], False),
         ([0.7, 0.69, 0.68, 0.67], [0.5, 0.6, 0.7, 0.8], False),  # the training loss rises too
-        ([0.7, 0.69, 0.68, 0.67, 0.66], [0.5, 0.49, 0.48, 0.47, 0.46], False),  # told an evaluation before
+        # told an evaluation before
+        ([0.7, 0.69, 0.68, 0.67, 0.66], [0.5, 0.49, 0.48, 0.47, 0.46], False),
         ([0.6, 0.7, 0.69, 0.68, 0.67], [0.6, 0.5, 0.49, 0.48, 0.47], True),
     ],
 )
@@ -68,7 +74,9 @@ def value(seed: int, step: int) -> float:
     return random.Random(f"{seed} {step}").random()
 
 
-def run(folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=(), resume=None, most=99) -> tuple[int, bool]:
+def run(
+    folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=(), resume=None, most=99
+) -> tuple[int, bool]:
     """A simulated run with a made-up evaluation every second step; (how many died, whether it came to its end)."""
     cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
     finished = []
@@ -84,9 +92,15 @@ def run(folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=
             if loaded is not None and engine.rank == engine.view.reporter:
                 own.inherit_best(loaded)
             held["checkpoints"] = Checkpoints(
-                engine, own, {"seed": seed}, policy, clock=lambda: 0.0, background=lambda work: work(),
-                evaluations=held["history"].to_json, began_from=None if loaded is None else loaded.path,
-            )  # fmt: skip
+                engine,
+                own,
+                {"seed": seed},
+                policy,
+                clock=lambda: 0.0,
+                background=lambda work: work(),
+                evaluations=held["history"].to_json,
+                began_from=None if loaded is None else loaded.path,
+            )
             return held["checkpoints"]
 
         def evaluate(engine):
@@ -97,9 +111,14 @@ def run(folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=
                     held["checkpoints"].keep_best()
 
         run_workload(
-            workload, transport, after_step=evaluate, durable=durable, make_checkpoints=make, resume=resume is not None,
+            workload,
+            transport,
+            after_step=evaluate,
+            durable=durable,
+            make_checkpoints=make,
+            resume=resume is not None,
             report=lambda tables: finished.append(tables),
-        )  # fmt: skip
+        )
 
     outcome = cluster.run(program)
     return len(outcome.killed), bool(finished)
@@ -112,13 +131,20 @@ def test_the_best_is_kept_whoever_dies_and_where_another_run_goes_on(tmp_path, k
     died = old = 0
     for seed in range(3):
         workload = Workload(seed=seed, steps=13, k=2, m=2, servers=4, spares=2)
-        policy = CheckpointPolicy(steps=13, every_steps=3, mode=mode, kind=kind, full_every=3, keep=1, keep_best="auc")
+        policy = CheckpointPolicy(
+            steps=13, every_steps=3, mode=mode, kind=kind, full_every=3, keep=1, keep_best="auc"
+        )
         doomed: set[int] = set()
-        faults = RandomFaults(most=deaths, per_call=0.01, per_recovery_call=0.05, may_kill=dies_once(doomed, lambda rank: len(doomed) < 2))
+        faults = RandomFaults(
+            most=deaths,
+            per_call=0.01,
+            per_recovery_call=0.05,
+            may_kill=dies_once(doomed, lambda rank: len(doomed) < 2),
+        )
         folder, half = tmp_path / f"{seed}", tmp_path / f"{seed}-half"
         killed, _ = run(folder, workload, policy, seed, faults if deaths else ())
         died += killed
-        steps = [step for step in range(2, 14, 2)]
+        steps = list(range(2, 14, 2))
         expected = max(steps, key=lambda step: value(seed, step))
         assert (folder / "best").resolve() == (folder / name_of(expected)).resolve(), seed
         (best,), _ = locate(folder / "best")

@@ -1,7 +1,8 @@
 """Whole hosts lost while a model is trained on them: the link cut and every process killed, or only the link cut.
 
-Hosts are imitated by network namespaces (tests/imitated_hosts.py), each with a host name, processes and
-temporary files of its own, reached by tests/programs/imitated_ssh.py: what runs there outlives its client.
+Hosts are imitated by network namespaces (tests/imitated_hosts.py), each with a host name, processes
+and temporary files of its own, reached by tests/programs/imitated_ssh.py: what runs there outlives
+its client.
 """
 
 from __future__ import annotations
@@ -34,8 +35,19 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 KEEP_ALIVE = 2.0
 SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
 # Two ranks a host.
-ONE_LOST = {"cluster.failure_domain": "host", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1}
-TWO_LOST = {"cluster.failure_domain": "host", "cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 2, "protection.m": 2}
+ONE_LOST = {
+    "cluster.failure_domain": "host",
+    "cluster.servers": 3,
+    "cluster.trainers": 2,
+    "cluster.spares": 1,
+}
+TWO_LOST = {
+    "cluster.failure_domain": "host",
+    "cluster.servers": 4,
+    "cluster.trainers": 2,
+    "cluster.spares": 2,
+    "protection.m": 2,
+}
 SRUN = "srun --overlap --no-kill --nodes=1 --ntasks=1 --nodelist={host}"
 STARTER = f"{sys.executable} {Path(__file__).with_name('programs') / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
 
@@ -80,7 +92,9 @@ class Training:
         """Until no process runs on a host; returns the time at which that was seen."""
         deadline = time.monotonic() + seconds
         while self.hosts.pids(name):
-            assert time.monotonic() < deadline, f"after {seconds} s there still runs {self.hosts.pids(name)} on {name}"
+            assert time.monotonic() < deadline, (
+                f"after {seconds} s there still runs {self.hosts.pids(name)} on {name}"
+            )
             time.sleep(0.01)
         return time.time()
 
@@ -111,7 +125,9 @@ def train(tmp_path, criteo_rows):
     """Starts training on so many imitated hosts, reached `by` real ssh, or Slurm in an allocation, or by default an imitation of ssh."""
     trainings, all_hosts, clusters = [], [], []
 
-    def start(count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = "") -> Training:
+    def start(
+        count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = ""
+    ) -> Training:
         hosts = ImitatedHosts(count)
         all_hosts.append(hosts)
         hosts.__enter__()
@@ -125,15 +141,40 @@ def train(tmp_path, criteo_rows):
             clusters.append(SlurmCluster(hosts, tmp_path / "slurm", private))
             environment.update(clusters[-1].variables)
             starter, allocation = SRUN, ["salloc", f"--nodes={count}", "--no-kill", "--quiet"]
-        named = [f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n" for name in hosts.names]
+        named = [
+            f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
+            for name in hosts.names
+        ]
         file.write_text("# imitated\n" + "".join(named))
-        line = [*allocation, sys.executable, "-m", "ecrm", "launch", "tiny", "--run-dir", str(folder)]
-        line += ["--hosts", str(file), "--interface", hosts.bridge, "--keep-alive", str(KEEP_ALIVE), *words]
+        line = [
+            *allocation,
+            sys.executable,
+            "-m",
+            "ecrm",
+            "launch",
+            "tiny",
+            "--run-dir",
+            str(folder),
+        ]
+        line += [
+            "--hosts",
+            str(file),
+            "--interface",
+            hosts.bridge,
+            "--keep-alive",
+            str(KEEP_ALIVE),
+            *words,
+        ]
         line += ["--starter", starter.replace("{private}", str(private))]
         for key, value in {"data.path": criteo_rows, **SETS, **sets}.items():
             line += ["--set", f"{key}={value}"]
         process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+            line,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
         )
         trainings.append(Training(hosts, process, folder))
         return trainings[-1]
@@ -166,7 +207,9 @@ def check(run: Run, model: str, lost: list[list[int]]) -> None:
     assert run.code == 0, run.output
     assert run.model == model, run.output
     dead = [sorted(failure["ranks"]) for failure in run.summary["failures"]]
-    assert sorted(rank for ranks in dead for rank in ranks) == sorted(rank for ranks in lost for rank in ranks), run.output
+    assert sorted(rank for ranks in dead for rank in ranks) == sorted(
+        rank for ranks in lost for rank in ranks
+    ), run.output
     assert run.summary["parity"]["mismatches"] == 0
 
 
@@ -177,7 +220,10 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
     usual = sorted(steps)[: -3 * len(losses)]  # all but the gaps, and what rebuilding begins with
     found = []
     for loss in losses:
-        before, after = max(at for at in finished if at <= loss), min(at for at in finished if at > loss)
+        before, after = (
+            max(at for at in finished if at <= loss),
+            min(at for at in finished if at > loss),
+        )
         # A step may finish after the loss: then the gap begins there.
         while after - loss < KEEP_ALIVE / 2:
             before, after = after, min(at for at in finished if at > after)
@@ -376,7 +422,14 @@ def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
     training.wait_for_step(30)
     lost = training.ranks_of("h2")
     assert lost == [1, 4, 7]
-    assert sum(len(entry["shards"]) for entry in Run(0, "", training.folder).ranks if entry["rank"] in lost) == 2
+    assert (
+        sum(
+            len(entry["shards"])
+            for entry in Run(0, "", training.folder).ranks
+            if entry["rank"] in lost
+        )
+        == 2
+    )
     when = lose(training, "h2")
     run = training.finish()
     check(run, undisturbed, [lost])
@@ -440,7 +493,9 @@ def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
     run = training.finish()
     check(run, undisturbed, [[1, 4]])
     assert "the head machine is lost, it has heard nothing for " in run.output
-    given_up = {rank: failure["time"] for failure in run.events_of("failure") for rank in failure["ranks"]}
+    given_up = {
+        rank: failure["time"] for failure in run.events_of("failure") for rank in failure["ranks"]
+    }
     assert sorted(alive) == [1, 4] and all(alive[rank] < given_up[rank] for rank in alive)
 
 
@@ -451,7 +506,9 @@ def ranks_running(pids: set[int]) -> set[int]:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                ranks |= {int(word.partition(b"=")[2]) for word in words if word.startswith(b"PMIX_RANK=")}
+                ranks |= {
+                    int(word.partition(b"=")[2]) for word in words if word.startswith(b"PMIX_RANK=")
+                }
     return ranks
 
 
@@ -460,8 +517,12 @@ def agent_of(training: Training, name: str, rank: int) -> int:
     for pid in training.hosts.pids(name):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            children = {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-            if any(word.endswith(b"/agent.py") for word in words) and ranks_running(children) == {rank}:
+            children = {
+                int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            }
+            if any(word.endswith(b"/agent.py") for word in words) and ranks_running(children) == {
+                rank
+            }:
                 return pid
     raise AssertionError(f"no agent of rank {rank} on {name}")
 
@@ -471,7 +532,9 @@ def client_of(rank: int, folder: Path) -> int:
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            mine = f"PMIX_RANK={rank}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            mine = f"PMIX_RANK={rank}".encode() in Path(
+                f"/proc/{entry}/environ"
+            ).read_bytes().split(b"\0")
             if mine and b"ecrm.launch.reach" in words and os.fsencode(folder) in words:
                 return int(entry)
     raise AssertionError(f"no client of rank {rank}")
@@ -528,7 +591,11 @@ def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     clients = [client_of(rank, training.folder) for rank in range(6)]
-    everyone = [*clients, parent_of(clients[0]), *(pid for name in training.hosts.names for pid in training.hosts.pids(name))]
+    everyone = [
+        *clients,
+        parent_of(clients[0]),
+        *(pid for name in training.hosts.names for pid in training.hosts.pids(name)),
+    ]
     for number, seconds in ((signal.SIGSTOP, 2 * KEEP_ALIVE), (signal.SIGCONT, 0)):
         for pid in everyone:
             with contextlib.suppress(ProcessLookupError):
@@ -558,7 +625,13 @@ def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, und
 
 @pytest.mark.drill
 def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_domain(train):
-    sets = {"cluster.failure_domain": "rank", "cluster.servers": 3, "cluster.trainers": 2, "cluster.spares": 1, "protection.m": 1}
+    sets = {
+        "cluster.failure_domain": "rank",
+        "cluster.servers": 3,
+        "cluster.trainers": 2,
+        "cluster.spares": 1,
+        "protection.m": 1,
+    }
     training = train(2, sets, slots=3)
     training.wait_for_step(30)
     assert training.ranks_of("h1") == [0, 2, 4]
@@ -611,16 +684,22 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
     with imitated(2) as hosts:
         file.write_text("".join(f"{hosts.namespace(name)} slots=3\n" for name in hosts.names))
         program = Path(__file__).with_name("programs") / "imitated_ssh.py"
-        rsh.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {sys.executable} {program} "$host" {private} "$*"\n')
+        rsh.write_text(
+            f'#!/bin/sh\nhost=$1\nshift\nexec {sys.executable} {program} "$host" {private} "$*"\n'
+        )
         rsh.chmod(0o755)
         words = f"--hostfile {file} --mca plm_rsh_agent {rsh} --prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
         sets = {**SETS, **ONE_LOST, "cluster.failure_domain": "rank"}
         mpirun = Mpirun(mpirun_line(folder, criteo_rows, sets, more=(f"--mpirun-args={words}",)))
         run, deadline = Run(0, "", folder), time.monotonic() + RUN_SECONDS
         while not (folder / "events.jsonl").exists() or not run.events_of("progress"):
-            assert time.monotonic() < deadline and mpirun.process.poll() is None, mpirun.process.stdout.read()
+            assert time.monotonic() < deadline and mpirun.process.poll() is None, (
+                mpirun.process.stdout.read()
+            )
             time.sleep(0.05)
-        assert {rank["host"] for rank in run.ranks} == {hosts.namespace(name) for name in hosts.names}
+        assert {rank["host"] for rank in run.ranks} == {
+            hosts.namespace(name) for name in hosts.names
+        }
         hosts.cut("h2")
         hosts.kill("h2")
         code, output = mpirun.end(60)
@@ -649,7 +728,8 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     training.wait_for_step(30)
     if number == signal.SIGKILL:
         head = training.process.pid
-        os.killpg(head, number)  # the launch; mpirun, in a session of its own, is told by the kernel
+        # the launch; mpirun, in a session of its own, is told by the kernel
+        os.killpg(head, number)
     else:
         training.process.send_signal(number)
     for name in training.hosts.names:
@@ -669,7 +749,9 @@ def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
 @pytest.mark.drill
 def test_without_protection_the_loss_of_a_host_ends_the_run(train):
     """The twin that must fail: nothing but the parity brings the lost rows back."""
-    training = train(3, {**ONE_LOST, "protection.name": "none", "protection.verify_parity_at_end": "false"})
+    training = train(
+        3, {**ONE_LOST, "protection.name": "none", "protection.verify_parity_at_end": "false"}
+    )
     training.wait_for_step(30)
     lose(training, "h2")
     run = training.finish()

@@ -16,7 +16,9 @@ CPU = native.supported_instruction_sets()
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def as_matrix(rows: np.ndarray) -> torch.Tensor:
@@ -26,7 +28,9 @@ def as_matrix(rows: np.ndarray) -> torch.Tensor:
 def encoded(code: ReedSolomon, n: int, width: int) -> torch.Tensor:
     """All units uint8 [k + m, n, W] of random data."""
     data = random_bytes(code.k, n, width)
-    parity = torch.from_numpy(code.encode(data.reshape(code.k, -1).numpy())).reshape(code.m, n, width)
+    parity = torch.from_numpy(code.encode(data.reshape(code.k, -1).numpy())).reshape(
+        code.m, n, width
+    )
     return torch.cat([data, parity])
 
 
@@ -38,7 +42,9 @@ def test_every_erasure_pattern(instruction_set, k, m):
     with native.forced(instruction_set):
         for lost in combinations(range(k + m), m):
             present = tuple(unit for unit in range(k + m) if unit not in lost)
-            found = decode(units[list(present)], as_matrix(code.decode_matrix(present, lost)), backend="cpu")
+            found = decode(
+                units[list(present)], as_matrix(code.decode_matrix(present, lost)), backend="cpu"
+            )
             assert torch.equal(found, units[list(lost)]), lost
 
 
@@ -49,7 +55,9 @@ def test_encoding_of_ragged_widths(backend, width, wanted):
     k, n = 5, 7
     matrix, data = random_bytes(wanted, k, seed=3), random_bytes(k, n, width)
     matrix[0] = torch.tensor([0, 1, 2, 1, 0])
-    expected = torch.from_numpy(_multiply(matrix.numpy(), data.reshape(k, -1).numpy())).reshape(wanted, n, width)
+    expected = torch.from_numpy(_multiply(matrix.numpy(), data.reshape(k, -1).numpy())).reshape(
+        wanted, n, width
+    )
     if backend == "reference":
         assert torch.equal(decode(data, matrix, backend=backend), expected)
         return
@@ -80,9 +88,24 @@ def test_nothing_to_do(backend, n, width, wanted):
     "units, matrix, error, message",
     [
         ([], random_bytes(1, 1), ValueError, "0 units given, needed: 1..255"),
-        (random_bytes(2, 3, 4), random_bytes(1, 3), ValueError, r"matrix has shape \[1, 3\], needed: \[1, 2\]"),
-        ([random_bytes(3, 4), random_bytes(2, 4)], random_bytes(1, 2), ValueError, r"units\[1\] has shape \[2, 4\]"),
-        (random_bytes(2, 3, 4).float(), random_bytes(1, 2), TypeError, r"units\[0\] is torch.float32"),
+        (
+            random_bytes(2, 3, 4),
+            random_bytes(1, 3),
+            ValueError,
+            r"matrix has shape \[1, 3\], needed: \[1, 2\]",
+        ),
+        (
+            [random_bytes(3, 4), random_bytes(2, 4)],
+            random_bytes(1, 2),
+            ValueError,
+            r"units\[1\] has shape \[2, 4\]",
+        ),
+        (
+            random_bytes(2, 3, 4).float(),
+            random_bytes(1, 2),
+            TypeError,
+            r"units\[0\] is torch.float32",
+        ),
         (random_bytes(2, 3, 4), random_bytes(1, 2).long(), TypeError, "matrix is torch.int64"),
         (random_bytes(2, 3, 4), random_bytes(256, 2), ValueError, "256 units wanted, at most 255"),
     ],

@@ -47,9 +47,13 @@ def test_a_set_that_the_machine_lacks_is_refused(monkeypatch):
 
 
 def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
-    from ecrm.train.job import _use_instruction_set  # not before test_kernels_triton.py has told Triton, which it may import, to interpret
+    # not before test_kernels_triton.py has told Triton, which it may import, to interpret
+    from ecrm.train.job import _use_instruction_set
 
-    assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == ["auto", *native.INSTRUCTION_SETS]
+    assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == [
+        "auto",
+        *native.INSTRUCTION_SETS,
+    ]
     best = native.instruction_set()
     _use_instruction_set("auto")
     assert native.instruction_set() == best
@@ -60,7 +64,10 @@ def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
     finally:
         native.use(best)
     monkeypatch.setattr(native, "supported_instruction_sets", lambda: ("portable",))
-    with pytest.raises(UsageError, match="^kernels.instruction_set is gfni: .* this machine has portable: set kernels.instruction_set=auto$"):
+    with pytest.raises(
+        UsageError,
+        match="^kernels.instruction_set is gfni: .* this machine has portable: set kernels.instruction_set=auto$",
+    ):
         _use_instruction_set("gfni")
 
 
@@ -113,7 +120,9 @@ def test_triton_on_cpu_tensors_needs_its_interpreter():
         "except ValueError as error: print(error)\n"
         "import sys; print('triton' in sys.modules)\n"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
+    )
     assert output.stdout.splitlines() == [
         "parity_apply: backend 'triton' was given CPU tensors; only TRITON_INTERPRET=1 allows that",
         "False",

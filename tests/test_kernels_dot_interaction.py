@@ -25,10 +25,23 @@ def drawn(batch: int, features: int, dim: int, unique: int = 11, seed: int = 0):
 
 
 def upstream(batch: int, features: int, dim: int) -> torch.Tensor:
-    return torch.randn(batch, dim + features * (features + 1) // 2, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        batch, dim + features * (features + 1) // 2, generator=torch.Generator().manual_seed(1)
+    )
 
 
-SIZES = [(5, 26, 64), (3, 26, 128), (4, 1, 1), (2, 2, 3), (3, 7, 15), (3, 4, 16), (2, 5, 17), (2, 9, 100), (1, 3, 1024), (7, 30, 8)]
+SIZES = [
+    (5, 26, 64),
+    (3, 26, 128),
+    (4, 1, 1),
+    (2, 2, 3),
+    (3, 7, 15),
+    (3, 4, 16),
+    (2, 5, 17),
+    (2, 9, 100),
+    (1, 3, 1024),
+    (7, 30, 8),
+]
 
 
 @pytest.mark.parametrize(("batch", "features", "dim"), SIZES)
@@ -36,7 +49,9 @@ def test_every_set_gives_the_bits_of_the_definition(forced, batch, features, dim
     given, gradients = drawn(batch, features, dim), upstream(batch, features, dim)
     assert torch.equal(dot_interaction(*given), dot_interaction(*given, backend="reference"))
     for mine, expected in zip(
-        dot_interaction_backward(gradients, *given), dot_interaction_backward(gradients, *given, backend="reference"), strict=True
+        dot_interaction_backward(gradients, *given),
+        dot_interaction_backward(gradients, *given, backend="reference"),
+        strict=True,
     ):
         assert torch.equal(mine, expected)
 
@@ -50,7 +65,9 @@ def test_it_is_what_torch_computes(batch, features, dim):
     rows = torch.cat((dense.unsqueeze(1), values[places].view(batch, features, dim)), dim=1)
     first, second = torch.triu_indices(features + 1, features + 1, offset=1)
     out = torch.cat((dense, torch.bmm(rows, rows.mT)[:, first, second]), dim=1)
-    torch.testing.assert_close(dot_interaction(dense.detach(), values.detach(), places), out.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        dot_interaction(dense.detach(), values.detach(), places), out.detach(), rtol=1e-5, atol=1e-4
+    )
     expected = torch.autograd.grad(out, (dense, values), gradients)
     mine = dot_interaction_backward(gradients, dense.detach(), values.detach(), places)
     for a, b in zip(mine, expected, strict=True):
@@ -81,26 +98,42 @@ def test_a_row_that_is_infinite_spoils_only_what_it_is_in(forced):
     values[3] = float("inf")
     places = torch.tensor([0, 1, 2, 3])
     of_dense, sums = dot_interaction_backward(upstream(2, 2, 8), dense, values, places)
-    assert bool(sums[3].isfinite().all()) and bool(of_dense[0].isfinite().all()) and bool(sums[:2].isfinite().all())
+    assert (
+        bool(sums[3].isfinite().all())
+        and bool(of_dense[0].isfinite().all())
+        and bool(sums[:2].isfinite().all())
+    )
 
 
 def test_nothing_to_do():
-    assert dot_interaction(torch.zeros(0, 4), torch.zeros(3, 4), torch.zeros(0, dtype=torch.int64)).shape == (0, 4)
+    assert dot_interaction(
+        torch.zeros(0, 4), torch.zeros(3, 4), torch.zeros(0, dtype=torch.int64)
+    ).shape == (0, 4)
     alone = torch.ones(2, 4)
-    assert torch.equal(dot_interaction(alone, torch.zeros(3, 4), torch.zeros(0, dtype=torch.int64)), alone)
+    assert torch.equal(
+        dot_interaction(alone, torch.zeros(3, 4), torch.zeros(0, dtype=torch.int64)), alone
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"places": torch.tensor([0, 1, 2, 9])}, ValueError, r"places\[3\] is 9, outside 0..2"),
-        ({"places": torch.tensor([0, 1, 2])}, ValueError, "places has 3 elements, needed: a multiple of the 2 samples"),
+        (
+            {"places": torch.tensor([0, 1, 2])},
+            ValueError,
+            "places has 3 elements, needed: a multiple of the 2 samples",
+        ),
         ({"values": torch.ones(3, 5)}, ValueError, r"values has shape \[3, 5\], needed: \[3, 4\]"),
         ({"dense": torch.ones(2, 4).double()}, TypeError, "dense is torch.float64"),
     ],
 )
 def test_wrong_arguments_are_refused(change, error, message):
-    given = {"dense": torch.ones(2, 4), "values": torch.ones(3, 4), "places": torch.tensor([0, 1, 2, 0])} | change
+    given = {
+        "dense": torch.ones(2, 4),
+        "values": torch.ones(3, 4),
+        "places": torch.tensor([0, 1, 2, 0]),
+    } | change
     with pytest.raises(error, match=message):
         dot_interaction(**given)
     with pytest.raises(error, match=message):
@@ -109,15 +142,25 @@ def test_wrong_arguments_are_refused(change, error, message):
 
 def test_gradients_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"gradients has shape \[2, 6\], needed: \[2, 7\]"):
-        dot_interaction_backward(torch.ones(2, 6), torch.ones(2, 4), torch.ones(3, 4), torch.tensor([0, 1, 2, 0]))
+        dot_interaction_backward(
+            torch.ones(2, 6), torch.ones(2, 4), torch.ones(3, 4), torch.tensor([0, 1, 2, 0])
+        )
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_gradients_of_rows_are_summed_where_they_are_wanted(backend):
-    given = (upstream(3, 2, 4), torch.ones(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 4, 4]))
+    given = (
+        upstream(3, 2, 4),
+        torch.ones(3, 4),
+        torch.randn(5, 4),
+        torch.tensor([0, 1, 2, 0, 4, 4]),
+    )
     room = torch.full((5, 4), torch.nan)  # row 3 is nobody's
     _, sums = dot_interaction_backward(*given, backend=backend, sums=room)
     assert sums is room and torch.equal(room, dot_interaction_backward(*given, backend=backend)[1])
-    for wrong, message in ((torch.ones(4, 4), r"sums has shape \[4, 4\], needed: \[5, 4\]"), (torch.ones(5, 8)[:, :4], "sums has strides")):
+    for wrong, message in (
+        (torch.ones(4, 4), r"sums has shape \[4, 4\], needed: \[5, 4\]"),
+        (torch.ones(5, 8)[:, :4], "sums has strides"),
+    ):
         with pytest.raises(ValueError, match=message):
             dot_interaction_backward(*given, backend=backend, sums=wrong)

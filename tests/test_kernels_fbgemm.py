@@ -28,9 +28,13 @@ def run_both(optimizer, dimension, precision, lr, eps):
     """Weights and state, theirs and ours, after the same steps on the same rows and gradients."""
     theirs = tbe.SplitTableBatchedEmbeddingBagsCodegen(
         [(HEIGHT, dimension, EmbeddingLocation.HOST, tbe.ComputeDevice.CPU)],
-        optimizer=THEIR_NAMES[optimizer], learning_rate=lr, eps=eps, weights_precision=precision,
-        pooling_mode=PoolingMode.SUM, output_dtype=SparseType.FP32,
-    )  # fmt: skip
+        optimizer=THEIR_NAMES[optimizer],
+        learning_rate=lr,
+        eps=eps,
+        weights_precision=precision,
+        pooling_mode=PoolingMode.SUM,
+        output_dtype=SparseType.FP32,
+    )
     random = torch.Generator().manual_seed(dimension)
     their_weights = theirs.split_embedding_weights()[0]
     their_weights.copy_(torch.randn(HEIGHT, dimension, generator=random) * 0.1)
@@ -41,7 +45,9 @@ def run_both(optimizer, dimension, precision, lr, eps):
         gradients = torch.randn(TOUCHED, dimension, generator=random)
         theirs(rows, torch.arange(TOUCHED + 1)).backward(gradients)
         sparse_update(weights, state, rows, gradients, optimizer, lr=lr, eps=eps, backend="cpu")
-    their_state = [] if optimizer == "sgd" else [theirs.split_optimizer_states()[0][0].reshape(HEIGHT, -1)]
+    their_state = (
+        [] if optimizer == "sgd" else [theirs.split_optimizer_states()[0][0].reshape(HEIGHT, -1)]
+    )
     return (their_weights, their_state), (weights, state)
 
 
@@ -51,7 +57,9 @@ def run_both(optimizer, dimension, precision, lr, eps):
 @pytest.mark.parametrize("lr, eps", [(0.05, 1e-8), (0.1, 1e-3)])
 def test_float32_equals_fbgemm_to_the_bit(instruction_set, optimizer, dimension, lr, eps):
     with native.forced(instruction_set):
-        (their_weights, their_state), (weights, state) = run_both(optimizer, dimension, SparseType.FP32, lr, eps)
+        (their_weights, their_state), (weights, state) = run_both(
+            optimizer, dimension, SparseType.FP32, lr, eps
+        )
     assert torch.equal(weights, their_weights)
     assert all(torch.equal(mine, its) for mine, its in zip(state, their_state))
 
@@ -59,7 +67,9 @@ def test_float32_equals_fbgemm_to_the_bit(instruction_set, optimizer, dimension,
 @pytest.mark.parametrize("optimizer", THEIR_NAMES)
 def test_float16_is_as_close_as_its_rounding(optimizer):
     """FBGEMM rounds a float16 step before it subtracts it, and adds squares in another order: README.md."""
-    (their_weights, their_state), (weights, state) = run_both(optimizer, 64, SparseType.FP16, 0.05, 1e-8)
+    (their_weights, their_state), (weights, state) = run_both(
+        optimizer, 64, SparseType.FP16, 0.05, 1e-8
+    )
     torch.testing.assert_close(weights, their_weights, rtol=STEPS * 2.0**-10, atol=STEPS * 2.0**-14)
     for mine, its in zip(state, their_state):
         torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-8)

@@ -41,7 +41,9 @@ def value(seed: int, table: int, row: int, column: int, bound: float) -> float:
 def test_equals_the_formula(backend, seed, table):
     rows = torch.tensor([0, 1, 199_999, 2**31, 2**62, 1])
     found = hash_uniform(seed, table, rows, 13, 0.0125, backend=backend)
-    expected = [[value(seed, table, row, column, 0.0125) for column in range(13)] for row in rows.tolist()]
+    expected = [
+        [value(seed, table, row, column, 0.0125) for column in range(13)] for row in rows.tolist()
+    ]
     assert found.dtype == torch.float32
     assert found.tolist() == expected
 
@@ -62,10 +64,18 @@ def test_a_value_depends_on_nothing_else(backend):
 
 
 def test_a_table_and_a_bound_of_each_row(backend):
-    rows, tables, bounds = torch.tensor([5, 0, 5, 2**62]), torch.tensor([3, 3, 0, 25]), torch.tensor([0.5, 1.0, 0.25, 0.0])
+    rows, tables, bounds = (
+        torch.tensor([5, 0, 5, 2**62]),
+        torch.tensor([3, 3, 0, 25]),
+        torch.tensor([0.5, 1.0, 0.25, 0.0]),
+    )
     found = hash_uniform(9, tables, rows, 20, bounds, backend=backend)
-    for at, (row, table, bound) in enumerate(zip(rows, tables.tolist(), bounds.tolist(), strict=True)):
-        assert torch.equal(found[at], hash_uniform(9, table, row[None], 20, bound, backend=backend)[0])
+    for at, (row, table, bound) in enumerate(
+        zip(rows, tables.tolist(), bounds.tolist(), strict=True)
+    ):
+        assert torch.equal(
+            found[at], hash_uniform(9, table, row[None], 20, bound, backend=backend)[0]
+        )
 
 
 def test_values_are_uniform_and_within_the_bound():
@@ -75,13 +85,17 @@ def test_values_are_uniform_and_within_the_bound():
     assert abs(values.mean()) < 0.003 and abs(values.var() - 1 / 3) < 0.003
     counts = torch.histc(values, bins=64, min=-1, max=1)
     expected = values.numel() / 64
-    assert float(((counts - expected) ** 2 / expected).sum()) < 130  # chi-square of 63: beyond 1 in 100,000
+    # chi-square of 63: beyond 1 in 100,000
+    assert float(((counts - expected) ** 2 / expected).sum()) < 130
     columns, rows = values[:, :-1] * values[:, 1:], values[:-1] * values[1:]
     assert abs(columns.mean()) < 0.003 and abs(rows.mean()) < 0.003
 
 
 def test_nothing_to_do(backend):
-    assert hash_uniform(0, 0, torch.zeros(0, dtype=torch.int64), 4, 1.0, backend=backend).shape == (0, 4)
+    assert hash_uniform(0, 0, torch.zeros(0, dtype=torch.int64), 4, 1.0, backend=backend).shape == (
+        0,
+        4,
+    )
     assert hash_uniform(0, 0, torch.arange(3), 0, 1.0, backend=backend).shape == (3, 0)
 
 
@@ -98,10 +112,26 @@ def test_nothing_to_do(backend):
 )
 def test_wrong_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        hash_uniform(**({"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0} | change))
+        hash_uniform(
+            **(
+                {"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0}
+                | change
+            )
+        )
 
 
-@pytest.mark.parametrize("change, message", [({"table": torch.ones(2)}, "table is torch.float32"), ({"bound": torch.ones(2).double()}, "bound is")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"table": torch.ones(2)}, "table is torch.float32"),
+        ({"bound": torch.ones(2).double()}, "bound is"),
+    ],
+)
 def test_wrong_types_are_refused(change, message):
     with pytest.raises(TypeError, match=message):
-        hash_uniform(**({"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0} | change))
+        hash_uniform(
+            **(
+                {"seed": 0, "table": 0, "rows": torch.arange(2), "dimension": 4, "bound": 1.0}
+                | change
+            )
+        )

@@ -12,14 +12,17 @@ from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths
 
 pytestmark = pytest.mark.parallel
 
-NANS = [0x7FC00000, 0x7FC01234, 0x7F800001, 0x7FABCDEF, -0x400000, -0x3FEDCB, -1]  # quiet and signalling ones, of both signs
+# quiet and signalling ones, of both signs
+NANS = [0x7FC00000, 0x7FC01234, 0x7F800001, 0x7FABCDEF, -0x400000, -0x3FEDCB, -1]
 
 
 def _spoilt(random: torch.Generator, *shape: int) -> torch.Tensor:
     """Random floats, some of them NaNs of all kinds, some infinities of both signs."""
     values = torch.randn(*shape, generator=random)
     bits = values.view(torch.int32)
-    nans = torch.tensor(NANS, dtype=torch.int32)[torch.randint(0, len(NANS), shape, generator=random)]
+    nans = torch.tensor(NANS, dtype=torch.int32)[
+        torch.randint(0, len(NANS), shape, generator=random)
+    ]
     bits[:] = torch.where(torch.rand(shape, generator=random) < 0.02, nans, bits)
     infinite = torch.rand(shape, generator=random) < 0.01
     values[infinite] = torch.where(values[infinite] > 0, torch.inf, -torch.inf)
@@ -48,9 +51,24 @@ def _sparse_update(optimizer: str, dtype: torch.dtype, backend: str) -> list[tor
     before = [weights.clone(), *(part.clone() for part in state)]
     delta = torch.empty(30, sum(part[:1].nbytes for part in before), dtype=torch.uint8)
     rows = torch.randperm(60, generator=random)[:30]
-    sparse_update(weights, state, rows, _spoilt(random, 30, 37), optimizer, lr=0.1, delta=delta, backend=backend)
+    sparse_update(
+        weights,
+        state,
+        rows,
+        _spoilt(random, 30, 37),
+        optimizer,
+        lr=0.1,
+        delta=delta,
+        backend=backend,
+    )
     after = [weights, *state]
-    changed = torch.cat([(old[rows].view(torch.uint8) ^ new[rows].view(torch.uint8)) for old, new in zip(before, after)], dim=1)
+    changed = torch.cat(
+        [
+            (old[rows].view(torch.uint8) ^ new[rows].view(torch.uint8))
+            for old, new in zip(before, after)
+        ],
+        dim=1,
+    )
     assert torch.equal(delta, changed), "a delta is of the very bits"
     return after
 
@@ -58,7 +76,9 @@ def _sparse_update(optimizer: str, dtype: torch.dtype, backend: str) -> list[tor
 CASES = {"scatter_add": _scatter_add, "dot_interaction": _dot_interaction}
 for name in OPTIMIZERS:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        CASES[f"sparse_update {name} {dtype}"] = lambda backend, name=name, dtype=dtype: _sparse_update(name, dtype, backend)
+        CASES[f"sparse_update {name} {dtype}"] = lambda backend, name=name, dtype=dtype: (
+            _sparse_update(name, dtype, backend)
+        )
 
 
 @pytest.mark.parametrize("instruction_set", native.supported_instruction_sets())
@@ -74,4 +94,6 @@ def test_nans_are_in_the_same_places_and_all_else_is_the_same_bits(case, instruc
         words = torch.int32 if right.dtype == torch.float32 else torch.int16
         numbers = ~right.isnan()
         assert torch.equal(mine.view(words)[numbers], right.view(words)[numbers])
-        assert torch.equal(mine.view(words), once_more.view(words)), "one instruction set gives one NaN"
+        assert torch.equal(mine.view(words), once_more.view(words)), (
+            "one instruction set gives one NaN"
+        )

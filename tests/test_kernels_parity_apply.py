@@ -10,11 +10,38 @@ from ecrm.kernels.parity_apply import parity_apply
 pytestmark = pytest.mark.parallel
 
 CPU = native.supported_instruction_sets()
-WIDTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 130, 191, 256, 260, 264, 520, 1000, 1087, 1088, 4100)
+WIDTHS = (
+    1,
+    2,
+    3,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    127,
+    128,
+    130,
+    191,
+    256,
+    260,
+    264,
+    520,
+    1000,
+    1087,
+    1088,
+    4100,
+)
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def random_rows(n: int, limit: int, seed: int = 0) -> torch.Tensor:
@@ -46,7 +73,13 @@ def test_all_65536_products(instruction_set):
     parity = torch.zeros(256, 256, dtype=torch.uint8)
     every_byte = torch.arange(256, dtype=torch.uint8).expand(256, 256)
     with native.forced(instruction_set):
-        parity_apply(parity, torch.arange(256), torch.arange(256, dtype=torch.uint8), every_byte, backend="cpu")
+        parity_apply(
+            parity,
+            torch.arange(256),
+            torch.arange(256, dtype=torch.uint8),
+            every_byte,
+            backend="cpu",
+        )
     assert torch.equal(parity, torch.from_numpy(PRODUCT.copy()))
 
 
@@ -89,7 +122,9 @@ def test_twice_is_not_at_all(instruction_set):
 def test_nothing_to_do(backend, n, width):
     parity = random_bytes(4, width)
     before = parity.clone()
-    parity_apply(parity, torch.zeros(n, dtype=torch.int64), 1, random_bytes(n, width), backend=backend)
+    parity_apply(
+        parity, torch.zeros(n, dtype=torch.int64), 1, random_bytes(n, width), backend=backend
+    )
     assert torch.equal(parity, before)
 
 
@@ -105,17 +140,34 @@ def test_nothing_to_do(backend, n, width):
         ({"delta": random_bytes(2, 9)}, ValueError, r"delta has shape \[2, 9\], needed: \[2, 8\]"),
         ({"delta": random_bytes(2, 8).to(torch.int8)}, TypeError, "delta is torch.int8"),
         ({"delta": random_bytes(8, 2).t()}, ValueError, "elements of a row are 2 apart"),
-        ({"parity": random_bytes(8).expand(4, 8)}, ValueError, "rows of 8 elements are 0 apart and overlap"),
+        (
+            {"parity": random_bytes(8).expand(4, 8)},
+            ValueError,
+            "rows of 8 elements are 0 apart and overlap",
+        ),
         ({"coefficients": 256}, ValueError, "coefficient 256 is outside 0..255"),
-        ({"coefficients": random_bytes(3)}, ValueError, r"coefficients has shape \[3\], needed: \[2\]"),
+        (
+            {"coefficients": random_bytes(3)},
+            ValueError,
+            r"coefficients has shape \[3\], needed: \[2\]",
+        ),
         ({"coefficients": torch.tensor([1, 2])}, TypeError, "coefficients are torch.int64"),
-        ({"backend": "gpu"}, ValueError, "backend 'gpu' is not one of reference, cpu, triton, auto"),
+        (
+            {"backend": "gpu"},
+            ValueError,
+            "backend 'gpu' is not one of reference, cpu, triton, auto",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):
     parity = random_bytes(4, 8)
     before = parity.clone()
-    arguments = {"parity": parity, "rows": torch.tensor([0, 1]), "coefficients": 3, "delta": random_bytes(2, 8)}
+    arguments = {
+        "parity": parity,
+        "rows": torch.tensor([0, 1]),
+        "coefficients": 3,
+        "delta": random_bytes(2, 8),
+    }
     with pytest.raises(error, match=message):
         parity_apply(**(arguments | change))
     assert torch.equal(parity, before)

@@ -27,7 +27,9 @@ class Table:
         random = torch.Generator().manual_seed(seed)
         self.optimizer = optimizer
         self.weights = torch.randn(height, dimension, generator=random).to(dtype)
-        self.state = [torch.rand(height, w, generator=random) for w in state_widths(optimizer, dimension)]
+        self.state = [
+            torch.rand(height, w, generator=random) for w in state_widths(optimizer, dimension)
+        ]
         self.rows = torch.randperm(height, generator=random)[:n]
         self.gradients = torch.randn(n, dimension, generator=random)
         self.delta = torch.full((n, record_bytes(self.weights, self.state)), 7, dtype=torch.uint8)
@@ -35,12 +37,21 @@ class Table:
     def step(self, backend, with_delta=True, step=1):
         delta = self.delta if with_delta else None
         sparse_update(
-            self.weights, self.state, self.rows, self.gradients, self.optimizer, **HYPER, step=step, delta=delta,
+            self.weights,
+            self.state,
+            self.rows,
+            self.gradients,
+            self.optimizer,
+            **HYPER,
+            step=step,
+            delta=delta,
             backend=backend,
-        )  # fmt: skip
+        )
 
     def assert_equals(self, other):
-        for mine, theirs in zip([self.weights, *self.state, self.delta], [other.weights, *other.state, other.delta]):
+        for mine, theirs in zip(
+            [self.weights, *self.state, self.delta], [other.weights, *other.state, other.delta]
+        ):
             assert same_bits(mine, theirs)
 
 
@@ -58,13 +69,17 @@ def pair(*arguments, **options):
 def test_every_dimension_equals_the_reference(instruction_set, optimizer, dtype):
     for dimension in DIMENSIONS:
         found, expected = pair(40, dimension, dtype, optimizer, 31, seed=dimension)
-        before = gather_records(expected.weights, expected.state, expected.rows, backend="reference")
+        before = gather_records(
+            expected.weights, expected.state, expected.rows, backend="reference"
+        )
         for step in (1, 2):
             expected.step("reference", step=step)
             with native.forced(instruction_set):
                 found.step("cpu", step=step)
             found.assert_equals(expected)
-            after = gather_records(expected.weights, expected.state, expected.rows, backend="reference")
+            after = gather_records(
+                expected.weights, expected.state, expected.rows, backend="reference"
+            )
             assert torch.equal(found.delta, before ^ after)
             before = after
 
@@ -129,7 +144,14 @@ def test_strided_views_leave_their_surroundings_alone(instruction_set, optimizer
     delta = torch.full((13, table.delta.shape[1] + 9), 3, dtype=torch.uint8)
     with native.forced(instruction_set):
         sparse_update(
-            parts[0], parts[1:], table.rows, gradients[:, 1:-1], optimizer, **HYPER, delta=delta[:, 3:-6], backend="cpu"
+            parts[0],
+            parts[1:],
+            table.rows,
+            gradients[:, 1:-1],
+            optimizer,
+            **HYPER,
+            delta=delta[:, 3:-6],
+            backend="cpu",
         )
     for part, value in zip(parts, [expected.weights, *expected.state]):
         assert same_bits(part, value)
@@ -142,11 +164,15 @@ def test_strided_views_leave_their_surroundings_alone(instruction_set, optimizer
 def test_weights_at_an_odd_address(instruction_set):
     table, expected = pair(10, 12, torch.float32, "rowwise_adagrad", 10)
     expected.step("reference")
-    odd = torch.frombuffer(bytearray(10 * 12 * 4 + 1), dtype=torch.float32, offset=1, count=120).view(10, 12)
+    odd = torch.frombuffer(
+        bytearray(10 * 12 * 4 + 1), dtype=torch.float32, offset=1, count=120
+    ).view(10, 12)
     assert odd.data_ptr() % 4 == 1
     odd.copy_(table.weights)
     with native.forced(instruction_set):
-        sparse_update(odd, table.state, table.rows, table.gradients, "rowwise_adagrad", **HYPER, backend="cpu")
+        sparse_update(
+            odd, table.state, table.rows, table.gradients, "rowwise_adagrad", **HYPER, backend="cpu"
+        )
     assert torch.equal(odd, expected.weights)
 
 
@@ -156,8 +182,28 @@ def test_weights_at_an_odd_address(instruction_set):
 def test_extreme_values_equal_the_reference(instruction_set, optimizer, dtype):
     """Zeros, infinities, subnormals, the largest and halfway values; NaNs stay NaNs."""
     extremes = torch.tensor(
-        [0.0, -0.0, 1e-45, -1e-38, 6e-8, 5.96e-8, 65504.0, 65519.996, 65520.0, 3.4e38, -3.4e38, float("inf"), 1.0]
-        + [-float("inf"), float("nan"), 1.0009765, 1.00390625, 2048.5, 3e-5, 6.1e-5]
+        [
+            0.0,
+            -0.0,
+            1e-45,
+            -1e-38,
+            6e-08,
+            5.96e-08,
+            65504.0,
+            65519.996,
+            65520.0,
+            3.4e38,
+            -3.4e38,
+            float("inf"),
+            1.0,
+            -float("inf"),
+            float("nan"),
+            1.0009765,
+            1.00390625,
+            2048.5,
+            3e-05,
+            6.1e-05,
+        ]
     )
     dimension = extremes.numel()
     found, expected = pair(dimension, dimension, dtype, optimizer, dimension)
@@ -179,10 +225,13 @@ def test_the_references_fused_multiply_add_rounds_once():
     random = np.random.default_rng(0)
     a, b, c = (random.standard_normal(4000).astype(np.float32) for _ in range(3))
     c[:1000] = (-(a[:1000].astype(np.float64) * b[:1000])).astype(np.float32)  # nearly cancels
-    a[1000], b[1000], c[1000] = 1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60  # rounding twice would give a tie
+    # rounding twice would give a tie
+    a[1000], b[1000], c[1000] = 1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60
     a[1001], b[1001], c[1001] = 1 + 2.0**-12, 1 + 2.0**-12, -(2.0**-60)
     found = fused_multiply_add(*(torch.from_numpy(x) for x in (a, b, c)))
-    assert found.tolist() == [libm.fmaf(*values) for values in zip(a.tolist(), b.tolist(), c.tolist())]
+    assert found.tolist() == [
+        libm.fmaf(*values) for values in zip(a.tolist(), b.tolist(), c.tolist())
+    ]
     twice = (a.astype(np.float64) * b + c).astype(np.float32)
     assert found[1000] != twice[1000] or found[1001] != twice[1001]
 
@@ -213,14 +262,30 @@ def test_nothing_to_do(backend, optimizer, n, dimension):
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"optimizer": "lamb"}, ValueError, "optimizer 'lamb' is not one of sgd, rowwise_adagrad, adagrad, adam"),
+        (
+            {"optimizer": "lamb"},
+            ValueError,
+            "optimizer 'lamb' is not one of sgd, rowwise_adagrad, adagrad, adam",
+        ),
         ({"state": []}, ValueError, "0 state tensors given, needed: 1"),
-        ({"state": [torch.zeros(5)]}, ValueError, r"state\[0\] has shape \[5, 1\], needed: \[6, 1\]"),
+        (
+            {"state": [torch.zeros(5)]},
+            ValueError,
+            r"state\[0\] has shape \[5, 1\], needed: \[6, 1\]",
+        ),
         ({"state": [torch.zeros(6).double()]}, TypeError, r"state\[0\] is torch.float64"),
         ({"rows": torch.tensor([0, 6])}, ValueError, r"rows\[1\] is 6, outside 0..5"),
-        ({"gradients": torch.zeros(2, 9)}, ValueError, r"gradients has shape \[2, 9\], needed: \[2, 8\]"),
+        (
+            {"gradients": torch.zeros(2, 9)},
+            ValueError,
+            r"gradients has shape \[2, 9\], needed: \[2, 8\]",
+        ),
         ({"gradients": torch.zeros(2, 8).half()}, TypeError, "gradients is torch.float16"),
-        ({"delta": torch.zeros(2, 35, dtype=torch.uint8)}, ValueError, r"delta has shape \[2, 35\], needed: \[2, 36\]"),
+        (
+            {"delta": torch.zeros(2, 35, dtype=torch.uint8)},
+            ValueError,
+            r"delta has shape \[2, 35\], needed: \[2, 36\]",
+        ),
         ({"weights": torch.zeros(6, 8).double()}, TypeError, "weights is torch.float64"),
         ({"weights": torch.zeros(8)}, ValueError, r"weights has shape \[8\]"),
         ({"step": 0}, ValueError, "step is 0"),
@@ -230,9 +295,13 @@ def test_nothing_to_do(backend, optimizer, n, dimension):
 def test_wrong_arguments_are_refused_before_the_first_write(change, error, message):
     weights, state = torch.ones(6, 8), [torch.ones(6)]
     arguments = {
-        "weights": weights, "state": state, "rows": torch.tensor([0, 1]), "gradients": torch.ones(2, 8),
-        "optimizer": "rowwise_adagrad", "lr": 0.1,
-    }  # fmt: skip
+        "weights": weights,
+        "state": state,
+        "rows": torch.tensor([0, 1]),
+        "gradients": torch.ones(2, 8),
+        "optimizer": "rowwise_adagrad",
+        "lr": 0.1,
+    }
     with pytest.raises(error, match=message):
         sparse_update(**(arguments | change))
     assert (weights == 1).all() and (state[0] == 1).all()
@@ -242,7 +311,9 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("beyond", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instruction_set, optimizer, dtype, beyond, monkeypatch):
+def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(
+    instruction_set, optimizer, dtype, beyond, monkeypatch
+):
     """A hundred rows at a time, of which some are in the log already; `beyond` the record its bytes are zeros."""
     backend = "reference" if instruction_set == "reference" else "cpu"
     for dimension in (3, 32, 65):
@@ -251,15 +322,36 @@ def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(instructio
         monkeypatch.setattr("ecrm.kernels.sparse_update._LOGGED_BYTES", 100 * width)
         wide = torch.zeros(650, dimension + 2)
         wide[:, 1:-1] = found.gradients
-        logs = [RecordLog(torch.full((800,), -7), torch.full((800, width), 7, dtype=torch.uint8), torch.zeros(700, dtype=torch.int32)) for _ in range(2)]
+        logs = [
+            RecordLog(
+                torch.full((800,), -7),
+                torch.full((800, width), 7, dtype=torch.uint8),
+                torch.zeros(700, dtype=torch.int32),
+            )
+            for _ in range(2)
+        ]
         for log in logs:
-            merge_records(log, torch.arange(0, 100), torch.full((100, width), 9, dtype=torch.uint8), backend="reference")
+            merge_records(
+                log,
+                torch.arange(0, 100),
+                torch.full((100, width), 9, dtype=torch.uint8),
+                backend="reference",
+            )
         expected.step("reference")
         delta = torch.zeros(650, width, dtype=torch.uint8)
         delta[:, : width - beyond] = expected.delta
         merge_records(logs[1], expected.rows, delta, backend="reference")
         with native.forced(instruction_set) if backend == "cpu" else contextlib.nullcontext():
-            sparse_update(found.weights, found.state, found.rows, wide[:, 1:-1], optimizer, **HYPER, log=logs[0], backend=backend)
+            sparse_update(
+                found.weights,
+                found.state,
+                found.rows,
+                wide[:, 1:-1],
+                optimizer,
+                **HYPER,
+                log=logs[0],
+                backend=backend,
+            )
         found.delta = expected.delta
         found.assert_equals(expected)
         assert logs[0].count == logs[1].count > 650
@@ -273,8 +365,22 @@ def test_a_log_that_cannot_take_the_deltas_is_refused_before_the_first_write(bac
     places = torch.zeros(20, dtype=torch.int32)
 
     def update(room, width, **options):
-        log = RecordLog(torch.zeros(room, dtype=torch.int64), torch.zeros(room, width, dtype=torch.uint8), places)
-        sparse_update(table.weights, table.state, table.rows, table.gradients, "rowwise_adagrad", **HYPER, log=log, backend=backend, **options)
+        log = RecordLog(
+            torch.zeros(room, dtype=torch.int64),
+            torch.zeros(room, width, dtype=torch.uint8),
+            places,
+        )
+        sparse_update(
+            table.weights,
+            table.state,
+            table.rows,
+            table.gradients,
+            "rowwise_adagrad",
+            **HYPER,
+            log=log,
+            backend=backend,
+            **options,
+        )
 
     with pytest.raises(ValueError, match="a log of 0 rows has room for 4, needed: 5"):
         update(4, 36)

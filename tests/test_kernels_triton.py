@@ -20,11 +20,14 @@ from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    ).to(DEVICE)
 
 
 @pytest.mark.parametrize(
-    "height, n, width, offset", [(5, 24, 8, 0), (5, 24, 7, 0), (3, 9, 260, 4), (4, 6, 33, 1), (1, 1, 1, 0)]
+    "height, n, width, offset",
+    [(5, 24, 8, 0), (5, 24, 7, 0), (3, 9, 260, 4), (4, 6, 33, 1), (1, 1, 1, 0)],
 )
 def test_parity_apply(height, n, width, offset):
     storage, delta = random_bytes(height, width + 8), random_bytes(n, width, seed=1)
@@ -32,7 +35,9 @@ def test_parity_apply(height, n, width, offset):
     coefficients = random_bytes(n, seed=3)
     coefficients[: min(n, 2)] = 1
     expected = storage.clone()
-    parity_apply(expected[:, offset : offset + width], rows, coefficients, delta, backend="reference")
+    parity_apply(
+        expected[:, offset : offset + width], rows, coefficients, delta, backend="reference"
+    )
     parity_apply(storage[:, offset : offset + width], rows, coefficients, delta, backend="triton")
     assert torch.equal(storage, expected)
 
@@ -40,7 +45,11 @@ def test_parity_apply(height, n, width, offset):
 def test_parity_apply_knows_all_65536_products():
     every_byte = torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous().to(DEVICE)
     found, expected = (torch.zeros(256, 256, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-    arguments = torch.arange(256, device=DEVICE), torch.arange(256, dtype=torch.uint8, device=DEVICE), every_byte
+    arguments = (
+        torch.arange(256, device=DEVICE),
+        torch.arange(256, dtype=torch.uint8, device=DEVICE),
+        every_byte,
+    )
     parity_apply(found, *arguments, backend="triton")
     parity_apply(expected, *arguments, backend="reference")
     assert torch.equal(found, expected)
@@ -62,13 +71,26 @@ def test_decode(k, m, n, width):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "dimension, n, with_delta, offset", [(16, 19, True, 0), (13, 5, True, 1), (64, 3, False, 0), (1, 4, True, 0), (1024, 2, True, 3), (16, 0, True, 0)]
+    "dimension, n, with_delta, offset",
+    [
+        (16, 19, True, 0),
+        (13, 5, True, 1),
+        (64, 3, False, 0),
+        (1, 4, True, 0),
+        (1024, 2, True, 3),
+        (16, 0, True, 0),
+    ],
 )
 def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
     def table():
         random = torch.Generator().manual_seed(dimension)
-        weights = torch.randn(30, offset + dimension, generator=random).to(dtype).to(DEVICE)[:, offset:]
-        state = [torch.rand(30, w, generator=random).to(DEVICE) for w in state_widths(optimizer, dimension)]
+        weights = (
+            torch.randn(30, offset + dimension, generator=random).to(dtype).to(DEVICE)[:, offset:]
+        )
+        state = [
+            torch.rand(30, w, generator=random).to(DEVICE)
+            for w in state_widths(optimizer, dimension)
+        ]
         rows = torch.randperm(30, generator=random)[:n].to(DEVICE)
         gradients = torch.randn(n, dimension, generator=random).to(DEVICE)
         delta = random_bytes(n, record_bytes(weights, state)) if with_delta else None
@@ -78,7 +100,17 @@ def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
     for backend in ("reference", "triton"):
         weights, state, rows, gradients, delta = table()
         for step in (1, 2):
-            sparse_update(weights, state, rows, gradients, optimizer, lr=0.05, step=step, delta=delta, backend=backend)
+            sparse_update(
+                weights,
+                state,
+                rows,
+                gradients,
+                optimizer,
+                lr=0.05,
+                step=step,
+                delta=delta,
+                backend=backend,
+            )
         results.append([weights, *state] + ([delta] if with_delta else []))
     for expected, found in zip(*results):
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
@@ -88,13 +120,22 @@ def test_the_deltas_of_sparse_update_may_go_to_a_log():
     logs = []
     for backend in ("reference", "triton"):
         random = torch.Generator().manual_seed(1)
-        weights, state = torch.randn(30, 13, generator=random).to(DEVICE), [torch.rand(30, 1, generator=random).to(DEVICE)]
+        weights, state = (
+            torch.randn(30, 13, generator=random).to(DEVICE),
+            [torch.rand(30, 1, generator=random).to(DEVICE)],
+        )
         gradients = torch.randn(2, 19, 13, generator=random).to(DEVICE)
-        log = RecordLog(torch.zeros(38, dtype=torch.int64).to(DEVICE), random_bytes(38, 60), torch.zeros(30, dtype=torch.int32).to(DEVICE))
+        log = RecordLog(
+            torch.zeros(38, dtype=torch.int64).to(DEVICE),
+            random_bytes(38, 60),
+            torch.zeros(30, dtype=torch.int32).to(DEVICE),
+        )
         log.records.zero_()
         for first, some in enumerate(gradients):
             rows = torch.arange(first, first + 19).to(DEVICE)
-            sparse_update(weights, state, rows, some, "rowwise_adagrad", lr=0.05, log=log, backend=backend)
+            sparse_update(
+                weights, state, rows, some, "rowwise_adagrad", lr=0.05, log=log, backend=backend
+            )
         logs.append([log.rows, log.records, log.places])
         assert log.count == 20
     for expected, found in zip(*logs):
@@ -107,12 +148,23 @@ def test_the_delta_of_sparse_update_may_take_the_place_of_the_gradients(optimize
     for backend in ("reference", "triton"):
         random = torch.Generator().manual_seed(1)
         weights = torch.randn(30, 13, generator=random).to(DEVICE)
-        state = [torch.rand(30, w, generator=random).to(DEVICE) for w in state_widths(optimizer, 13)]
+        state = [
+            torch.rand(30, w, generator=random).to(DEVICE) for w in state_widths(optimizer, 13)
+        ]
         space = torch.randn(19, record_bytes(weights, state) // 4, generator=random).to(DEVICE)
         gradients, delta = space[:, :13], space.view(torch.uint8)
         if backend == "reference":
             gradients = gradients.clone()
-        sparse_update(weights, state, torch.arange(19).to(DEVICE), gradients, optimizer, lr=0.05, delta=delta, backend=backend)
+        sparse_update(
+            weights,
+            state,
+            torch.arange(19).to(DEVICE),
+            gradients,
+            optimizer,
+            lr=0.05,
+            delta=delta,
+            backend=backend,
+        )
         results.append([weights, *state, delta])
     for expected, found in zip(*results):
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
@@ -123,12 +175,17 @@ def test_the_delta_of_sparse_update_may_take_the_place_of_the_gradients(optimize
 def test_compiled_kernels_equal_the_cpu(optimizer):
     """Bits on the GPU are those of the C++ on the CPU."""
     random = torch.Generator().manual_seed(0)
-    weights, gradients = torch.randn(1000, 64, generator=random), torch.randn(500, 64, generator=random)
+    weights, gradients = (
+        torch.randn(1000, 64, generator=random),
+        torch.randn(500, 64, generator=random),
+    )
     state = [torch.rand(1000, w, generator=random) for w in state_widths(optimizer, 64)]
     rows = torch.randperm(1000, generator=random)[:500]
     delta = torch.zeros(500, record_bytes(weights, state), dtype=torch.uint8)
     on_gpu = [part.cuda() for part in (weights, *state, delta)]
-    sparse_update(on_gpu[0], on_gpu[1:-1], rows.cuda(), gradients.cuda(), optimizer, lr=0.05, delta=on_gpu[-1])
+    sparse_update(
+        on_gpu[0], on_gpu[1:-1], rows.cuda(), gradients.cuda(), optimizer, lr=0.05, delta=on_gpu[-1]
+    )
     sparse_update(weights, state, rows, gradients, optimizer, lr=0.05, delta=delta, backend="cpu")
     for mine, its in zip([weights, *state, delta], on_gpu):
         assert torch.equal(mine.view(torch.uint8), its.cpu().view(torch.uint8))

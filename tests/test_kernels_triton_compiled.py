@@ -41,11 +41,15 @@ for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
 
 def test_kernels_compile_and_round_every_operation():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     pieces = re.split(r"^// (sgd|rowwise_adagrad|adagrad|adam)$", done.stdout, flags=re.M)[1:]
     parts = dict(zip(pieces[::2], pieces[1::2]))
-    fused = {name: len(re.findall(r"\bfma\.rn\.f(?:32|64)", text)) > 0 for name, text in parts.items()}
+    fused = {
+        name: len(re.findall(r"\bfma\.rn\.f(?:32|64)", text)) > 0 for name, text in parts.items()
+    }
     assert fused == {"sgd": True, "rowwise_adagrad": False, "adagrad": True, "adam": False}
     for text in parts.values():
         assert not re.findall(r"\b\w+\.(?:approx|full)[.\w]*", text)

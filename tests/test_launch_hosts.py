@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.config import ClusterConfig, Config
 from ecrm.errors import UsageError
 from ecrm.launch.command import mpirun_line
 from ecrm.launch.elsewhere import Elsewhere
 from ecrm.launch.hosts import Host, place, placement_in_words, read_hosts
 from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.reach import DEFAULT_STARTER, handed_on, starter_words
-from ecrm.config import ClusterConfig, Config
 
 HOST = Host("node1", 2, "10.0.0.1")
-COMMAND = ["/a b/python", "-I", "it's \"$HOME\".py"]
+COMMAND = ["/a b/python", "-I", 'it\'s "$HOME".py']
 
 
 def written(tmp_path, text: str):
@@ -33,7 +33,10 @@ def names(hosts) -> str:
 
 
 def test_a_hosts_file(tmp_path):
-    path = written(tmp_path, "# rack 1\n\nnode1 slots=2\n  node2 address=10.0.0.2 # slow\r\nnode-3.example slots=10 address=n3\n")
+    path = written(
+        tmp_path,
+        "# rack 1\n\nnode1 slots=2\n  node2 address=10.0.0.2 # slow\r\nnode-3.example slots=10 address=n3\n",
+    )
     assert read_hosts(path) == [
         Host("node1", 2, "node1"),
         Host("node2", 1, "10.0.0.2"),
@@ -44,7 +47,10 @@ def test_a_hosts_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a\nb slots=x\n", "hosts:2: slots=x is not a number from 1 to 999999; a line is NAME [slots=N]"),
+        (
+            "a\nb slots=x\n",
+            "hosts:2: slots=x is not a number from 1 to 999999; a line is NAME [slots=N]",
+        ),
         ("a slots=0", "hosts:1: slots=0 is not a number"),
         ("a slots=-1", "hosts:1: slots=-1 is not a number"),
         ("a slots=", "hosts:1: slots= is not a number"),
@@ -55,7 +61,10 @@ def test_a_hosts_file(tmp_path):
         ("a address=-oProxyCommand=x", "hosts:1: address=-oProxyCommand=x is not an address"),
         ("-x", "hosts:1: '-x' is not a host's name"),
         ("a;reboot", "hosts:1: 'a;reboot' is not a host's name"),
-        ("# one\na\nb\na slots=2", "hosts:4: a is on line 2 already; for more ranks on it type one line, a slots=N"),
+        (
+            "# one\na\nb\na slots=2",
+            "hosts:4: a is on line 2 already; for more ranks on it type one line, a slots=N",
+        ),
         ("", "names no host"),
         ("# none\n\n", "names no host"),
     ],
@@ -80,24 +89,52 @@ def test_ranks_go_round_over_the_hosts_that_have_room(tmp_path):
     hosts = [Host("a", 1, "a"), Host("b", 3, "b"), Host("c", 2, "c")]
     assert names(place(hosts, 6, tmp_path)) == "a b c b c b"
     assert names(place(hosts, 2, tmp_path)) == "a b"
-    assert placement_in_words(place(hosts, 6, tmp_path)) == ["a: rank 0", "b: ranks 1, 3, 5", "c: ranks 2, 4"]
-    with pytest.raises(UsageError, match="room for 6 of the 7 ranks of this run; add hosts, or slots=N"):
+    assert placement_in_words(place(hosts, 6, tmp_path)) == [
+        "a: rank 0",
+        "b: ranks 1, 3, 5",
+        "c: ranks 2, 4",
+    ]
+    with pytest.raises(
+        UsageError, match="room for 6 of the 7 ranks of this run; add hosts, or slots=N"
+    ):
         place(hosts, 7, tmp_path)
 
 
 def test_words_that_reach_a_host():
-    assert starter_words("ip netns exec {host}", HOST, COMMAND) == ["ip", "netns", "exec", "node1", *COMMAND]
+    assert starter_words("ip netns exec {host}", HOST, COMMAND) == [
+        "ip",
+        "netns",
+        "exec",
+        "node1",
+        *COMMAND,
+    ]
     over_ssh = starter_words(DEFAULT_STARTER, HOST, COMMAND)
     assert over_ssh[0] == "ssh" and over_ssh[-2] == "10.0.0.1"
     assert shlex.split(over_ssh[-1]) == COMMAND  # what the shell at the other end makes of it
-    assert starter_words("x '{host} at {address}' {command}", HOST, ["a"]) == ["x", "node1 at 10.0.0.1", "a"]
-    for template, said in (("", "empty"), ("ssh 'x", "No closing quotation"), ("ssh node1", "names neither")):
+    assert starter_words("x '{host} at {address}' {command}", HOST, ["a"]) == [
+        "x",
+        "node1 at 10.0.0.1",
+        "a",
+    ]
+    for template, said in (
+        ("", "empty"),
+        ("ssh 'x", "No closing quotation"),
+        ("ssh node1", "names neither"),
+    ):
         with pytest.raises(UsageError, match=said):
             starter_words(template, HOST, COMMAND)
 
 
 def test_variables_for_a_rank_elsewhere():
-    environ = {"PMIX_RANK": "1", "OMPI_X": "a b", "PRTE_Y": "", "OMP_NUM_THREADS": "2", "ECRM_A": "1", "SECRET": "s", "PATH": "p"}
+    environ = {
+        "PMIX_RANK": "1",
+        "OMPI_X": "a b",
+        "PRTE_Y": "",
+        "OMP_NUM_THREADS": "2",
+        "ECRM_A": "1",
+        "SECRET": "s",
+        "PATH": "p",
+    }
     wanted = {name: value for name, value in environ.items() if name not in ("SECRET", "PATH")}
     assert handed_on(environ, HOST) == {**wanted, "ECRM_HOST": "node1"}
 
@@ -114,16 +151,23 @@ def test_the_network_is_the_one_that_the_hosts_are_in():
     assert choose_network(None, [near], NETWORKS).interface == "eth0"
     assert choose_network("10.0.0.0/24", [far], NETWORKS).interface == "eth0"
     assert choose_network("eth0", [far], NETWORKS).address == "10.0.0.9"
-    with pytest.raises(UsageError, match=r"host b \(10.0.1.1\) is not in one subnet .* --interface NAME"):
+    with pytest.raises(
+        UsageError, match=r"host b \(10.0.1.1\) is not in one subnet .* --interface NAME"
+    ):
         choose_network(None, [near, far], NETWORKS)
     with pytest.raises(UsageError, match="--interface eth1: no such .* eth0 10.0.0.0/24"):
         choose_network("eth1", [near], NETWORKS)
-    with pytest.raises(UsageError, match="host a: no address is known for 'a.invalid'; type address=A.B.C.D"):
+    with pytest.raises(
+        UsageError, match="host a: no address is known for 'a.invalid'; type address=A.B.C.D"
+    ):
         choose_network(None, [Host("a", 1, "a.invalid")], NETWORKS)
 
 
 def test_this_machine_has_a_loopback():
-    assert any(network.address == "127.0.0.1" and str(network.subnet) == "127.0.0.0/8" for network in local_networks())
+    assert any(
+        network.address == "127.0.0.1" and str(network.subnet) == "127.0.0.0/8"
+        for network in local_networks()
+    )
 
 
 def test_the_line_of_a_launch_over_hosts(tmp_path):
@@ -132,7 +176,12 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
     plan = Elsewhere(path, starter="ssh {host} {command}", keep_alive=3).plan(config.world_size)
     assert plan.in_words() == ["a: ranks 0, 2", "b: rank 1"]
     line = mpirun_line(
-        config, plan.command(["ecrm"], Path("/runs/x")), mpirun="mpirun", cores=64, root=False, subnet=str(plan.network.subnet)
+        config,
+        plan.command(["ecrm"], Path("/runs/x")),
+        mpirun="mpirun",
+        cores=64,
+        root=False,
+        subnet=str(plan.network.subnet),
     )
     assert shlex.join(line) == (
         "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' --pmixmca gds hash "
@@ -150,22 +199,56 @@ def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
         (["--hosts", str(tmp_path / "absent")], "No such file"),
         (["--starter", "ssh {host}"], "--starter goes with --hosts FILE, which is missing"),
         (["--keep-alive", "3"], "--keep-alive goes with --hosts FILE"),
-        (["--hosts", str(path), "--keep-alive", "0.1"], "--keep-alive 0.1: type seconds from 0.5 to 3600"),
+        (
+            ["--hosts", str(path), "--keep-alive", "0.1"],
+            "--keep-alive 0.1: type seconds from 0.5 to 3600",
+        ),
         (["--hosts", str(path), "--keep-alive", "nan"], "--keep-alive nan: type seconds"),
         (["--hosts", str(path), "--starter", "ssh"], "names neither {host} nor {address}"),
         (["--hosts", str(path), "--set", "cluster.spares=2"], "room for 6 of the 7 ranks"),
     ):
-        line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--dry-run", "--set", f"data.path={criteo_rows}", *words]
+        line = [
+            sys.executable,
+            "-m",
+            "ecrm",
+            "launch",
+            "tiny",
+            "--dry-run",
+            "--set",
+            f"data.path={criteo_rows}",
+            *words,
+        ]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("ecrm: error: ") and done.stderr.count("\n") == 1 and said in done.stderr
+        assert (
+            done.stderr.startswith("ecrm: error: ")
+            and done.stderr.count("\n") == 1
+            and said in done.stderr
+        )
 
 
 def test_a_run_that_no_host_may_leave_is_told_so(tmp_path, criteo_rows):
-    path = written(tmp_path, "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\nc slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n")
-    line = [sys.executable, "-m", "ecrm", "launch", "tiny", "--dry-run", "--set", f"data.path={criteo_rows}", "--hosts", str(path)]
+    path = written(
+        tmp_path,
+        "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\nc slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n",
+    )
+    line = [
+        sys.executable,
+        "-m",
+        "ecrm",
+        "launch",
+        "tiny",
+        "--dry-run",
+        "--set",
+        f"data.path={criteo_rows}",
+        "--hosts",
+        str(path),
+    ]
     told = [
-        "# warning" in subprocess.run([*line, *words], capture_output=True, text=True, timeout=60, check=True).stdout
+        "# warning"
+        in subprocess.run(
+            [*line, *words], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
         for words in ([], ["--set", "cluster.failure_domain=host"])
     ]
     assert told == [True, False]

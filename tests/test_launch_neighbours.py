@@ -41,9 +41,15 @@ class Looking:
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.now, self.killed = 0.0, []
-        environ = {"PMIX_SERVER_TMPDIR": str(folder), "PMIX_NAMESPACE": "job@1", "PMIX_RANK": str(rank)}
+        environ = {
+            "PMIX_SERVER_TMPDIR": str(folder),
+            "PMIX_NAMESPACE": "job@1",
+            "PMIX_RANK": str(rank),
+        }
         self.board = Noticeboard(environ)
-        self._neighbours = Neighbours(2.0, environ, lambda: self.now, lambda pid, _: self.killed.append(pid))
+        self._neighbours = Neighbours(
+            2.0, environ, lambda: self.now, lambda pid, _: self.killed.append(pid)
+        )
 
     def at(self, now: float) -> list[int]:
         self.now = now

@@ -42,18 +42,42 @@ def test_the_wheel_works_away_from_the_checkout(tmp_path):
         shutil.copytree(ROOT / folder, source / folder, ignore=built)
     for file in ("pyproject.toml", "setup.py"):
         shutil.copy(ROOT / file, source)
-    words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--wheel-dir",
+        str(wheels),
+        str(source),
+    ]
     if _has("setuptools", 77) and _has("wheel", 0):
         words.append("--no-build-isolation")
-    done = subprocess.run(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
     shutil.rmtree(source)
 
-    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(installed)}, "capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run([sys.executable, "-m", "ecrm", "config", "quickstart", "--set", "train.seed=99"], **options)
+    options = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "PYTHONPATH": str(installed)},
+        "capture_output": True,
+        "text": True,
+        "timeout": 120,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ecrm", "config", "quickstart", "--set", "train.seed=99"], **options
+    )
     assert done.returncode == 0 and "seed = 99" in done.stdout, done.stderr
     program = f"""
 import json, importlib.util
@@ -66,7 +90,10 @@ print(json.dumps([*found, str(LIBRARY), *map(str, shipped_configs().values())]))
     done = subprocess.run([sys.executable, "-c", program], **options)
     assert done.returncode == 0, done.stderr
     files = json.loads(done.stdout)
-    assert len(files) > len(SETUPTOOLS["packages"]) + 1 and [file for file in files if not Path(file).is_relative_to(installed)] == []
+    assert (
+        len(files) > len(SETUPTOOLS["packages"]) + 1
+        and [file for file in files if not Path(file).is_relative_to(installed)] == []
+    )
 
 
 def _has(package: str, least: int) -> bool:
@@ -84,13 +111,18 @@ def make_venv(folder: Path, python: str) -> subprocess.CompletedProcess:
     script.chmod(0o755)
     words = ["make", "--no-print-directory", "venv", f"VENV={folder / 'venv'}", f"PYTHON={script}"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_make_names_the_package_that_ensurepip_is_in(tmp_path):
     done = make_venv(tmp_path, 'case "$*" in *ensurepip*) exit 1;; esac')
     assert done.returncode == 2 and not (tmp_path / "venv").exists()
-    assert done.stderr.splitlines()[0] == f"{tmp_path / 'python3'} has no ensurepip, which makes .venv: type apt install python3-venv"
+    assert (
+        done.stderr.splitlines()[0]
+        == f"{tmp_path / 'python3'} has no ensurepip, which makes .venv: type apt install python3-venv"
+    )
 
 
 def test_make_begins_again_where_an_environment_was_left_without_pip(tmp_path):

@@ -20,9 +20,24 @@ def train(dataset: str, *mpirun_words: str, config: str = "tiny", **environment:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     began = time.monotonic()
     done = subprocess.run(
-        [find_mpirun(), *root, "--oversubscribe", *mpirun_words, sys.executable, "-m", "ecrm", "train", config, "--set", dataset],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
-    )  # fmt: skip
+        [
+            find_mpirun(),
+            *root,
+            "--oversubscribe",
+            *mpirun_words,
+            sys.executable,
+            "-m",
+            "ecrm",
+            "train",
+            config,
+            "--set",
+            dataset,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 2
     assert time.monotonic() - began < 20
     assert "Traceback" not in done.stderr
@@ -53,11 +68,19 @@ def test_a_config_error_is_told_once_by_all_ranks_together():
 
 
 def test_no_mpirun_at_all(dataset):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))
+    }
     done = subprocess.run(
         [sys.executable, "-m", "ecrm", "train", "tiny", "--set", dataset],
-        capture_output=True, text=True, timeout=60, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "needs 6 ranks" in done.stderr and "was started without mpirun: type ecrm launch tiny" in done.stderr
+    assert (
+        "needs 6 ranks" in done.stderr
+        and "was started without mpirun: type ecrm launch tiny" in done.stderr
+    )

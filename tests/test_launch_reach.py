@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -50,7 +51,14 @@ def reach(tmp_path):
         line += ["--keep-alive", str(keep_alive), "--starter", starter, "--", *command]
         environ = {**os.environ, "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **variables}
         clients.append(
-            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+            subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environ,
+            )
         )
         return clients[-1]
 
@@ -187,7 +195,9 @@ def test_a_rank_that_is_killed_is_a_client_that_is(reach):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_passed_on_and_to_the_rank_alone(reach, tmp_path, number):
-    program = f"trap 'echo caught; exit 5' {number.name[3:]}; touch $0; while :; do sleep 0.05; done"
+    program = (
+        f"trap 'echo caught; exit 5' {number.name[3:]}; touch $0; while :; do sleep 0.05; done"
+    )
     client = reach("sh", "-c", program, str(tmp_path / "up"))
     until((tmp_path / "up").exists)
     client.send_signal(number)
@@ -199,14 +209,26 @@ def test_a_signal_is_passed_on_and_to_the_rank_alone(reach, tmp_path, number):
     ("starter", "command", "said"),
     [
         ("false {host}", ["true"], "the starter ended with 1: false there"),
-        ("no-such-program {host}", ["true"], "cannot run the starter no-such-program: No such file"),
-        (NO_SHELL, ["/no/such/program"], "cannot start the rank there: /no/such/program: No such file"),
+        (
+            "no-such-program {host}",
+            ["true"],
+            "cannot run the starter no-such-program: No such file",
+        ),
+        (
+            NO_SHELL,
+            ["/no/such/program"],
+            "cannot start the rank there: /no/such/program: No such file",
+        ),
     ],
 )
 def test_a_rank_that_cannot_be_started_is_told_and_given_up(reach, starter, command, said):
     client = reach(*command, starter=starter)
     _, errors = client.communicate(timeout=30)
-    assert said in errors and errors.startswith("ecrm: host there: rank 1 is given up: ") and "Traceback" not in errors
+    assert (
+        said in errors
+        and errors.startswith("ecrm: host there: rank 1 is given up: ")
+        and "Traceback" not in errors
+    )
     assert client.returncode == -signal.SIGKILL
 
 
@@ -286,7 +308,9 @@ with socket.create_connection(order["head"]) as head:
 def test_a_client_that_hears_nonsense_is_a_rank_that_is_killed(reach, tmp_path, said):
     """An exit of its own would not be noticed: the other ranks would wait for ever."""
     (tmp_path / "impostor.py").write_text(IMPOSTOR)
-    client = reach("true", starter=f"{sys.executable} {tmp_path}/impostor.py {shlex.quote(said)} {{host}}")
+    client = reach(
+        "true", starter=f"{sys.executable} {tmp_path}/impostor.py {shlex.quote(said)} {{host}}"
+    )
     _, errors = client.communicate(timeout=30)
     assert client.returncode == -signal.SIGKILL
     assert errors == "ecrm: host there: rank 1 is given up: what came is no message\n"
@@ -294,15 +318,31 @@ def test_a_client_that_hears_nonsense_is_a_rank_that_is_killed(reach, tmp_path, 
 
 def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_begun(tmp_path):
     (tmp_path / "hosts").write_text("here\n")
-    line = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(tmp_path / "hosts"), "--head", "127.0.0.1"]
+    line = [
+        sys.executable,
+        "-m",
+        "ecrm.launch.reach",
+        "--hosts",
+        str(tmp_path / "hosts"),
+        "--head",
+        "127.0.0.1",
+    ]
     (tmp_path / "begun").write_text('{"launch": null}')
     (tmp_path / "before").write_text('{"launch": "an earlier one in this folder"}')
-    for begun, ended in ((tmp_path / "begun", 0), (tmp_path / "before", -signal.SIGTERM), (tmp_path / "nothing", -signal.SIGTERM)):
+    for begun, ended in (
+        (tmp_path / "begun", 0),
+        (tmp_path / "before", -signal.SIGTERM),
+        (tmp_path / "nothing", -signal.SIGTERM),
+    ):
         words = [*line, "--starter", NO_SHELL, "--begun", str(begun), "--", "true"]
         program = f"import subprocess, sys, time; print(subprocess.run({words!r}).returncode, flush=True); time.sleep(0.5)"
         environ = {**os.environ, "PMIX_RANK": "not a number", "OMPI_COMM_WORLD_SIZE": "1"}
-        mpirun = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=30)
-        assert mpirun.stderr.startswith("ecrm: error: ValueError in the client of rank not a number: ")
+        mpirun = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=30
+        )
+        assert mpirun.stderr.startswith(
+            "ecrm: error: ValueError in the client of rank not a number: "
+        )
         assert mpirun.stderr.count("\n") == 1
         assert mpirun.returncode == ended
         assert mpirun.stdout in ("", f"{-signal.SIGKILL}\n")
@@ -346,11 +386,21 @@ def test_a_rank_does_not_outlive_its_client_or_its_agent(reach, tmp_path, which)
 
 def test_a_client_whose_mpirun_is_gone_ends(tmp_path):
     (tmp_path / "hosts").write_text("here\n")
-    line = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(tmp_path / "hosts"), "--head", "127.0.0.1"]
+    line = [
+        sys.executable,
+        "-m",
+        "ecrm.launch.reach",
+        "--hosts",
+        str(tmp_path / "hosts"),
+        "--head",
+        "127.0.0.1",
+    ]
     line += ["--starter", NO_SHELL, "--", sys.executable, "-c", RANK, str(tmp_path / "rank")]
     program = f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True); time.sleep(100)"
     environ = {**os.environ, "PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    mpirun = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ)
+    mpirun = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ
+    )
     client = int(mpirun.stdout.readline())
     rank, its_agent = rank_and_agent(tmp_path / "rank")
     mpirun.kill()
@@ -374,7 +424,11 @@ def test_what_a_rank_has_started_ends_with_it(reach, tmp_path):
 def test_a_stranger_is_sent_away(reach, tmp_path):
     """One who says nothing, one with a wrong token, one who talks nonsense: before the agent comes, and it still may."""
     go = tmp_path / "go"
-    client = reach("echo", "well", starter=f"sh -c 'while ! [ -e {go} ]; do sleep 0.05; done; exec {{command}}' {{host}}")
+    client = reach(
+        "echo",
+        "well",
+        starter=f"sh -c 'while ! [ -e {go} ]; do sleep 0.05; done; exec {{command}}' {{host}}",
+    )
     port = 0
 
     def listening() -> bool:
@@ -384,7 +438,13 @@ def test_a_stranger_is_sent_away(reach, tmp_path):
 
     until(listening)
     silent = socket.create_connection(("127.0.0.1", port))
-    for line in (b'{"token": "' + b"0" * 64 + b'"}\n', b"GET / HTTP/1.0\r\n\r\n", b'{"token": 5}\n', b"[]\n", b"\xff" * 300):
+    for line in (
+        b'{"token": "' + b"0" * 64 + b'"}\n',
+        b"GET / HTTP/1.0\r\n\r\n",
+        b'{"token": 5}\n',
+        b"[]\n",
+        b"\xff" * 300,
+    ):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.settimeout(20)
             stranger.sendall(line)
@@ -407,10 +467,8 @@ def _listening_port(pid: int) -> int:
     """The port that a process listens at; 0 if none."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
+        with contextlib.suppress(OSError):
             inodes.add(os.readlink(entry).removeprefix("socket:[").rstrip("]"))
-        except OSError:
-            pass
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
         if words[3] == "0A" and words[9] in inodes:

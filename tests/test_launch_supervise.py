@@ -125,25 +125,35 @@ def test_mpirun_that_lingers_after_the_run_is_done_is_ended(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("over_hosts", [False, True])
-def test_why_a_run_failed_is_told_again_where_the_rank_that_said_so_may_not_be_heard(tmp_path, over_hosts):
+def test_why_a_run_failed_is_told_again_where_the_rank_that_said_so_may_not_be_heard(
+    tmp_path, over_hosts
+):
     (tmp_path / "failure.json").write_text('{"message": "shards 1, 2 are lost", "exit_code": 3}')
     with pytest.raises(RunFailed) as failed:
         judge(tmp_path, supervise(["false"], tmp_path), over_hosts)
     assert (failed.value.exit_code, failed.value.told) == (3, not over_hosts)
-    assert ("shards 1, 2 are lost" in str(failed.value)) == over_hosts and str(tmp_path) in str(failed.value)
+    assert ("shards 1, 2 are lost" in str(failed.value)) == over_hosts and str(tmp_path) in str(
+        failed.value
+    )
 
 
 def test_only_ranks_of_this_run_are_killed_by_pid(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     rank = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)
-    stranger = subprocess.Popen(sleep, start_new_session=True)  # a pid used again by another program
-    elsewhere = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)  # a rank of another host
+    # a pid used again by another program
+    stranger = subprocess.Popen(sleep, start_new_session=True)
+    # a rank of another host
+    elsewhere = subprocess.Popen([*sleep, str(tmp_path)], start_new_session=True)
     try:
         host = socket.gethostname()
-        entries = [{"pid": p.pid, "host": h} for p, h in ((rank, host), (stranger, host), (elsewhere, "other-" + host))]
+        entries = [
+            {"pid": p.pid, "host": h}
+            for p, h in ((rank, host), (stranger, host), (elsewhere, "other-" + host))
+        ]
         (tmp_path / "ranks.json").write_text(json.dumps({"ranks": entries}))
         time.sleep(0.2)
-        threading.Thread(target=rank.wait, daemon=True).start()  # reaped as by the daemon that would be its parent
+        # reaped as by the daemon that would be its parent
+        threading.Thread(target=rank.wait, daemon=True).start()
         supervise(["true"], tmp_path)
         assert not alive(rank.pid)
         assert alive(stranger.pid) and alive(elsewhere.pid)
@@ -189,7 +199,9 @@ def test_session_members_are_found_and_zombies_are_not():
 def test_a_run_that_stopped_when_asked_to_has_said_so_itself(tmp_path):
     (tmp_path / "stopped.json").write_text('{"steps": 7, "signal": "SIGTERM"}')
     for ending in (Ending(0, signal.SIGINT), Ending(0, signal.SIGTERM), Ending(1, None)):
-        with pytest.raises(RunFailed, match="has stopped when asked to; see .*stopped.json") as caught:
+        with pytest.raises(
+            RunFailed, match="has stopped when asked to; see .*stopped.json"
+        ) as caught:
             judge(tmp_path, ending)
         assert caught.value.exit_code == 130 and caught.value.told
     (tmp_path / "summary.json").write_text('{"completed": true}')
@@ -214,7 +226,12 @@ def test_only_the_completion_marker_is_success(tmp_path):
 @pytest.mark.parametrize(
     ("ending", "failure", "code", "said"),
     [
-        (Ending(0, None), {"message": "stripe 12: ranks 5, 9 lost", "exit_code": 3}, 3, "failure.json"),
+        (
+            Ending(0, None),
+            {"message": "stripe 12: ranks 5, 9 lost", "exit_code": 3},
+            3,
+            "failure.json",
+        ),
         (Ending(1, signal.SIGTERM), None, 130, "stopped by SIGTERM"),
         (Ending(-9, None), None, 1, "mpirun died of SIGKILL"),
         (Ending(2, None), None, 2, "mpirun ended with 2"),
@@ -228,4 +245,5 @@ def test_a_failed_run_says_why_and_how(tmp_path, ending, failure, code, said):
     with pytest.raises(RunFailed, match=said) as caught:
         judge(tmp_path, ending)
     assert caught.value.exit_code == code
-    assert caught.value.told == (code in (2, 3, 4))  # then a rank has said why: no second error line
+    # then a rank has said why: no second error line
+    assert caught.value.told == (code in (2, 3, 4))

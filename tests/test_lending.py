@@ -36,7 +36,9 @@ class Lender:
     """Another process, which lends a tensor of sevens, [1000, 300]; `offset` is where its second row begins."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", LENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.offer, self.offset = json.loads(self._process.stdout.readline())
 
     def change(self) -> None:
@@ -58,7 +60,9 @@ def lender():
 def test_what_is_lent_is_read_where_it_lies_and_outlives_its_owner(lender):
     lending = Lending(RANKS)
     assert lending.accept("here", {1: lender.offer}) == [1]
-    lent = torch.frombuffer(lending.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300)
+    lent = torch.frombuffer(
+        lending.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300
+    )
     assert (lent == 7).all()
     lender.change()
     assert (lent == 8).all()
@@ -89,7 +93,12 @@ print(lending.memory_of(1)[offset], flush=True)
 lending.memory_of(1)[offset] = 1
 print("written")
 """
-    done = subprocess.run([sys.executable, "-c", program, json.dumps(lender.offer), str(lender.offset)], stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(lender.offer), str(lender.offset)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
     assert (done.stdout, done.returncode) == ("0\n", -signal.SIGSEGV)
 
 
@@ -112,8 +121,13 @@ def test_what_cannot_be_had_is_not_accepted(lender, changed):
 def test_only_what_lies_in_it_is_lent():
     lending = Lending(RANKS)
     first, second = lending.allocate(3, 5), lending.allocate(7, dtype=np.int64)
-    assert lending.offset(first[1:]) == lending.offset(first) + 20 and lending.offset(second) >= lending.offset(first) + first.nbytes
-    assert second.dtype == torch.int64 and not second.any() and lending.offset(torch.ones(3)) is None
+    assert (
+        lending.offset(first[1:]) == lending.offset(first) + 20
+        and lending.offset(second) >= lending.offset(first) + first.nbytes
+    )
+    assert (
+        second.dtype == torch.int64 and not second.any() and lending.offset(torch.ones(3)) is None
+    )
     assert lending.readers == frozenset()
     lending.lend_to([1])
     assert lending.readers == {1}
@@ -143,7 +157,10 @@ def test_what_is_allocated_next_can_be_handed_out_by_the_system_before():
     assert used >= 4 << 20
     next_one, one_more = lending.allocate(1 << 19), lending.allocate(1 << 20)
     next_one += 1
-    assert lending.bytes_used == used and lending.offset(next_one) == lending.offset(first) + mmap.PAGESIZE
+    assert (
+        lending.bytes_used == used
+        and lending.offset(next_one) == lending.offset(first) + mmap.PAGESIZE
+    )
     one_more += 1
     assert lending.bytes_used > used, "that is beyond it"
 
@@ -152,7 +169,9 @@ def test_no_more_than_there_is_room_for():
     memory = OwnMemory(RANKS)
     rest = memory.allocate(memory.size - (1 << 16), dtype=np.uint8)
     outside = memory.allocate(1 << 17, dtype=np.uint8)
-    assert memory.offset(rest) == 0 and memory.offset(outside) is None and outside.shape == (1 << 17,)
+    assert (
+        memory.offset(rest) == 0 and memory.offset(outside) is None and outside.shape == (1 << 17,)
+    )
     assert len(memory.ahead(1 << 20)) == 1 << 16
 
 
@@ -162,5 +181,7 @@ def test_where_addresses_are_limited_nothing_is_lent(limit):
         f"import resource; from ecrm.transport.lending import Lending; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); lending = Lending(2);"
         "assert lending.offer('here') == {} and lending.offset(lending.allocate(4)) is None; lending.completed(); print('well')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "well\n", done.stderr

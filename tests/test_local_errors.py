@@ -45,9 +45,15 @@ def _out_of_memory_before_parity_is_logged(patch, fails):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("interval", [1, 3])
-@pytest.mark.parametrize("inject", [_out_of_memory_after_rows_are_stored, _out_of_memory_before_parity_is_logged])
-def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(monkeypatch, inject, interval, seed):
-    workload = Workload(servers=5, trainers=2, spares=2, k=2, m=2, commit_interval=interval, steps=9)
+@pytest.mark.parametrize(
+    "inject", [_out_of_memory_after_rows_are_stored, _out_of_memory_before_parity_is_logged]
+)
+def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(
+    monkeypatch, inject, interval, seed
+):
+    workload = Workload(
+        servers=5, trainers=2, spares=2, k=2, m=2, commit_interval=interval, steps=9
+    )
     engines: dict[int, Engine] = {}
     failed = []
 
@@ -55,7 +61,9 @@ def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(m
         engine = engines.get(FAILS)
         if engine is None or failed or engine.step != STEP:
             return False
-        mine = [hosted.store for hosted in engine.hosted.values()] + list(engine.protection.parity.values())
+        mine = [hosted.store for hosted in engine.hosted.values()] + list(
+            engine.protection.parity.values()
+        )
         if not any(part is one for one in mine):
             return False
         failed.append(part)
@@ -73,7 +81,11 @@ def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(m
     def program(transport: Transport) -> Outcome:
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
         return run_workload(
-            workload, transport, hooks, after_start=lambda engine: engines.update({transport.rank: engine}), report=reported.append
+            workload,
+            transport,
+            hooks,
+            after_start=lambda engine: engines.update({transport.rank: engine}),
+            report=reported.append,
         )
 
     with pytest.raises(ProgramFailed) as caught:
@@ -81,7 +93,9 @@ def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(m
     monkeypatch.undo()
     outcome = caught.value.outcome
     assert failed and [kill.rank for kill in outcome.killed] == [DIES]
-    assert [type(error) for error in caught.value.errors.values()] == [MemoryError] and list(caught.value.errors) == [FAILS]
+    assert [type(error) for error in caught.value.errors.values()] == [MemoryError] and list(
+        caught.value.errors
+    ) == [FAILS]
     assert reported == [truth_of(workload).tables]
     assert len(outcome.results) == workload.world_size - 2
     assert not any(result.verified.mismatches for result in outcome.results.values())

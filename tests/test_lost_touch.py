@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ecrm.engine.hooks import Hooks
 from ecrm.engine.failures import MOST_IN_VAIN
+from ecrm.engine.hooks import Hooks
 from ecrm.errors import LostTouch, Unrecoverable, UsageError
-from ecrm.simulate.oracle import truth_of
 from ecrm.simulate import workload as workload_module
+from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.together import share_json
 from ecrm.transport.base import PeerFailure, Transport
@@ -63,7 +63,9 @@ def test_with_protection_the_same_is_recovered(phase):
     assert _run(workload, phase)[1] == [truth_of(workload).tables]
 
 
-def _run_failing(workload: Workload, fails) -> tuple[dict[int, object], dict[int, list[dict]], list[dict[str, str]]]:
+def _run_failing(
+    workload: Workload, fails
+) -> tuple[dict[int, object], dict[int, list[dict]], list[dict[str, str]]]:
     """What every rank returned, its events, and the digests reported; a call fails wherever `fails(rank, step, phase)`."""
     events: dict[int, list[dict]] = {rank: [] for rank in range(workload.world_size)}
     reported: list[dict[str, str]] = []
@@ -77,7 +79,9 @@ def _run_failing(workload: Workload, fails) -> tuple[dict[int, object], dict[int
             events[transport.rank].append(fields)
 
         try:
-            return run_workload(workload, transport, Hooks(phase=phase, event=event), report=reported.append)
+            return run_workload(
+                workload, transport, Hooks(phase=phase, event=event), report=reported.append
+            )
         except (Unrecoverable, UsageError) as error:
             return error
 
@@ -88,7 +92,14 @@ def _run_failing(workload: Workload, fails) -> tuple[dict[int, object], dict[int
 
 def _interruptions(events: dict[int, list[dict]]) -> dict[int, list[tuple[int, int, str]]]:
     kept = ("number", "step", "phase")
-    return {rank: [tuple(fields[name] for name in kept) for fields in of if fields["event"] == "interrupted"] for rank, of in events.items()}
+    return {
+        rank: [
+            tuple(fields[name] for name in kept)
+            for fields in of
+            if fields["event"] == "interrupted"
+        ]
+        for rank, of in events.items()
+    }
 
 
 @pytest.mark.parametrize("phase", ["lookup", "update", "parity", "dense", "commit"])
@@ -96,7 +107,9 @@ def _interruptions(events: dict[int, list[dict]]) -> dict[int, list[tuple[int, i
 def test_a_call_that_keeps_failing_ends_the_run_on_all_ranks_with_its_reason(phase, interval):
     workload = Workload(commit_interval=interval, steps=9)
     step = 7 if interval == 4 and phase in ("parity", "commit") else FAILS_AT
-    results, events, reported = _run_failing(workload, lambda rank, at, name: (rank, at, name) == (1, step, phase))
+    results, events, reported = _run_failing(
+        workload, lambda rank, at, name: (rank, at, name) == (1, step, phase)
+    )
     assert reported == [] and len(results) == workload.world_size
     assert {type(result) for result in results.values()} == {LostTouch}
     assert {str(result) for result in results.values()} == {
@@ -105,13 +118,18 @@ def test_a_call_that_keeps_failing_ends_the_run_on_all_ranks_with_its_reason(pha
     }
     told = _interruptions(events)
     assert told[1] == [(number, step, phase) for number in (1, 2, 3)]
-    numbers = [[number for number, *_ in of] for of in told.values()]  # who is late for one recovery comes through with the next
+    # who is late for one recovery comes through with the next
+    numbers = [[number for number, *_ in of] for of in told.values()]
     assert all(of and of == sorted(set(of) & {1, 2, 3}) for of in numbers)
-    assert {fields["why"] for fields in events[0] if fields["event"] == "interrupted"} == {"rank 1: injected"}
+    assert {fields["why"] for fields in events[0] if fields["event"] == "interrupted"} == {
+        "rank 1: injected"
+    }
 
 
 def test_where_not_even_ranks_in_recovery_hear_one_another_all_end_too():
-    results, events, reported = _run_failing(Workload(), lambda rank, at, name: rank == 1 and (at, name) >= (FAILS_AT, "lookup"))
+    results, events, reported = _run_failing(
+        Workload(), lambda rank, at, name: rank == 1 and (at, name) >= (FAILS_AT, "lookup")
+    )
     assert reported == [] and {type(result) for result in results.values()} == {LostTouch}
     assert "injected" in str(results[1])
     assert not any(_interruptions(events).values())
@@ -127,14 +145,16 @@ def test_calls_that_fail_now_and_then_are_counted_and_cost_nothing(interval):
         failed.update({step} if due else ())
         return due
 
-    results, events, reported = _run_failing(workload, fails)
+    _results, events, reported = _run_failing(workload, fails)
     assert reported == [truth_of(workload).tables] and len(failed) == workload.steps > MOST_IN_VAIN
     assert all(of[-1][0] == workload.steps for of in _interruptions(events).values())
 
 
 @pytest.mark.parametrize("bad", [-3, 47, 1 << 40])
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_sent(monkeypatch, bad, look_ahead):
+def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_sent(
+    monkeypatch, bad, look_ahead
+):
     """Row space 0 of this job has tables a, of 40 rows, and b, of 7."""
     workload, right = Workload(look_ahead=look_ahead), workload_module.rows_of
 
@@ -146,7 +166,11 @@ def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_
 
     monkeypatch.setattr(workload_module, "rows_of", rows_of)
     results, events, reported = _run_failing(workload, lambda *_: False)
-    named = f"id {bad} is not in table a, whose ids are 0 to 39" if bad < 0 else f"id {bad - 40} is not in table b, whose ids are 0 to 6"
+    named = (
+        f"id {bad} is not in table a, whose ids are 0 to 39"
+        if bad < 0
+        else f"id {bad - 40} is not in table b, whose ids are 0 to 6"
+    )
     assert reported == [] and {type(result) for result in results.values()} == {UsageError}
     assert {str(result) for result in results.values()} == {
         f"step {FAILS_AT}, slot 1: {named} (row {bad} of row space 0, which has rows 0 to 46)"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from simulating import dies_once
 
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
@@ -30,23 +31,41 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer, Store
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
-from simulating import dies_once
 
 pytestmark = pytest.mark.parallel
 
 SMALL = Workload(
-    tables=(Table("a", 9, 4), Table("b", 5, 4)), steps=4, servers=2, trainers=1, slots=1, spares=0, ids_per_slot=4, protection="mapped"
+    tables=(Table("a", 9, 4), Table("b", 5, 4)),
+    steps=4,
+    servers=2,
+    trainers=1,
+    slots=1,
+    spares=0,
+    ids_per_slot=4,
+    protection="mapped",
 )
 
 
-def run(workload: Workload, faults=(), resume: bool = False, spare_one: bool = True, seed: int = 0, began: list[int] | None = None):
+def run(
+    workload: Workload,
+    faults=(),
+    resume: bool = False,
+    spare_one: bool = True,
+    seed: int = 0,
+    began: list[int] | None = None,
+):
     """(tables reported, errors, how many were killed, events) of one simulated run over the files in the workload's folder; `began` gets
     the step that each rank did first."""
     Path(workload.folder).mkdir(parents=True, exist_ok=True)
     tables, events, doomed = [], [], set()
 
     if isinstance(faults, RandomFaults):
-        faults = replace(faults, may_kill=dies_once(doomed, lambda rank: not spare_one or len(doomed) + 1 < workload.world_size))
+        faults = replace(
+            faults,
+            may_kill=dies_once(
+                doomed, lambda rank: not spare_one or len(doomed) + 1 < workload.world_size
+            ),
+        )
     cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
 
     def program(transport):
@@ -57,9 +76,20 @@ def run(workload: Workload, faults=(), resume: bool = False, spare_one: bool = T
                 steps.append(engine.step - 1)
                 began.append(engine.step - 1)
 
-        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name), event=events.append)
+        hooks = Hooks(
+            phase=lambda step, name: cluster.enter_phase(transport.rank, step, name),
+            event=events.append,
+        )
         try:
-            return run_workload(workload, transport, hooks, report=tables.append, durable=Reopened(), resume=resume, after_step=after_step)
+            return run_workload(
+                workload,
+                transport,
+                hooks,
+                report=tables.append,
+                durable=Reopened(),
+                resume=resume,
+                after_step=after_step,
+            )
         except (Unrecoverable, DataError) as error:
             return error
 
@@ -75,7 +105,13 @@ def agreed(folder: Path) -> int:
 
 def drawn(seed: int, folder: Path) -> Workload:
     """A job of the survivable suite, over mapped files."""
-    return replace(draw(seed, "survivable").workload, protection="mapped", folder=str(folder), domains=None, scrub_rows_per_step=0)
+    return replace(
+        draw(seed, "survivable").workload,
+        protection="mapped",
+        folder=str(folder),
+        domains=None,
+        scrub_rows_per_step=0,
+    )
 
 
 def test_any_ranks_but_one_may_die_at_any_instant(tmp_path):
@@ -83,11 +119,19 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path):
     for seed in range(40):
         rng = random.Random(f"mapped {seed}")
         workload = drawn(seed, tmp_path / str(seed))
-        faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.005, 0.02)), per_recovery_call=0.05, together=0.5)
+        faults = RandomFaults(
+            most=workload.world_size,
+            per_call=rng.choice((0.005, 0.02)),
+            per_recovery_call=0.05,
+            together=0.5,
+        )
         tables, errors, killed, events = run(workload, faults, seed=seed)
         assert not errors, (seed, errors)
         assert tables and all(found == truth_of(workload).tables for found in tables), seed
-        died, rolled_back = died + killed, rolled_back + sum(event["event"] == "rolled_back" for event in events)
+        died, rolled_back = (
+            died + killed,
+            rolled_back + sum(event["event"] == "rolled_back" for event in events),
+        )
     assert died > 40 and rolled_back > 20
 
 
@@ -98,10 +142,17 @@ def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path):
         workload = drawn(seed, tmp_path / str(seed))
         tables: list = []
         for attempt in range(50):
-            faults = RandomFaults(most=workload.world_size, per_call=rng.choice((0.005, 0.02)), together=0.9)
+            faults = RandomFaults(
+                most=workload.world_size, per_call=rng.choice((0.005, 0.02)), together=0.9
+            )
             least, began = agreed(Path(workload.folder)) if attempt else 0, []
             tables, errors, _, _ = run(
-                workload, faults if attempt < 6 else (), attempt > 0, spare_one=False, seed=100 * seed + attempt, began=began
+                workload,
+                faults if attempt < 6 else (),
+                attempt > 0,
+                spare_one=False,
+                seed=100 * seed + attempt,
+                began=began,
             )
             assert not errors, (seed, attempt, errors)
             assert all(step >= least for step in began), (seed, attempt, least, began)
@@ -142,7 +193,11 @@ def snapshots(monkeypatch, folder: Path, into: Path, rng: random.Random):
         for path, old in before.items():
             new = np.frombuffer(path.read_bytes(), np.uint64)
             was = np.frombuffer(old.ljust(new.nbytes, b"\0"), np.uint64)
-            mixed = np.where([rng.random() < 0.5 for _ in range(new.size)] if (new != was).any() else False, was, new)
+            mixed = np.where(
+                [rng.random() < 0.5 for _ in range(new.size)] if (new != was).any() else False,
+                was,
+                new,
+            )
             (copy / path.name).write_bytes(mixed.astype(np.uint64).tobytes())
 
     monkeypatch.setattr(Words, "__setitem__", word)
@@ -154,7 +209,9 @@ def snapshots(monkeypatch, folder: Path, into: Path, rng: random.Random):
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_cut_at_every_write_the_next_start_goes_on_to_the_same_bits(tmp_path, monkeypatch, interval):
+def test_cut_at_every_write_the_next_start_goes_on_to_the_same_bits(
+    tmp_path, monkeypatch, interval
+):
     workload = replace(SMALL, folder=str(tmp_path / "files"), commit_interval=interval)
     truth = truth_of(workload)
     Path(workload.folder).mkdir()
@@ -179,7 +236,9 @@ def test_without_the_journal_a_cut_is_noticed(tmp_path, monkeypatch):
     with snapshots(monkeypatch, Path(workload.folder), tmp_path, random.Random(0)) as taken:
         run(workload)
     monkeypatch.setattr(ShardFile, "_entries", lambda self, slot, record_bytes: iter(()))
-    wrong = sum(run(replace(workload, folder=str(copy)), resume=True)[0] != [truth.tables] for copy in taken)
+    wrong = sum(
+        run(replace(workload, folder=str(copy)), resume=True)[0] != [truth.tables] for copy in taken
+    )
     assert wrong > 0
 
 
@@ -213,23 +272,36 @@ class Device:
         for path in self.folder.iterdir():
             if path.name not in self._names and self._rng.random() < 0.5:
                 continue
-            states = [self._synced.get(path.name, b""), *self._history.get(path.name, []), path.read_bytes()]
+            states = [
+                self._synced.get(path.name, b""),
+                *self._history.get(path.name, []),
+                path.read_bytes(),
+            ]
             if path.suffix == ".words":
                 content = self._rng.choice(states)
             else:
                 size = len(self._rng.choice(states))
                 content = b"".join(
-                    self._rng.choice(states).ljust(size, b"\0")[at : min(at + 512, size)] for at in range(0, size, 512)
+                    self._rng.choice(states).ljust(size, b"\0")[at : min(at + 512, size)]
+                    for at in range(0, size, 512)
                 )
             (copy / path.name).write_bytes(content)
 
 
 @contextmanager
-def power_cuts(monkeypatch, folder: Path, into: Path, rng: random.Random, chance: float, left_out: str = ""):
+def power_cuts(
+    monkeypatch, folder: Path, into: Path, rng: random.Random, chance: float, left_out: str = ""
+):
     """Copies of the folder as power cuts would leave it: by chance before every write, change of a word, update and sync; what
     `left_out` names ("rows", "words", "journal", "folder", "new files", "sizes") is never synced."""
     device, taken = Device(folder, rng), []
-    set_word, write, update, flush, flush_rows = Words.__setitem__, shard_file.write_at, Store.update, Words.flush, ShardFile._flush_rows
+    set_word, write, update, flush, flush_rows = (
+        Words.__setitem__,
+        shard_file.write_at,
+        Store.update,
+        Words.flush,
+        ShardFile._flush_rows,
+    )
     sync, replace_file, make = files.sync, os.replace, Words.__init__
 
     def maybe_cut() -> None:
@@ -301,10 +373,14 @@ def _after_power_cuts(
     monkeypatch, tmp_path: Path, durable: bool, chance: float, left_out: str = "", interval: int = 1
 ) -> list[bool]:
     """For each power cut, whether the next start comes to the undisturbed bits."""
-    workload = replace(SMALL, folder=str(tmp_path / "files"), durable=durable, commit_interval=interval)
+    workload = replace(
+        SMALL, folder=str(tmp_path / "files"), durable=durable, commit_interval=interval
+    )
     truth = truth_of(workload)
     Path(workload.folder).mkdir()
-    with power_cuts(monkeypatch, Path(workload.folder), tmp_path, random.Random(0), chance, left_out) as taken:
+    with power_cuts(
+        monkeypatch, Path(workload.folder), tmp_path, random.Random(0), chance, left_out
+    ) as taken:
         tables, errors, _, _ = run(workload)
     assert tables == [truth.tables] and not errors
     right = []
@@ -314,14 +390,17 @@ def _after_power_cuts(
             tables, errors, _, _ = run(replace(workload, folder=str(copy)), resume=True)
         except DataError:  # refused
             tables = []
-        except (OSError, ValueError, SimulationError):  # a file that makes no sense, such as one of no bytes
+        # a file that makes no sense, such as one of no bytes
+        except (OSError, ValueError, SimulationError):
             tables = []
         right.append(tables == [truth.tables] and not errors)
     return right
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_flushed_at_commits_the_next_start_goes_on_after_a_power_cut(tmp_path, monkeypatch, interval):
+def test_flushed_at_commits_the_next_start_goes_on_after_a_power_cut(
+    tmp_path, monkeypatch, interval
+):
     right = _after_power_cuts(monkeypatch, tmp_path, durable=True, chance=1.0, interval=interval)
     assert all(right) and len(right) > 50
 
@@ -333,18 +412,23 @@ def test_not_flushed_a_power_cut_is_noticed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("left_out", ["rows", "words", "journal", "folder", "new files", "sizes"])
 def test_with_one_kind_of_sync_left_out_a_power_cut_is_noticed(tmp_path, monkeypatch, left_out):
-    assert not all(_after_power_cuts(monkeypatch, tmp_path, durable=True, chance=0.7, left_out=left_out))
+    assert not all(
+        _after_power_cuts(monkeypatch, tmp_path, durable=True, chance=0.7, left_out=left_out)
+    )
 
 
 def test_the_last_commit_of_files():
     assert last_commit([4, 4, 4], [4, 5, 5]) == 4  # some have not finished step 5
     assert last_commit([5, 4, 4], [5, 5, 5]) == 5  # all had, and one has seen that all agreed
-    assert last_commit([5, 4, 4], [5, 5, 4]) == 4  # one has begun to go back since: the others had decided so
+    # one has begun to go back since: the others had decided so
+    assert last_commit([5, 4, 4], [5, 5, 4]) == 4
 
 
 def _file(folder: Path) -> tuple[ShardFile, Store]:
     file = ShardFile(folder, "shard0-space0", durable=True)
-    return file, store_factory("native", SparseOptimizer("rowwise_adagrad", 0.05))(30, 4, lambda rows: torch.ones(rows.numel(), 4), file.allocate)
+    return file, store_factory("native", SparseOptimizer("rowwise_adagrad", 0.05))(
+        30, 4, lambda rows: torch.ones(rows.numel(), 4), file.allocate
+    )
 
 
 def _step(file: ShardFile, store: Store, seed: int) -> None:
@@ -382,7 +466,9 @@ def test_a_file_goes_back_over_a_commit_and_forward_to_one(tmp_path):
 def test_written_bytes_are_the_journal_and_the_rows_where_they_lie(tmp_path):
     file, store = _file(tmp_path)
     _step(file, store, 1)
-    journal = (tmp_path / "shard0-space0.journal0").stat().st_size + (tmp_path / "shard0-space0.journal1").stat().st_size
+    journal = (tmp_path / "shard0-space0.journal0").stat().st_size + (
+        tmp_path / "shard0-space0.journal1"
+    ).stat().st_size
     assert file.written_bytes == journal + 7 * store.record_bytes > 14 * store.record_bytes
     file.prepare(1)
     file.commit(1)
@@ -402,7 +488,9 @@ def test_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_path):
     workload = replace(SMALL, folder=str(tmp_path))
     run(workload)
     _check_files(tmp_path, steps=4)
-    with pytest.raises(UsageError, match="is at step 4, this config trains 2: set train.steps=4, or more"):
+    with pytest.raises(
+        UsageError, match="is at step 4, this config trains 2: set train.steps=4, or more"
+    ):
         _check_files(tmp_path, steps=2)
     held = hold(tmp_path)
     with pytest.raises(UsageError, match="in use by a run that is still alive"):

@@ -58,7 +58,10 @@ def test_bins_ascend_with_the_score():
     scores = scores[np.isfinite(scores)]
     bins = bins_of(scores)
     assert (np.diff(bins) >= 0).all() and bins[0] >= 0 and bins[-1] < AUC_BINS
-    first, last = (np.flatnonzero(np.r_[True, np.diff(bins) > 0]), np.flatnonzero(np.r_[np.diff(bins) > 0, True]))
+    first, last = (
+        np.flatnonzero(np.r_[True, np.diff(bins) > 0]),
+        np.flatnonzero(np.r_[np.diff(bins) > 0, True]),
+    )
     normal = np.abs(scores[first]) > 1e-37
     wide = scores[last].astype(float) - scores[first].astype(float)
     assert (wide[normal] <= np.abs(scores[first][normal].astype(float)) * 2**-11).all()

@@ -42,7 +42,10 @@ def test_native_parts_are_torchrecs_to_rounding(bottom, top):
 
 def test_the_parts_named_torchrec_are_torchrecs_own():
     theirs = build_dense_parts("torchrec", 13, 26, (64, 16), (32, 1), seed=7)
-    dense_arch, over_arch = torchrec.DenseArch(13, [64, 16]), torchrec.OverArch(16 + 27 * 26 // 2, [32, 1])
+    dense_arch, over_arch = (
+        torchrec.DenseArch(13, [64, 16]),
+        torchrec.OverArch(16 + 27 * 26 // 2, [32, 1]),
+    )
     dense_arch.load_state_dict(theirs.dense_arch.state_dict())
     over_arch.load_state_dict(theirs.over_arch.state_dict())
     dense, values, places, _ = _inputs(0)
@@ -77,7 +80,9 @@ def test_torchrec_asked_for_by_name_is_never_replaced(monkeypatch):
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
     def replica():
-        return FlatDenseReplica(build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), optimizer, 0.05)
+        return FlatDenseReplica(
+            build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3), optimizer, 0.05
+        )
 
     plain = build_dense_parts("native", 13, 4, (8,), (8, 1), seed=3)
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
@@ -89,7 +94,9 @@ def test_replica_steps_like_torch_and_undoes_to_the_commit(optimizer):
         dense, values, places, labels = _inputs(step, features=4, dim=8)
         batch = SlotBatch(dense, labels, torch.arange(50), places)
         reference.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(plain(dense, values, places), labels)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            plain(dense, values, places), labels
+        )
         loss.backward()
         reference.step()
         for target in (ours, redo):
@@ -121,9 +128,13 @@ def test_gradients_of_rows_sum_over_their_uses():
     gradients = backward(replica, forward(replica, batch, values, 32)).gradients
     module = replica.module
     leaf = values.clone().requires_grad_()
-    rows = torch.cat((module.dense_arch(dense).unsqueeze(1), leaf[batch.places].view(32, 4, 8)), dim=1)
+    rows = torch.cat(
+        (module.dense_arch(dense).unsqueeze(1), leaf[batch.places].view(32, 4, 8)), dim=1
+    )
     first, second = torch.triu_indices(5, 5, offset=1)
-    logits = module.over_arch(torch.cat((rows[:, 0], (rows[:, first] * rows[:, second]).sum(2)), dim=1)).squeeze(1)
+    logits = module.over_arch(
+        torch.cat((rows[:, 0], (rows[:, first] * rows[:, second]).sum(2)), dim=1)
+    ).squeeze(1)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     (expected,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(gradients, expected)
@@ -140,13 +151,21 @@ def test_gradients_of_rows_lie_where_they_are_wanted(arch):
     replica = FlatDenseReplica(build_dense_parts(arch, 13, 4, (8,), (8, 1), seed=3), "sgd", 0.1)
     expected = backward(replica, forward(replica, batch, values, 32)).gradients
     room = torch.full((len(values) + 3, 8), torch.nan)
-    gradients = backward(replica, forward(replica, batch, values, 32, room[: len(values)])).gradients
-    assert gradients.data_ptr() == room.data_ptr() and torch.equal(gradients, expected) and room[len(values) :].isnan().all()
+    gradients = backward(
+        replica, forward(replica, batch, values, 32, room[: len(values)])
+    ).gradients
+    assert (
+        gradients.data_ptr() == room.data_ptr()
+        and torch.equal(gradients, expected)
+        and room[len(values) :].isnan().all()
+    )
 
 
 def test_a_new_replica_takes_the_parameters_of_another_alone():
     def make(optimizer: str) -> FlatDenseReplica:
-        return FlatDenseReplica(build_dense_parts("native", 13, 26, (8, 4), (8, 1), 1), optimizer, 0.1)
+        return FlatDenseReplica(
+            build_dense_parts("native", 13, 26, (8, 4), (8, 1), 1), optimizer, 0.1
+        )
 
     other, new = make("adagrad"), make("adam")
     other.apply(torch.ones(other.export()[0].numel() + 1))

@@ -32,7 +32,9 @@ time.sleep(60)
 def holder(folder: Path, how: str, run: str = "one") -> subprocess.Popen:
     """A process that holds a folder."""
     words = [sys.executable, "-c", HOLD, str(folder), how]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "ECRM_LAUNCH": run})
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "ECRM_LAUNCH": run}
+    )
     assert process.stdout.readline().startswith("holds")
     return process
 
@@ -42,7 +44,10 @@ def test_who_holds_a_folder_is_told_until_its_last_rank_is_gone(tmp_path):
     try:
         for look in (lambda: check_run_dir(tmp_path), lambda: RunLock(tmp_path, "there").take()):
             began = time.monotonic()
-            with pytest.raises(UsageError, match=rf"in use by a run that is alive, on host here since .*kill (?:{first.pid}|{second.pid}):?"):
+            with pytest.raises(
+                UsageError,
+                match=rf"in use by a run that is alive, on host here since .*kill (?:{first.pid}|{second.pid}):?",
+            ):
                 look()
             assert time.monotonic() - began < 2
         first.kill()  # the child that it has forked lives on, and holds nothing
@@ -69,7 +74,12 @@ def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path):
     assert not folder.exists()
     folder.mkdir()
     late.take()
-    process = subprocess.run([sys.executable, "-c", HOLD, str(folder), "take"], capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", HOLD, str(folder), "take"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "in use by a run that is alive, on host late" in process.stderr
     with pytest.raises(OSError):
         remove_empty(folder.with_name("nothing"))
@@ -81,7 +91,14 @@ def test_of_two_runs_in_one_folder_one_is_refused_and_the_other_goes_on(tmp_path
     folder = tmp_path / "run"
     words = launch_words(folder, criteo_rows, {**BASE, "train.steps": 4000})
     launches = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) for _ in range(2)
+        subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2)
     ]
     deadline = time.monotonic() + RUN_SECONDS
     while all(process.poll() is None for process in launches):
@@ -96,8 +113,15 @@ def test_of_two_runs_in_one_folder_one_is_refused_and_the_other_goes_on(tmp_path
         assert time.monotonic() < deadline and won.poll() is None
         time.sleep(0.05)
     third = subprocess.run(words, capture_output=True, text=True, timeout=RUN_SECONDS)
-    assert third.returncode == 2 and "in use by a run" in third.stderr and "mpirun" not in third.stdout
-    byhand = Mpirun([word.replace(str(tmp_path / "other"), str(folder)) for word in mpirun_line(tmp_path / "other", criteo_rows, BASE)])
+    assert (
+        third.returncode == 2 and "in use by a run" in third.stderr and "mpirun" not in third.stdout
+    )
+    byhand = Mpirun(
+        [
+            word.replace(str(tmp_path / "other"), str(folder))
+            for word in mpirun_line(tmp_path / "other", criteo_rows, BASE)
+        ]
+    )
     code, output = byhand.end(RUN_SECONDS)
     assert code == 2 and output.count("in use by a run") == 1, output
     assert won.poll() is None

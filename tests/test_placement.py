@@ -22,7 +22,17 @@ from ecrm.simulate.violation import Violation
 
 pytestmark = pytest.mark.parallel
 
-SHAPES = [(3, 2, 1), (4, 3, 1), (4, 2, 2), (5, 4, 1), (6, 4, 2), (7, 2, 1), (9, 4, 3), (3, 1, 0), (1, 1, 0)]
+SHAPES = [
+    (3, 2, 1),
+    (4, 3, 1),
+    (4, 2, 2),
+    (5, 4, 1),
+    (6, 4, 2),
+    (7, 2, 1),
+    (9, 4, 3),
+    (3, 1, 0),
+    (1, 1, 0),
+]
 
 
 @pytest.mark.parametrize(("shards", "k", "m"), SHAPES)
@@ -141,7 +151,9 @@ def test_without_spares_an_idle_survivor_adopts_before_stripes_are_put_together(
 
 def test_more_than_m_in_a_stripe_is_refused_with_names():
     view = initial_view("dedicated", SHAPE, 2, 0, 2, 2)
-    with pytest.raises(Unrecoverable, match="ranks 0, 1 died.*erasure k=3 m=1.*2 of 3 needed units left"):
+    with pytest.raises(
+        Unrecoverable, match="ranks 0, 1 died.*erasure k=3 m=1.*2 of 3 needed units left"
+    ):
         plan_recovery(view, [0, 1], SHAPE, 2, "erasure k=3 m=1")
     with pytest.raises(Unrecoverable, match="every replica of the dense model is lost"):
         plan_recovery(view, [4, 5], SHAPE, 2)
@@ -195,8 +207,14 @@ def _recoveries(seed: int):
     draw = random.Random(seed)
     k, m = draw.randint(1, 5), draw.randint(1, 3)
     shape = StripeShape(k + m + draw.randint(0, 6), k, m)
-    layout, trainers, spares = draw.choice(("dedicated", "colocated")), draw.randint(1, 5), draw.choice((0, 0, 1, 2))
-    world = (shape.shards + trainers if layout == "dedicated" else max(shape.shards, trainers)) + spares
+    layout, trainers, spares = (
+        draw.choice(("dedicated", "colocated")),
+        draw.randint(1, 5),
+        draw.choice((0, 0, 1, 2)),
+    )
+    world = (
+        shape.shards + trainers if layout == "dedicated" else max(shape.shards, trainers)
+    ) + spares
     hosts = draw.randint(2, world)
     domains = [draw.randrange(hosts) for _ in range(world)] if draw.random() < 0.4 else None
     try:
@@ -224,7 +242,11 @@ def test_shards_of_dead_ranks_are_kept_apart_where_that_can_be():
         for before, after, circle, may_move in _recoveries(seed):
             check_apart(before, after, circle, may_move)
             check_spares_first(before, after, circle)
-            moved = {shard for shard, host in enumerate(before.shards) if after.shards[shard] != host and host in after.live}
+            moved = {
+                shard
+                for shard, host in enumerate(before.shards)
+                if after.shards[shard] != host and host in after.live
+            }
             assert moved <= (set(before.rebuilding) if may_move else set())
             judged += 1
     assert judged > 1000
@@ -242,10 +264,20 @@ def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
     """As in survivable seed 5601: shards 3 and 4, which are being rebuilt, make room so that shard 7 meets none of its stripes."""
     shape = StripeShape(8, 1, 3)
     before = View(
-        3, (0, 1, 5, 6, 7, 8), (0, 1, 6, 5, 8, 5, 6, 7), (0, 1, 0, 0, 1, 1), (0, 1, 5, 7), rebuilding=(2, 3, 4), domains=tuple(range(9))
+        3,
+        (0, 1, 5, 6, 7, 8),
+        (0, 1, 6, 5, 8, 5, 6, 7),
+        (0, 1, 0, 0, 1, 1),
+        (0, 1, 5, 7),
+        rebuilding=(2, 3, 4),
+        domains=tuple(range(9)),
     )
     after = plan_recovery(before, [7], shape, 4)
-    assert after.shards == (0, 1, 6, 8, 0, 5, 6, 8) and keeps_apart(after, shape) and after.rebuilding == (2, 3, 4, 7)
+    assert (
+        after.shards == (0, 1, 6, 8, 0, 5, 6, 8)
+        and keeps_apart(after, shape)
+        and after.rebuilding == (2, 3, 4, 7)
+    )
     failure = Failure((7,), 4, "lookup", 1, 0.0, 0.1, shards=(7,), slots=(), rebuilt_bytes=0)
     event = failure_event(failure, before, after, 3, 0, 3)
     assert event["shards"] == {7: 8} and event["moved"] == {3: 8, 4: 0}
@@ -263,14 +295,18 @@ def test_two_shards_that_want_the_same_rank_are_both_placed():
 
 
 @pytest.mark.parametrize("hosts", range(1, 9))
-@pytest.mark.parametrize(("shards", "width"), [(3, 3), (4, 3), (6, 3), (7, 3), (8, 4), (9, 3), (11, 4), (12, 3)])
+@pytest.mark.parametrize(
+    ("shards", "width"), [(3, 3), (4, 3), (6, 3), (7, 3), (8, 4), (9, 3), (11, 4), (12, 3)]
+)
 def test_shards_are_spread_over_hosts_wherever_that_is_possible(shards, width, hosts):
     shape = StripeShape(shards, width - 1, 1)
     ranks = range(shards * hosts)
     domains = [rank % hosts for rank in ranks]
     possible = hosts >= shards or hosts >= -(-shards // (shards // width))
     if not possible:
-        with pytest.raises(CannotKeepApart, match=rf"needs? at least \d+ failure domains, there are {hosts}"):
+        with pytest.raises(
+            CannotKeepApart, match=rf"needs? at least \d+ failure domains, there are {hosts}"
+        ):
             spread_shards(shape, ranks, domains)
         return
     placed = spread_shards(shape, ranks, domains)
@@ -282,7 +318,10 @@ def test_shards_are_spread_over_hosts_wherever_that_is_possible(shards, width, h
 
 
 def test_too_few_ranks_on_a_host_is_said():
-    with pytest.raises(CannotKeepApart, match="6 shards over 3 failure domains: 2 ranks are needed in each of the first 3"):
+    with pytest.raises(
+        CannotKeepApart,
+        match="6 shards over 3 failure domains: 2 ranks are needed in each of the first 3",
+    ):
         spread_shards(StripeShape(6, 2, 1), range(6), [0, 0, 0, 1, 1, 2])
 
 

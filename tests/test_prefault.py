@@ -24,7 +24,6 @@ from ecrm.storage.prefault import Prefault
 from ecrm.train.ready import ReadyMemory
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
-
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGE_BYTES = 2 << 20
 
@@ -34,7 +33,9 @@ def resident(tensor: torch.Tensor) -> int:
     pages = -(-tensor.nbytes // mmap.PAGESIZE)
     there = (ctypes.c_ubyte * pages)()
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mincore(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), there) == 0, ctypes.get_errno()
+    assert (
+        libc.mincore(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), there) == 0
+    ), ctypes.get_errno()
     return mmap.PAGESIZE * sum(flag & 1 for flag in there)
 
 
@@ -66,7 +67,10 @@ def test_all_pages_are_there_and_rows_stay(beside):
     assert torch.equal(rows[7], torch.full((1029,), 3.0)) and int(rows.count_nonzero()) == 1029
 
 
-@pytest.mark.skipif(not HUGE.exists() or "[madvise]" not in HUGE.read_text(), reason="this system does not hand out huge pages to those that ask, and to no others")
+@pytest.mark.skipif(
+    not HUGE.exists() or "[madvise]" not in HUGE.read_text(),
+    reason="this system does not hand out huge pages to those that ask, and to no others",
+)
 def test_pages_of_the_start_are_huge_and_those_of_a_takeover_are_not():
     """Of a takeover the first steps touch a row here and there: each would have 2 MiB cleared."""
     start, taken = lazy_zeros(4 * HUGE_BYTES), lazy_zeros(4 * HUGE_BYTES)
@@ -99,7 +103,17 @@ def test_what_takes_the_place_of_something_dropped_is_new():
 def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
     """Two spares are ready at the start, the third when it has moved up."""
     tables = (Table("a", 3000, 16), Table("b", 2000, 8))
-    workload = Workload(tables=tables, steps=24, servers=4, k=2, m=1, trainers=1, slots=1, spares=3, rebuild_rows_per_step=1024)
+    workload = Workload(
+        tables=tables,
+        steps=24,
+        servers=4,
+        k=2,
+        m=1,
+        trainers=1,
+        slots=1,
+        spares=3,
+        rebuild_rows_per_step=1024,
+    )
     cluster = SimulatedCluster(workload.world_size, "ready", [PhaseFault(1, 4, "parity")])
     taken, ready = {rank: [] for rank in range(workload.world_size)}, {}
 
@@ -110,7 +124,9 @@ def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
             waiting = len(memory.waiting)
             tensor = memory.allocate(*shape, dtype=dtype)
             if len(memory.waiting) < waiting:
-                taken[rank].append((tensor.nbytes, resident(tensor) >= tensor.nbytes, bool(tensor.any())))
+                taken[rank].append(
+                    (tensor.nbytes, resident(tensor) >= tensor.nbytes, bool(tensor.any()))
+                )
             return tensor
 
         def started(engine):
@@ -126,7 +142,9 @@ def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
                 ready[rank].append(bool(memory.waiting))
 
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name))
-        return run_workload(workload, transport, hooks, after_start=started, after_step=finished, allocate=allocate)
+        return run_workload(
+            workload, transport, hooks, after_start=started, after_step=finished, allocate=allocate
+        )
 
     outcome = cluster.run(program)
     spares = [5, 6, 7]
@@ -137,7 +155,8 @@ def test_the_next_spares_have_memory_for_a_shard_ready_and_a_takeover_uses_it():
     assert all(there and not held for _, there, held in taken[spares[0]])
     layouts = [RowLayout(StripeShape(4, 2, 1), table.rows) for table in tables]
     assert sum(size for size, _, _ in taken[spares[0]]) == sum(
-        (layout.data_rows_per_shard + layout.parity_rows_per_shard) * 4 * (table.dim + 2)  # a float of Adagrad's, and whether updated
+        # a float of Adagrad's, and whether updated
+        (layout.data_rows_per_shard + layout.parity_rows_per_shard) * 4 * (table.dim + 2)
         for layout, table in zip(layouts, tables, strict=True)
     )
 
@@ -146,9 +165,13 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
     memory = mmap.mmap(-1, 1 << 20, prot=mmap.PROT_READ)
     with pytest.warns(UserWarning, match="not writable"):
         rows = torch.frombuffer(memory, dtype=torch.uint8)
-    with pytest.raises(UsageError, match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*: set storage.prefault=false"):
+    with pytest.raises(
+        UsageError,
+        match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*: set storage.prefault=false",
+    ):
         Prefault().all_of([rows])
-    assert Prefault().beside([rows]).join(60) is None  # nothing is said: pages come as they are written
+    # nothing is said: pages come as they are written
+    assert Prefault().beside([rows]).join(60) is None
 
 
 BUFFER = """
@@ -167,19 +190,27 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 def _faults(before: str, without_huge_pages: int) -> int:
     """Pages that the system hands out while a process fills its first large buffer."""
     program = BUFFER.format(before=before, without_huge_pages=without_huge_pages)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     return int(run.stdout)
 
 
-LARGE_IN_THE_HEAP = pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="this C library gives 64 MB back at once")
+LARGE_IN_THE_HEAP = pytest.mark.skipif(
+    platform.libc_ver() < ("glibc", "2.35"), reason="this C library gives 64 MB back at once"
+)
 
 
 @LARGE_IN_THE_HEAP
 def test_a_first_buffer_is_made_of_memory_that_was_handed_out_ahead():
-    assert 10 * _faults("have_free_memory(64 << 20)", without_huge_pages=1) < _faults("", without_huge_pages=1)
+    assert 10 * _faults("have_free_memory(64 << 20)", without_huge_pages=1) < _faults(
+        "", without_huge_pages=1
+    )
 
 
 @LARGE_IN_THE_HEAP
-@pytest.mark.skipif(not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this system has no huge pages")
+@pytest.mark.skipif(
+    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this system has no huge pages"
+)
 def test_buffers_lie_in_huge_pages():
     assert 2 * _faults("", without_huge_pages=0) < _faults("", without_huge_pages=1)

@@ -17,7 +17,9 @@ class Alone(Transport):
     rank, live = 0, (0, 1)
 
     def exchange(self, outgoing):
-        self.sent_bytes += sum(packed_bytes(tensors) for rank, tensors in outgoing.items() if rank != self.rank)
+        self.sent_bytes += sum(
+            packed_bytes(tensors) for rank, tensors in outgoing.items() if rank != self.rank
+        )
         return {}
 
     def share(self, tensors):
@@ -40,7 +42,9 @@ def test_time_and_bytes_go_to_the_phase_they_were_spent_in(monkeypatch):
     transport = ProfiledTransport(Alone(), profile)
 
     def takes(seconds, action):
-        monkeypatch.setattr(Alone, "agree", lambda self, flag: now.__setitem__(0, now[0] + seconds) or flag)
+        monkeypatch.setattr(
+            Alone, "agree", lambda self, flag: now.__setitem__(0, now[0] + seconds) or flag
+        )
         return action()
 
     for step in range(2):
@@ -63,18 +67,32 @@ def test_time_and_bytes_go_to_the_phase_they_were_spent_in(monkeypatch):
 
 def test_a_profiled_run_prints_the_table_and_leaves_a_trace_of_all_ranks(tmp_path, criteo_rows):
     words = [*launch_words(tmp_path / "run", criteo_rows, {"train.steps": 4}), "--profile"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS
+    )
     assert done.returncode == 0 and "slowest rank" in done.stdout, done.stdout
     trace = tmp_path / "run" / "trace.json"
     assert f"trace of the last steps in {trace}, for chrome://tracing" in done.stdout
     events = json.loads(trace.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == set(range(6))
     named = {event["name"] for event in events if event["ph"] == "X"}
-    assert {"input", "lookup", "forward", "backward", "update", "parity", "dense", "commit", "transport.exchange"} <= named
+    assert {
+        "input",
+        "lookup",
+        "forward",
+        "backward",
+        "update",
+        "parity",
+        "dense",
+        "commit",
+        "transport.exchange",
+    } <= named
 
 
 def test_spans_become_trace_events():
-    trace = chrome_trace({3: {"sums": {}, "spans": [("lookup", 10.0, 0.5, 7), ("transport.agree", 10.25, 0.25, 7)]}})
+    trace = chrome_trace(
+        {3: {"sums": {}, "spans": [("lookup", 10.0, 0.5, 7), ("transport.agree", 10.25, 0.25, 7)]}}
+    )
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(s["name"], s["cat"], s["pid"], s["ts"], s["dur"]) for s in spans] == [
         ("lookup", "phase", 3, 0.0, 5e5),

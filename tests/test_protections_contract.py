@@ -1,6 +1,7 @@
 """The same contract for every protection: what `PROMISES` says of it holds, on the simulated cluster and under real mpirun.
 
-A protection that can be configured and has no entry here fails `test_every_protection_that_can_be_configured_is_held_to_this`.
+A protection that can be configured and has no entry here fails
+`test_every_protection_that_can_be_configured_is_held_to_this`.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ CHECKPOINT_EVERY = 3
 class Promise:
     """What a protection promises.
 
-    `workload`, `sets`: how the simulated job, and a real run, are given it; `in_words`: what messages call it. `survives`: ranks
-    that may die at once without all going back further than the commit, `exact` with the undisturbed bits; `beyond`: what one more
-    costs. `redundancy`: bytes kept beside the rows that these can be checked against, as a share of theirs; `exactly`: nothing else is
-    kept. `logs`: whether it can take back steps since the commit, or keeps a journal for that. `checkpoints`: whether they are
-    written; `durable`: what is gone back to; `redone`: steps that may be redone then.
+    `workload`, `sets`: how the simulated job, and a real run, are given it; `in_words`: what
+    messages call it. `survives`: ranks that may die at once without all going back further than the
+    commit, `exact` with the undisturbed bits; `beyond`: what one more costs. `redundancy`: bytes
+    kept beside the rows that these can be checked against, as a share of theirs; `exactly`: nothing
+    else is kept. `logs`: whether it can take back steps since the commit, or keeps a journal for
+    that. `checkpoints`: whether they are written; `durable`: what is gone back to; `redone`: steps
+    that may be redone then.
     """
 
     page: str
@@ -93,7 +96,12 @@ def _erasure(k: int, m: int) -> Promise:
 
 
 PROMISES = {
-    "none": Promise("docs/protections.md", "protection none", {"protection": "none"}, {"protection.name": "none"}),
+    "none": Promise(
+        "docs/protections.md",
+        "protection none",
+        {"protection": "none"},
+        {"protection.name": "none"},
+    ),
     "checkpoint": Promise(
         page="docs/checkpoint.md",
         in_words="protection checkpoint",
@@ -140,12 +148,20 @@ KEEPING = [name for name, promise in PROMISES.items() if promise.survives]
 
 STEPS = 8
 KILLED_AT = 5
-PHASES = ("parity", pytest.param("update", marks=pytest.mark.drill), pytest.param("commit", marks=pytest.mark.drill))
+PHASES = (
+    "parity",
+    pytest.param("update", marks=pytest.mark.drill),
+    pytest.param("commit", marks=pytest.mark.drill),
+)
 
 
 def workload_of(promise: Promise, folder: Path, **changes: Any) -> Workload:
     """A small job under it, that dense replicas outlive the deaths of."""
-    return replace(Workload(servers=4, trainers=2, spares=2, steps=STEPS), folder=str(folder), **{**promise.workload, **changes})
+    return replace(
+        Workload(servers=4, trainers=2, spares=2, steps=STEPS),
+        folder=str(folder),
+        **{**promise.workload, **changes},
+    )
 
 
 @dataclass
@@ -197,13 +213,23 @@ def simulate(
             policy = CheckpointPolicy(workload.steps, every_steps=CHECKPOINT_EVERY)
             return Checkpoints(engine, CheckpointFolder(folder), {}, policy)
 
-        hooks = Hooks(phase, found.events.append, lambda: committed(engines[rank]), lambda: recovered(engines[rank]))
+        hooks = Hooks(
+            phase,
+            found.events.append,
+            lambda: committed(engines[rank]),
+            lambda: recovered(engines[rank]),
+        )
         try:
             return run_workload(
-                workload, transport, hooks, after_start=started, after_step=after_step, report=found.tables.append,
+                workload,
+                transport,
+                hooks,
+                after_start=started,
+                after_step=after_step,
+                report=found.tables.append,
                 durable=promise.durable(folder) if promise.durable else None,
                 make_checkpoints=checkpoints if promise.checkpoints else None,
-            )  # fmt: skip
+            )
         except Unrecoverable as error:
             return error
 
@@ -224,7 +250,11 @@ def unprotected(tmp_path_factory) -> Simulated:
 
 
 def same_bits(run: Simulated, other: Simulated) -> bool:
-    return bool(run.tables) and all(tables == other.tables[0] for tables in run.tables) and run.dense == other.dense
+    return (
+        bool(run.tables)
+        and all(tables == other.tables[0] for tables in run.tables)
+        and run.dense == other.dense
+    )
 
 
 def test_every_protection_that_can_be_configured_is_held_to_this():
@@ -235,7 +265,9 @@ def test_every_protection_that_can_be_configured_is_held_to_this():
 @every
 def test_its_name_and_numbers_are_what_a_config_gives(name, tmp_path):
     promise = PROMISES[name]
-    config = load_config("tiny", ["data.path=x", *(f"{key}={value}" for key, value in promise.sets.items())])
+    config = load_config(
+        "tiny", ["data.path=x", *(f"{key}={value}" for key, value in promise.sets.items())]
+    )
     protection = make_protection(config, tmp_path)
     assert config.protection.name == protection.name == promise.workload["protection"]
     assert protection.in_words == promise.in_words
@@ -254,8 +286,14 @@ def test_it_has_a_page_and_a_line_in_the_readme(name):
     elif name != "none":
         assert {"Mechanism", "What is promised", "What it costs"} <= set(headings)
     if name != "none":
-        assert re.search(r"(After|Source:|come from) .{0,400}\b(19|20)\d\d\b", page, re.DOTALL), "no source with its year"
-    (line,) = re.findall(rf"^\| `{promise.workload['protection']}` .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+        assert re.search(r"(After|Source:|come from) .{0,400}\b(19|20)\d\d\b", page, re.DOTALL), (
+            "no source with its year"
+        )
+    (line,) = re.findall(
+        rf"^\| `{promise.workload['protection']}` .*$",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE,
+    )
     assert f"({promise.page})" in line
 
 
@@ -279,7 +317,9 @@ def test_as_many_as_promised_die_at_once_and_nobody_goes_back(name, phase, tmp_p
 
 @every
 @pytest.mark.parametrize("phase", PHASES[:2])
-def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(name, phase, tmp_path, unprotected):
+def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(
+    name, phase, tmp_path, unprotected
+):
     promise = PROMISES[name]
     doomed = range(promise.survives + 1)
     run = simulate(promise, tmp_path / "run", dict.fromkeys(doomed, phase))
@@ -287,23 +327,36 @@ def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(nam
     if promise.beyond == ROLLS_BACK:
         assert same_bits(run, unprotected) and not run.refusals
         (step,) = {event["step"] for event in run.of("rolled_back")}
-        assert KILLED_AT <= max(event["from_step"] for event in run.of("rolled_back")) <= step + promise.redone
+        assert (
+            KILLED_AT
+            <= max(event["from_step"] for event in run.of("rolled_back"))
+            <= step + promise.redone
+        )
     elif promise.beyond == GOES_ON:
         assert run.tables and not run.refusals and not run.of("rolled_back")
     else:
         assert not run.tables and not run.outcomes
         (said,) = {str(error) for error in run.refusals}
-        assert promise.in_words in said and "died" in said and all(str(rank) in said for rank in doomed), said
+        assert (
+            promise.in_words in said
+            and "died" in said
+            and all(str(rank) in said for rank in doomed)
+        ), said
 
 
 def _held(engine: Engine) -> dict[tuple[str, int, int], torch.Tensor]:
     """A copy of every record that a rank holds: rows with their state, and what protects others' rows."""
-    rows = {("rows", *key): hosted.store.read(torch.arange(engine.layouts[key[1]].data_rows_per_shard)) for key, hosted in engine.hosted.items()}
+    rows = {
+        ("rows", *key): hosted.store.read(torch.arange(engine.layouts[key[1]].data_rows_per_shard))
+        for key, hosted in engine.hosted.items()
+    }
     parity = getattr(engine.protection, "parity", {})
     return rows | {("parity", *key): unit.records.clone() for key, unit in parity.items()}
 
 
-def _aborted(promise: Promise, folder: Path, phase: str, **changes: Any) -> tuple[Simulated, int, list[str]]:
+def _aborted(
+    promise: Promise, folder: Path, phase: str, **changes: Any
+) -> tuple[Simulated, int, list[str]]:
     """A run in which a call fails on one rank as `phase` of step KILLED_AT begins, though nobody dies: (it, comparisons, what differed
     after going back from what was held at that commit)."""
     snapshots: dict[tuple[int, int], dict] = {}
@@ -315,14 +368,26 @@ def _aborted(promise: Promise, folder: Path, phase: str, **changes: Any) -> tupl
     def compare(engine: Engine) -> None:
         was, now = snapshots[engine.rank, engine.committed], _held(engine)
         compared.append(engine.rank)
-        different.extend(f"rank {engine.rank}: {key}" for key in was.keys() | now.keys() if not torch.equal(was[key], now[key]))
+        different.extend(
+            f"rank {engine.rank}: {key}"
+            for key in was.keys() | now.keys()
+            if not torch.equal(was[key], now[key])
+        )
 
     def fail_once(rank: int, step: int, name: str) -> None:
         if (rank, step, name) == (1, KILLED_AT, phase) and not failed:
             failed.append(name)
             raise PeerFailure("injected")
 
-    run = simulate(promise, folder, at_phase=fail_once, committed=keep, recovered=compare, commit_interval=3, **changes)
+    run = simulate(
+        promise,
+        folder,
+        at_phase=fail_once,
+        committed=keep,
+        recovered=compare,
+        commit_interval=3,
+        **changes,
+    )
     assert failed
     return run, len(compared), different
 
@@ -350,7 +415,9 @@ def test_without_undo_the_trace_of_an_aborted_step_is_found(name, tmp_path):
 
 @every
 @pytest.mark.parametrize("flipped", ["nothing", "a row", "its redundancy"])
-def test_the_check_at_the_end_finds_a_flipped_byte_where_there_is_redundancy(name, flipped, tmp_path):
+def test_the_check_at_the_end_finds_a_flipped_byte_where_there_is_redundancy(
+    name, flipped, tmp_path
+):
     promise, done = PROMISES[name], []
 
     def flip(engine: Engine) -> None:
@@ -383,7 +450,9 @@ def test_memory_and_logs_are_reported(name, tmp_path):
     def measure(engine: Engine) -> None:
         if engine.step == STEPS - 1:  # the step before the last looks ahead
             layouts = zip(engine.layouts, engine.record_bytes, strict=True)
-            rows = sum(layout.data_rows_per_shard * layout.shape.shards * size for layout, size in layouts)
+            rows = sum(
+                layout.data_rows_per_shard * layout.shape.shards * size for layout, size in layouts
+            )
             memories.append((rows, engine.memory()))
 
     simulate(promise, tmp_path / "run", after_step=measure)
@@ -396,28 +465,42 @@ def test_memory_and_logs_are_reported(name, tmp_path):
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("name", [name for name, promise in PROMISES.items() if promise.survives or promise.durable])
-def test_real_kills_that_it_covers_leave_the_undisturbed_model(name, tmp_path, criteo_rows, undisturbed):
+@pytest.mark.parametrize(
+    "name", [name for name, promise in PROMISES.items() if promise.survives or promise.durable]
+)
+def test_real_kills_that_it_covers_leave_the_undisturbed_model(
+    name, tmp_path, criteo_rows, undisturbed
+):
     promise = PROMISES[name]
     kills = tuple(f"{rank}@12:update" for rank in range(promise.survives or 1))
     run = drill(tmp_path / "run", criteo_rows, {**BASE, "cluster.spares": 2, **promise.sets}, kills)
     assert (run.model == undisturbed) == promise.exact
     assert bool(run.events_of("rolled_back")) == (promise.survives == 0)
     summary = run.summary
-    assert summary["protection"]["name"] == summary["config"]["protection"]["name"] == promise.workload["protection"]
+    assert (
+        summary["protection"]["name"]
+        == summary["config"]["protection"]["name"]
+        == promise.workload["protection"]
+    )
     assert promise.in_words in run.output
     assert summary["failures_left"] == promise.survives
     assert all(failure["redone_steps"] <= promise.redone for failure in summary["failures"])
-    assert bool(summary["memory_bytes"]["parity"]) == bool(promise.redundancy or not promise.exactly)
+    assert bool(summary["memory_bytes"]["parity"]) == bool(
+        promise.redundancy or not promise.exactly
+    )
     assert bool(summary["memory_bytes"]["undo"]) == promise.logs
     traffic = summary["traffic_bytes_per_rank"]
-    assert [rank["rank"] for rank in traffic] == [rank["rank"] for rank in summary["memory_bytes_per_rank"]]
+    assert [rank["rank"] for rank in traffic] == [
+        rank["rank"] for rank in summary["memory_bytes_per_rank"]
+    ]
     assert sum(rank["sent"].get("update", 0) for rank in traffic) > 0
     assert (sum(rank["written"] for rank in traffic) > 0) == (promise.durable is not None)
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("name", [name for name, promise in PROMISES.items() if promise.beyond == ENDS])
+@pytest.mark.parametrize(
+    "name", [name for name, promise in PROMISES.items() if promise.beyond == ENDS]
+)
 def test_real_kills_beyond_it_end_the_run_with_one_message(name, tmp_path, criteo_rows):
     promise = PROMISES[name]
     kills = tuple(f"{rank}@12:update" for rank in range(promise.survives + 1))

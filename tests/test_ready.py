@@ -6,7 +6,9 @@ import sys
 from ecrm.placement.view import View
 from ecrm.train.ready import takes_over_soon
 
-VIEW = View(0, live=tuple(range(9)), shards=(0, 1, 2), slots=(3, 4), dense=(3, 4), domains=tuple(range(9)))
+VIEW = View(
+    0, live=tuple(range(9)), shards=(0, 1, 2), slots=(3, 4), dense=(3, 4), domains=tuple(range(9))
+)
 
 
 def test_the_next_m_spares_are_ready_beside_all_ranks_with_a_role():
@@ -42,5 +44,9 @@ print(type(store).__name__, store.record_bytes == alone.record_bytes)
 
 
 def test_a_spare_loads_when_it_has_moved_up():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["False False", "1", "True True True", "FbgemmStore True"], done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == ["False False", "1", "True True True", "FbgemmStore True"], (
+        done.stdout + done.stderr
+    )

@@ -21,7 +21,12 @@ def test_real_terabyte_rows_train_through_a_kill(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     sets = {"train.steps": 60, "train.eval_every_steps": 25, "model.max_rows_per_table": 20_000}
     calm = drill(tmp_path / "calm", data, sets)
-    killed = drill(tmp_path / "killed", data, {**sets, "model.dense_arch": "native"}, ("1@30:parity", "3@40:backward"))
+    killed = drill(
+        tmp_path / "killed",
+        data,
+        {**sets, "model.dense_arch": "native"},
+        ("1@30:parity", "3@40:backward"),
+    )
     assert killed.model == calm.model
     assert killed.summary["eval_auc"] == calm.summary["eval_auc"]
     assert killed.summary["eval_logloss"] == calm.summary["eval_logloss"]

@@ -14,7 +14,13 @@ PROGRAM = Path(__file__).with_name("programs") / "save_tables.py"
 
 def _ours(tmp_path: Path, data: Path, optimizer: str, arch: str) -> dict:
     sets = [f"data.path={data}", f"train.steps={STEPS}", f"train.sparse_optimizer={optimizer}"]
-    sets += [f"train.sparse_lr={RATE}", "train.dense_optimizer=sgd", "train.dense_lr=0.1", "storage.backend=fbgemm", f"model.dense_arch={arch}"]
+    sets += [
+        f"train.sparse_lr={RATE}",
+        "train.dense_optimizer=sgd",
+        "train.dense_lr=0.1",
+        "storage.backend=fbgemm",
+        f"model.dense_arch={arch}",
+    ]
     output = mpirun(6, PROGRAM, "tiny", tmp_path / "ours.pt", *sets)
     assert (tmp_path / "ours.pt").exists(), output
     return torch.load(tmp_path / "ours.pt")
@@ -44,16 +50,25 @@ def _torchrec(data: Path, optimizer: str) -> dict:
         "sgd": (torch.optim.SGD, {}),
     }[optimizer]
     collection = FusedEmbeddingBagCollection(
-        [EmbeddingBagConfig(name=n, embedding_dim=DIM, num_embeddings=r, feature_names=[n]) for n, r in dataset.tables],
+        [
+            EmbeddingBagConfig(name=n, embedding_dim=DIM, num_embeddings=r, feature_names=[n])
+            for n, r in dataset.tables
+        ],
         optimizer_type=kind,
         optimizer_kwargs={"lr": RATE, **extra},
         device=torch.device("cpu"),
         location=EmbeddingLocation.HOST,
     )
-    weights = {name.split(".")[-2]: weight for name, weight in collection.state_dict().items() if name.endswith(".weight")}
+    weights = {
+        name.split(".")[-2]: weight
+        for name, weight in collection.state_dict().items()
+        if name.endswith(".weight")
+    }
     (space,) = row_spaces([Table(n, rows, DIM) for n, rows in dataset.tables])
     for table, offset in zip(space.tables, space.offsets, strict=True):
-        weights[table.name].copy_(InitialRows(space, seed)(torch.arange(offset, offset + table.rows)))
+        weights[table.name].copy_(
+            InitialRows(space, seed)(torch.arange(offset, offset + table.rows))
+        )
     dlrm = DLRM(collection, 13, list(model.bottom_mlp), list(model.top_mlp))
     parts = build_dense_parts("torchrec", 13, 26, model.bottom_mlp, model.top_mlp, seed)
     dlrm.dense_arch.load_state_dict(parts.dense_arch.state_dict())
@@ -64,7 +79,9 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     for step in range(STEPS):
         dense, ids, labels = dataset.train_batch(step * BATCH, BATCH)
         features = KeyedJaggedTensor.from_lengths_sync(
-            keys=names, values=ids.t().reshape(-1), lengths=torch.ones(26 * BATCH, dtype=torch.int64)
+            keys=names,
+            values=ids.t().reshape(-1),
+            lengths=torch.ones(26 * BATCH, dtype=torch.int64),
         )
         dense_optimizer.zero_grad()
         logits = dlrm(dense, features).squeeze(1)
@@ -72,7 +89,11 @@ def _torchrec(data: Path, optimizer: str) -> dict:
         loss.backward()
         dense_optimizer.step()
         losses.append(float(loss.detach()))
-    return {"losses": losses, "tables": weights, "dense": torch.cat([p.detach().reshape(-1) for p in dense_parameters])}
+    return {
+        "losses": losses,
+        "tables": weights,
+        "dense": torch.cat([p.detach().reshape(-1) for p in dense_parameters]),
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,7 +101,8 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     [
         ("rowwise_adagrad", "native"),
         pytest.param("rowwise_adagrad", "torchrec", marks=pytest.mark.drill),
-        # Adagrad takes its first steps by the sign of a gradient, so that another rounding of one near zero shows.
+        # Adagrad takes its first steps by the sign of a gradient, so that another rounding of one
+        # near zero shows.
         pytest.param("adagrad", "torchrec", marks=pytest.mark.drill),
         pytest.param("sgd", "native", marks=pytest.mark.drill),
     ],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -85,7 +85,10 @@ def test_without_the_package_a_run_is_refused(criteo_rows, tmp_path, capsys, mon
     words += ["--run-dir", str(tmp_path / "run")]
     assert main([*words, "--set", "train.tensorboard=true"]) == 2
     said = capsys.readouterr().err
-    assert "set train.tensorboard=false, or type " in said and f"-m pip install tensorboard=={VERSION}" in said
+    assert (
+        "set train.tensorboard=false, or type " in said
+        and f"-m pip install tensorboard=={VERSION}" in said
+    )
     assert not (tmp_path / "run").exists()
     assert main([*words, "--dry-run"]) == 0
 
@@ -104,5 +107,7 @@ def test_scalars_of_a_run_whose_reporter_died_are_its_events(tmp_path, criteo_ro
     found = read(run.folder)
     events = run.events_of("progress")
     assert [step for step, _ in found["train/loss"]] == list(range(5, 41, 5))
-    assert [value for _, value in found["train/loss"]] == pytest.approx([event["loss"] for event in events])
+    assert [value for _, value in found["train/loss"]] == pytest.approx(
+        [event["loss"] for event in events]
+    )
     assert found["evaluation/auc"] == [(40, pytest.approx(run.summary["eval_auc"]))]

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import signal
 import struct
 import subprocess
 import sys
@@ -23,11 +22,23 @@ from ecrm.launch.screen import PROGRESS_LINE, Screen, screen_of
 from ecrm.launch.standing import Standing
 
 START = {"event": "start", "time": 100.0}
-FAILURE = {"event": "failure", "time": 103.5, "shards": {"1": 6}, "moved": {"2": 3}, "failures_left": 0}
+FAILURE = {
+    "event": "failure",
+    "time": 103.5,
+    "shards": {"1": 6},
+    "moved": {"2": 3},
+    "failures_left": 0,
+}
 
 
 def progress(step: int, at: float, **more) -> dict:
-    fields = {"samples_per_second": 20_000.0, "loss": 0.5, "auc": 0.75, "failures_left": 1, "rebuilt": 1.0}
+    fields = {
+        "samples_per_second": 20_000.0,
+        "loss": 0.5,
+        "auc": 0.75,
+        "failures_left": 1,
+        "rebuilt": 1.0,
+    }
     return {"event": "progress", "time": at, "step": step, **fields, **more}
 
 
@@ -36,7 +47,12 @@ def test_a_standing_is_what_the_events_say():
     standing.take([START])
     assert standing.started and standing.seconds_left(100.0) is None
     standing.take([progress(10, 101.0), progress(30, 103.0)])
-    assert (standing.step, standing.loss, standing.auc, standing.failures_left) == (30, 0.5, 0.75, 1)
+    assert (standing.step, standing.loss, standing.auc, standing.failures_left) == (
+        30,
+        0.5,
+        0.75,
+        1,
+    )
     assert standing.seconds_left(103.0) == 7.0 and standing.seconds_left(105.0) == 5.0
     standing.take([FAILURE])
     assert (standing.rebuilding, standing.rebuilt, standing.failures_left) == ({1, 2}, 0.0, 0)
@@ -174,7 +190,15 @@ print("ended", ending.exit_code, ending.stopped_by, flush=True)
 def supervised(tmp_path: Path, seconds: float) -> list[str]:
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)
-    return [sys.executable, "-c", SUPERVISED, str(tmp_path), str(program), str(tmp_path), str(seconds)]
+    return [
+        sys.executable,
+        "-c",
+        SUPERVISED,
+        str(tmp_path),
+        str(program),
+        str(tmp_path),
+        str(seconds),
+    ]
 
 
 def test_lines_of_ranks_stand_above_the_bar_and_are_whole(tmp_path):
@@ -223,7 +247,9 @@ def test_a_run_on_a_terminal_shows_a_bar_and_survives(tmp_path, criteo_rows, und
     resize(terminal, 40)
     shown += read(terminal).decode()
     assert exit_code(pid) == 0, shown
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["model_sha256"] == undisturbed
+    assert (
+        json.loads((tmp_path / "run" / "summary.json").read_text())["model_sha256"] == undisturbed
+    )
     assert "\x1b[2Kstarting 6 ranks" in shown and "! rank 1 died in step 12" in shown
     assert "100%" in shown and f"model_sha256 {undisturbed}" in shown
     assert not any(PROGRESS_LINE.match(line) and "committed" in line for line in shown.splitlines())

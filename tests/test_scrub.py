@@ -26,7 +26,14 @@ class Flip:
     """One bit of a unit flips when a phase of a step begins, in whichever rank hosts it."""
 
     def __init__(self, step, phase, space, stripe, unit, kind="row"):
-        self.step, self.phase, self.space, self.stripe, self.unit, self.kind = step, phase, space, stripe, unit, kind
+        self.step, self.phase, self.space, self.stripe, self.unit, self.kind = (
+            step,
+            phase,
+            space,
+            stripe,
+            unit,
+            kind,
+        )
         self.done = False
 
     def shard(self, shape):
@@ -35,16 +42,23 @@ class Flip:
     def __call__(self, engine, step, phase):
         shape = engine.protection.shape
         shard = self.shard(shape)
-        if self.done or (step, phase) != (self.step, self.phase) or engine.view.shards[shard] != engine.rank:
+        if (
+            self.done
+            or (step, phase) != (self.step, self.phase)
+            or engine.view.shards[shard] != engine.rank
+        ):
             return
         self.done = True
-        local = int(engine.layouts[self.space].local_of_unit(torch.tensor([self.stripe]), self.unit))
+        local = int(
+            engine.layouts[self.space].local_of_unit(torch.tensor([self.stripe]), self.unit)
+        )
         if self.unit >= shape.k:
             engine.protection.parity[shard, self.space].records[local, 5] ^= 16
             return
         store = engine.hosted[shard, self.space].store
         part = store.weights if self.kind == "row" else store.state[0]
-        part.view(torch.uint8).view(part.shape[0], -1)[local, 2] ^= 64  # the top of a mantissa: rounding does not swallow it
+        # the top of a mantissa: rounding does not swallow it
+        part.view(torch.uint8).view(part.shape[0], -1)[local, 2] ^= 64
 
 
 class Ran:
@@ -59,7 +73,9 @@ class Ran:
                 if rank in engines:
                     flip(engines[rank], step, phase)
 
-        cluster = SimulatedCluster(workload.world_size, seed, faults, on_phase=on_phase, most_calls=100_000)
+        cluster = SimulatedCluster(
+            workload.world_size, seed, faults, on_phase=on_phase, most_calls=100_000
+        )
 
         def program(transport):
             rank = transport.rank
@@ -81,7 +97,9 @@ class Ran:
         self.told = events[live[0]]
         self.events = [event for event in self.told if event["event"] == "corruption"]
         for rank in live:  # every rank tells the same, so it does not matter who reports
-            assert [event for event in events[rank] if event["event"] == "corruption"] == self.events
+            assert [
+                event for event in events[rank] if event["event"] == "corruption"
+            ] == self.events
         assert all(report == self.reports[0] for report in self.reports)
         self.report = self.reports[0]
         self.mismatches = sum(outcome.results[rank].verified.mismatches for rank in live[:1])
@@ -90,18 +108,36 @@ class Ran:
 def _hooks(cluster, rank, events):
     from ecrm.engine.hooks import Hooks
 
-    return Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=events.append)
+    return Hooks(
+        phase=lambda step, name: cluster.enter_phase(rank, step, name), event=events.append
+    )
 
 
 def _workload(k, m, **changes):
-    given = {"k": k, "m": m, "servers": k + m + 1, "trainers": 2, "spares": 0, "scrub_rows_per_step": WHOLE, "ids_per_slot": 8}
-    return Workload(tables=(Table("a", ROWS - 7, 8), Table("b", 7, 8), Table("c", 90, 4)), **{**given, **changes})
+    given = {
+        "k": k,
+        "m": m,
+        "servers": k + m + 1,
+        "trainers": 2,
+        "spares": 0,
+        "scrub_rows_per_step": WHOLE,
+        "ids_per_slot": 8,
+    }
+    return Workload(
+        tables=(Table("a", ROWS - 7, 8), Table("b", 7, 8), Table("c", 90, 4)),
+        **{**given, **changes},
+    )
 
 
 def _uses(workload, row, first=0, stop=None):
     """Steps from `first` on, below `stop`, that use a row of row space 0."""
     steps = range(first, workload.steps if stop is None else stop)
-    return [s for s in steps for slot in range(workload.slots) if row in rows_of(workload, s, slot)[0].tolist()]
+    return [
+        s
+        for s in steps
+        for slot in range(workload.slots)
+        if row in rows_of(workload, s, slot)[0].tolist()
+    ]
 
 
 def _left_alone(workload, unit, step=3):
@@ -118,7 +154,10 @@ def test_any_one_wrong_unit_is_told_with_its_error(k, m):
     rng, code = np.random.default_rng(k), ReedSolomon(k, m)
     data = rng.integers(0, 256, (k, 20), dtype=np.uint8)
     for unit in range(k + m):
-        for error in (np.eye(1, 20, 7, dtype=np.uint8)[0] * 32, rng.integers(0, 256, 20, dtype=np.uint8)):
+        for error in (
+            np.eye(1, 20, 7, dtype=np.uint8)[0] * 32,
+            rng.integers(0, 256, 20, dtype=np.uint8),
+        ):
             units = np.concatenate([data, code.encode(data)])
             units[unit] ^= error
             found = find_wrong_unit(code.coefficients, code.encode(units[:k]) ^ units[k:])
@@ -138,7 +177,9 @@ def test_two_wrong_units_are_not_taken_for_one():
             for b in range(a):
                 units = np.zeros((k + m, 16), np.uint8)
                 units[a, 3], units[b, 9] = 4, 64
-                assert find_wrong_unit(code.coefficients, code.encode(units[:k]) ^ units[k:]) is None
+                assert (
+                    find_wrong_unit(code.coefficients, code.encode(units[:k]) ^ units[k:]) is None
+                )
 
 
 def test_two_wrong_units_in_one_byte_can_look_like_a_third():
@@ -155,7 +196,9 @@ def test_two_wrong_units_in_one_byte_can_look_like_a_third():
 
 # -- found and put right ---------------------------------------------------------------------------
 
-SHAPES = [(k, m, layout) for k, m in ((1, 2), (3, 2), (2, 3)) for layout in ("dedicated", "colocated")]
+SHAPES = [
+    (k, m, layout) for k, m in ((1, 2), (3, 2), (2, 3)) for layout in ("dedicated", "colocated")
+]
 
 
 @pytest.mark.parametrize(("k", "m", "layout"), SHAPES)
@@ -170,7 +213,9 @@ def test_every_unit_is_put_right_before_anything_uses_it(k, m, layout):
             shape = workload.make_protection().shape
             [event] = ran.events
             assert (event["unit"], event["shard"], event["stripe"]) == (unit, flip.shard(shape), 3)
-            assert event["kind"] == ("parity" if unit >= k else {"row": "data", "state": "state"}[kind])
+            assert event["kind"] == (
+                "parity" if unit >= k else {"row": "data", "state": "state"}[kind]
+            )
             assert event["repaired"] and event["step"] == 3
             exact = unit >= k or not _uses(workload, 3 * k + unit, 1, 3)
             assert event["exact"] == exact
@@ -185,7 +230,12 @@ def test_with_one_parity_it_is_reported_once_and_left(unit):
     workload = _workload(3, 1)
     ran = Ran(workload, [Flip(2, "dense", 0, stripe=3, unit=unit)])
     [event] = ran.events
-    assert (event["kind"], event["unit"], event["repaired"], event["exact"]) == ("unknown", None, False, False)
+    assert (event["kind"], event["unit"], event["repaired"], event["exact"]) == (
+        "unknown",
+        None,
+        False,
+        False,
+    )
     assert event["rows"] == [9, 11]
     assert ran.report.passes > 2
     assert (ran.report.corruptions, ran.report.repaired) == (1, 0)
@@ -198,15 +248,28 @@ def test_a_stripe_that_rebuilding_has_put_right_is_looked_at_anew():
     wrong, judge = (shape.shard_of_unit(stripe % shape.shards, unit) for unit in (1, 3))
     flips = [Flip(2, "dense", 0, stripe, 1), Flip(11, "dense", 0, stripe, 2)]
     ran = Ran(workload, flips, [PhaseFault(wrong, 5, "update"), PhaseFault(judge, 9, "update")])
-    assert [(event["stripe"], event["repaired"]) for event in ran.events] == [(stripe, False), (stripe, False)]
+    assert [(event["stripe"], event["repaired"]) for event in ran.events] == [
+        (stripe, False),
+        (stripe, False),
+    ]
     assert ran.report.corruptions == 2
 
 
 def test_two_wrong_stripes_and_one_with_two_wrong_units():
     workload = _workload(3, 2)
     a, b, c = _left_alone(workload, 1)[:3]
-    ran = Ran(workload, [Flip(2, "dense", 0, a, 1), Flip(2, "dense", 0, b, 4), Flip(2, "dense", 0, c, 0), Flip(2, "dense", 0, c, 3)])
-    told = {event["stripe"]: (event["unit"], event["repaired"], event["exact"]) for event in ran.events}
+    ran = Ran(
+        workload,
+        [
+            Flip(2, "dense", 0, a, 1),
+            Flip(2, "dense", 0, b, 4),
+            Flip(2, "dense", 0, c, 0),
+            Flip(2, "dense", 0, c, 3),
+        ],
+    )
+    told = {
+        event["stripe"]: (event["unit"], event["repaired"], event["exact"]) for event in ran.events
+    }
     assert told == {a: (1, True, True), b: (4, True, True), c: (None, False, False)}
     assert (ran.report.corruptions, ran.report.repaired, ran.report.exact) == (3, 2, 2)
 
@@ -215,11 +278,15 @@ def test_two_wrong_stripes_and_one_with_two_wrong_units():
 @pytest.mark.parametrize("unit", [0, 3, 4])
 def test_in_a_shard_that_was_adopted(spares, unit):
     """The shard's first host dies in step 1, its heir holds the wrong unit: exact again one round after the rebuilding."""
-    workload = _workload(3, 2, spares=spares, steps=12, rebuild_rows_per_step=WHOLE, optimizer="adagrad")
+    workload = _workload(
+        3, 2, spares=spares, steps=12, rebuild_rows_per_step=WHOLE, optimizer="adagrad"
+    )
     stripe = _left_alone(workload, min(unit, 2), step=8)[0]
     victim = workload.make_protection().shape.shard_of_unit(stripe % workload.servers, unit)
     ran = Ran(workload, [Flip(8, "dense", 0, stripe, unit)], [PhaseFault(victim, 1, "parity")])
-    assert [(event["unit"], event["repaired"], event["exact"]) for event in ran.events] == [(unit, True, True)]
+    assert [(event["unit"], event["repaired"], event["exact"]) for event in ran.events] == [
+        (unit, True, True)
+    ]
     assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0
 
 
@@ -236,7 +303,8 @@ def test_a_row_that_no_step_touches_again_gets_its_bits_back(rows, interval):
     for row in found[:4]:
         ran = Ran(workload, [Flip(3, "input", 0, row // 3, row % 3)])
         assert [event["repaired"] for event in ran.events] == [True]
-        assert ran.events[0]["exact"] or rows < WHOLE  # not checked since its use in step 0: nobody can say
+        # not checked since its use in step 0: nobody can say
+        assert ran.events[0]["exact"] or rows < WHOLE
         assert ran.tables == [truth.tables] and ran.mismatches == 0
 
 
@@ -244,8 +312,11 @@ def test_a_row_that_no_step_touches_again_gets_its_bits_back(rows, interval):
 def test_a_row_used_before_it_is_found_is_said_to_be_inexact(rows):
     """Data and parity agree again, but what the wrong bits did to the model stays, and the event says so."""
     workload = _workload(3, 2, steps=8, scrub_rows_per_step=rows)
-    row = next(row for row in range(ROWS) if _uses(workload, row, 0, 4) and _uses(workload, row, 4, 5))
-    ran = Ran(workload, [Flip(3, "update", 0, row // 3, row % 3)])  # before the values of step 4 are read, which come ahead
+    row = next(
+        row for row in range(ROWS) if _uses(workload, row, 0, 4) and _uses(workload, row, 4, 5)
+    )
+    # before the values of step 4 are read, which come ahead
+    ran = Ran(workload, [Flip(3, "update", 0, row // 3, row % 3)])
     assert [(event["repaired"], event["exact"]) for event in ran.events] == [(True, False)]
     assert ran.mismatches == 0
     assert ran.tables != [truth_of(workload).tables]
@@ -274,7 +345,11 @@ def test_one_round_checks_every_record_once():
     workload = _workload(3, 2, scrub_rows_per_step=1, steps=1)
     engines = {}
     cluster = SimulatedCluster(workload.world_size, 0)
-    cluster.run(lambda t: run_workload(workload, t, after_start=lambda engine: engines.update({t.rank: engine})))
+    cluster.run(
+        lambda t: run_workload(
+            workload, t, after_start=lambda engine: engines.update({t.rank: engine})
+        )
+    )
     scrub = engines[0].scrub
     held = sum(h.store.weights.shape[0] for e in engines.values() for h in e.hosted.values())
     held += sum(p.records.shape[0] for e in engines.values() for p in e.protection.parity.values())
@@ -299,7 +374,9 @@ DEATHS = [(call, when) for call in CALLS for when in (BEFORE, DURING, AFTER)]
 
 def _number_of(call, workload, flip):
     """Which call of a rank that is, in a run that finds the flip and in which nobody dies: telling is its first `share`."""
-    shares = [event for event in Ran(workload, [flip]).trace if (event.rank, event.method) == (0, "share")]
+    shares = [
+        event for event in Ran(workload, [flip]).trace if (event.rank, event.method) == (0, "share")
+    ]
     return shares[0].call_index + CALLS.index(call) - CALLS.index("tell")
 
 
@@ -307,13 +384,21 @@ def _number_of(call, workload, flip):
 def test_a_rank_killed_anywhere_while_a_wrong_unit_is_put_right(call, when):
     """Whoever holds the wrong unit, or no unit of its stripe: k right units are left to decode from."""
     workload = _workload(2, 2, servers=6, steps=12, rebuild_rows_per_step=WHOLE)
-    truth, shape, stripe = truth_of(workload), workload.make_protection().shape, _left_alone(workload, 1)[0]
+    truth, shape, stripe = (
+        truth_of(workload),
+        workload.make_protection().shape,
+        _left_alone(workload, 1)[0],
+    )
     members, unit = shape.members(stripe % shape.shards), 1 if CALLS.index(call) % 2 else 3
     number = _number_of(call, workload, Flip(2, "dense", 0, stripe, unit))
-    for victim in (members[unit], *(rank for rank in range(workload.world_size) if rank not in members)):
+    for victim in (
+        members[unit],
+        *(rank for rank in range(workload.world_size) if rank not in members),
+    ):
         fault = Fault(victim, number, when)
         ran = Ran(workload, [Flip(2, "dense", 0, stripe, unit)], [fault], seed=victim)
-        # Where the wrong unit died unfound, it was decoded afresh; otherwise it is found, now or after the rebuilding, once.
+        # Where the wrong unit died unfound, it was decoded afresh; otherwise it is found, now or
+        # after the rebuilding, once.
         assert len(ran.events) == 1 or (victim == members[unit] and not ran.events)
         assert all(event["repaired"] and event["unit"] == unit for event in ran.events)
         assert ran.tables == [truth.tables] and ran.mismatches == 0
@@ -343,10 +428,21 @@ def test_a_death_before_the_wrong_unit_is_found_may_cost_the_row_but_never_hangs
 
 def test_what_is_laid_out_anew_was_checked_before():
     """Nothing keeps stripe members apart once rank 5 is dead, so all is re-laid; scrubbing goes on over the new stripes."""
-    workload = _workload(4, 2, servers=6, trainers=1, layout="colocated", steps=9, rebuild_rows_per_step=WHOLE, scrub_rows_per_step=1)
+    workload = _workload(
+        4,
+        2,
+        servers=6,
+        trainers=1,
+        layout="colocated",
+        steps=9,
+        rebuild_rows_per_step=WHOLE,
+        scrub_rows_per_step=1,
+    )
     stripe = _left_alone(workload, 1, step=5)[0]
     early, late = Flip(3, "input", 0, stripe, 1), Flip(6, "input", 0, 5, 4)
     ran = Ran(workload, [early, late], [PhaseFault(5, 1, "parity")])
-    assert [event["event"] for event in ran.told if event["event"] in ("corruption", "reshaped")][:2] == ["corruption", "reshaped"]
+    assert [event["event"] for event in ran.told if event["event"] in ("corruption", "reshaped")][
+        :2
+    ] == ["corruption", "reshaped"]
     assert [(event["unit"], event["repaired"]) for event in ran.events] == [(1, True), (4, True)]
     assert ran.tables == [truth_of(workload).tables] and ran.mismatches == 0

@@ -34,7 +34,12 @@ def test_a_flipped_bit_is_found_and_put_right(tmp_path, criteo_rows, undisturbed
 
 @pytest.mark.drill
 def test_with_m_1_a_flipped_bit_is_reported_only(tmp_path, criteo_rows, undisturbed):
-    sets = {**BASE, "protection.k": 2, "testing.flip": "1@9:row", "protection.scrub_rows_per_step": 3000}
+    sets = {
+        **BASE,
+        "protection.k": 2,
+        "testing.flip": "1@9:row",
+        "protection.scrub_rows_per_step": 3000,
+    }
     sets["protection.verify_parity_at_end"] = False  # which would rightly reject the model
     run = launch(tmp_path / "run", criteo_rows, sets)
     assert run.code == 0, run.output
@@ -47,7 +52,9 @@ def test_with_m_1_a_flipped_bit_is_reported_only(tmp_path, criteo_rows, undistur
 
 
 @pytest.mark.drill
-def test_a_rank_killed_while_another_one_holds_a_wrong_unit_that_is_found(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_killed_while_another_one_holds_a_wrong_unit_that_is_found(
+    tmp_path, criteo_rows, undisturbed
+):
     sets = {**M2, "testing.flip": "1@9:row", "protection.scrub_rows_per_step": EVERYTHING}
     run = drill(tmp_path / "run", criteo_rows, sets, ("2@10:scrub",))
     assert len(run.events_of("corruption")) == 1

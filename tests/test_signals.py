@@ -30,9 +30,13 @@ def _words(folder: Path, data: Path, *sets: str) -> list[str]:
 def _begin(folder: Path, line: list[str], event: str = "progress") -> subprocess.Popen:
     """Start it and wait for the first such event."""
     process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
         env=_environment(folder),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + RUN_SECONDS
     file = folder / "events.jsonl"
     while not file.exists() or f'"event": "{event}"' not in file.read_text():
@@ -47,7 +51,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "ECRM_TEST_CODES": str(codes)}
 
 
-def _launch(folder: Path, data: Path, *sets: str, more: tuple[str, ...] = (), how: str = "nothing") -> list[str]:
+def _launch(
+    folder: Path, data: Path, *sets: str, more: tuple[str, ...] = (), how: str = "nothing"
+) -> list[str]:
     return [sys.executable, MISBEHAVING, how, "launch", *_words(folder, data, *sets), *more]
 
 
@@ -74,7 +80,9 @@ def _check_gone(folder: Path) -> None:
         pytest.param(signal.SIGTERM, (), marks=pytest.mark.drill),
     ],
 )
-def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, criteo_rows, number, sets):
+def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(
+    tmp_path, criteo_rows, number, sets
+):
     folder = tmp_path / "run"
     process = _begin(folder, _launch(folder, criteo_rows, *sets))
     process.send_signal(number)
@@ -96,9 +104,14 @@ def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(tmp_path, cr
 def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     line = _launch(folder, criteo_rows, how="asked before the first step")
-    done = subprocess.run(line, capture_output=True, text=True, timeout=RUN_SECONDS, env=_environment(folder))
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=RUN_SECONDS, env=_environment(folder)
+    )
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "stopped by SIGINT before the first step; 0 samples, 0 failures survived; in " in done.stdout
+    assert (
+        "stopped by SIGINT before the first step; 0 samples, 0 failures survived; in "
+        in done.stdout
+    )
     assert done.stderr == ""
     assert (_stopped(folder)["steps"], _stopped(folder)["train_logloss"]) == (0, None)
     _check_gone(folder)
@@ -112,7 +125,11 @@ def test_a_reporter_that_cannot_write_stopped_json_leaves_that_to_another(tmp_pa
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 130, output
-    assert "rank 3 cannot write" in output and "it leaves the run" in output and "Traceback" not in output, output
+    assert (
+        "rank 3 cannot write" in output
+        and "it leaves the run" in output
+        and "Traceback" not in output
+    ), output
     stopped = _stopped(folder)
     assert [failure["ranks"] for failure in stopped["failures"]] == [[3]]
     _check_gone(folder)
@@ -125,7 +142,9 @@ def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     """One row a step: the signal comes long before the last one is back."""
     folder = tmp_path / "run"
     sets = ("protection.rebuild_rows_per_step=1",)
-    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), event)
+    process = _begin(
+        folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), event
+    )
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 130, output
@@ -142,13 +161,26 @@ def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
     """A rank that is in that phase sends it: the evaluation never ends, no step follows the recovery."""
     folder = tmp_path / "run"
     kills = ("--kill", "1@20:parity") if phase == "recover" else ()
-    line = _launch(folder, criteo_rows, "train.eval_every_steps=30", more=kills, how=f"asked in {phase}:2")
+    line = _launch(
+        folder, criteo_rows, "train.eval_every_steps=30", more=kills, how=f"asked in {phase}:2"
+    )
     done = subprocess.run(
-        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS, env=_environment(folder)
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_SECONDS,
+        env=_environment(folder),
     )
     assert done.returncode == 130, done.stdout
-    events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert "evaluation" not in events and "resumed" not in events and ("failure" in events) == (phase == "recover")
+    events = [
+        json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
+    assert (
+        "evaluation" not in events
+        and "resumed" not in events
+        and ("failure" in events) == (phase == "recover")
+    )
     assert _stopped(folder)["steps"] == (20 if phase == "recover" else 30)
     _check_gone(folder)
     _check_codes(folder, dead=(1,) if phase == "recover" else ())
@@ -160,8 +192,20 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     """Open MPI leaves the ranks little time and drops what they print; they stop all the same, and are gone."""
     folder = tmp_path / "run"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    line = [str(find_mpirun()), "--with-ft", "ulfm", "--oversubscribe", *root, "--bind-to", "none", "-n", "6"]
-    process = _begin(folder, [*line, sys.executable, "-m", "ecrm", "train", *_words(folder, criteo_rows)])
+    line = [
+        str(find_mpirun()),
+        "--with-ft",
+        "ulfm",
+        "--oversubscribe",
+        *root,
+        "--bind-to",
+        "none",
+        "-n",
+        "6",
+    ]
+    process = _begin(
+        folder, [*line, sys.executable, "-m", "ecrm", "train", *_words(folder, criteo_rows)]
+    )
     process.send_signal(number)
     process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 1
@@ -178,12 +222,26 @@ def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_ro
     """And the checkpoint written, the line said where mpirun says its own, no shared memory left."""
     folder, segments = tmp_path / "run", set(Path("/dev/shm").glob("sm_segment.*"))
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    line = [str(find_mpirun()), "--with-ft", "ulfm", "--oversubscribe", *root, "--bind-to", "none", "-n", "6"]
+    line = [
+        str(find_mpirun()),
+        "--with-ft",
+        "ulfm",
+        "--oversubscribe",
+        *root,
+        "--bind-to",
+        "none",
+        "-n",
+        "6",
+    ]
     words = _words(folder, criteo_rows, "checkpoint.every_steps=1000000")
     process = subprocess.Popen(
         [*line, sys.executable, MISBEHAVING, "ask mpirun", "train", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     _, errors = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 1, errors
     stopped = _stopped(folder)
@@ -198,8 +256,14 @@ def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_ro
 def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo_rows, mode):
     """Though a shard is rebuilding, one row a step."""
     folder = tmp_path / "run"
-    sets = ("checkpoint.every_steps=1000000", f"checkpoint.mode={mode}", "protection.rebuild_rows_per_step=1")
-    process = _begin(folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), "failure")
+    sets = (
+        "checkpoint.every_steps=1000000",
+        f"checkpoint.mode={mode}",
+        "protection.rebuild_rows_per_step=1",
+    )
+    process = _begin(
+        folder, _launch(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), "failure"
+    )
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 130, output

@@ -40,12 +40,23 @@ def test_survivable_schedules_finish_with_the_oracles_bits():
     totals = run_range(range(350), "survivable", jobs=2)
     print(totals)
     assert totals.refused == 0
-    assert totals.deaths > 1100 and totals.recoveries > 650 and totals.reshapes > 45 and totals.commits > 2800
+    assert (
+        totals.deaths > 1100
+        and totals.recoveries > 650
+        and totals.reshapes > 45
+        and totals.commits > 2800
+    )
     least = {
-        "deaths inside recovery": 300, "deaths at the instant of another": 100, "deaths with the rest of a host": 7,
-        "calls that failed though nobody died": 270, "schedules with erasure": 250, "schedules with chain": 15, "schedules with replicate": 35,
-        "schedules on FBGEMM's storage": 25, "schedules with wide stripes": 12,
-    }  # fmt: skip
+        "deaths inside recovery": 300,
+        "deaths at the instant of another": 100,
+        "deaths with the rest of a host": 7,
+        "calls that failed though nobody died": 270,
+        "schedules with erasure": 250,
+        "schedules with chain": 15,
+        "schedules with replicate": 35,
+        "schedules on FBGEMM's storage": 25,
+        "schedules with wide stripes": 12,
+    }
     assert {kind for kind, count in least.items() if totals.mix[kind] < count} == set(), totals
     assert totals.mix["recoveries with too many placements to compare"] < 10, totals
 
@@ -54,7 +65,10 @@ def test_one_fault_too_many_is_refused_or_survived_but_never_wrong():
     totals = run_range(range(200), "fatal", jobs=2)
     print(totals)
     assert totals.refused > 95 and totals.deaths > 450
-    assert totals.mix["deaths inside recovery"] > 120 and totals.mix["deaths at the instant of another"] > 80, totals
+    assert (
+        totals.mix["deaths inside recovery"] > 120
+        and totals.mix["deaths at the instant of another"] > 80
+    ), totals
 
 
 def test_ranks_lag_far_behind_in_some_schedules():
@@ -103,7 +117,9 @@ def caught_at(canary: Canary, seeds: int) -> int | None:
 def listed_canaries() -> dict[str, tuple[str, int, int]]:
     """{name: (suite, seed at which it is caught, seeds within which it must be)} of docs/reproduce.md."""
     text = (Path(__file__).parent.parent / "docs" / "reproduce.md").read_text()
-    listed = re.findall(r"^\| ([^|]+) \| (survivable|fatal) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    listed = re.findall(
+        r"^\| ([^|]+) \| (survivable|fatal) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
+    )
     return {name: (suite, int(caught), int(within)) for name, suite, caught, within in listed}
 
 
@@ -114,7 +130,9 @@ def test_a_broken_engine_is_caught(name, monkeypatch):
         canary.patch(monkeypatch)
     seed = caught_at(canary, canary.seeds)
     assert seed is not None
-    assert listed_canaries()[name] == (canary.suite, seed, canary.seeds), f"docs/reproduce.md: {name} is caught at seed {seed}"
+    assert listed_canaries()[name] == (canary.suite, seed, canary.seeds), (
+        f"docs/reproduce.md: {name} is caught at seed {seed}"
+    )
 
 
 def test_the_canaries_are_all_listed():
@@ -140,7 +158,10 @@ def test_whatever_goes_wrong_names_its_seed(monkeypatch):
         return right(workload)
 
     monkeypatch.setattr(run_module, "truth_of", truth_of)
-    with pytest.raises(SimulationFailed, match="on purpose(.|\n)*\nreplay: ecrm simulate --seed 3 --suite survivable$"):
+    with pytest.raises(
+        SimulationFailed,
+        match="on purpose(.|\n)*\nreplay: ecrm simulate --seed 3 --suite survivable$",
+    ):
         run_range(range(2, 6), "survivable", jobs=1)
 
 
@@ -158,9 +179,14 @@ def test_a_range_says_how_far_it_is(monkeypatch):
 
 
 def test_a_failure_in_another_process_names_its_seed():
-    with pytest.raises(SimulationFailed, match="\nreplay: ecrm simulate --seed nonsense --suite survivable$"):
+    with pytest.raises(
+        SimulationFailed, match="\nreplay: ecrm simulate --seed nonsense --suite survivable$"
+    ):
         run_range([Nonsense()], "survivable", jobs=2)
-    with pytest.raises(SimulationFailed, match="a process died(.|\n)*\nreplay: ecrm simulate --seeds 7:8 --suite survivable --jobs 1$"):
+    with pytest.raises(
+        SimulationFailed,
+        match="a process died(.|\n)*\nreplay: ecrm simulate --seeds 7:8 --suite survivable --jobs 1$",
+    ):
         run_range([Deadly(7)], "survivable", jobs=2)
 
 
@@ -201,8 +227,15 @@ def test_every_commit_is_checked_when_it_is_made():
             checkers.after_commit(rank)
 
         try:
-            hooks = Hooks(phase, committed=committed, recovered=lambda: checkers.after_recovery(rank))
-            run_workload(workload, transport, hooks, after_start=lambda engine: engines.update({rank: engine}))
+            hooks = Hooks(
+                phase, committed=committed, recovered=lambda: checkers.after_recovery(rank)
+            )
+            run_workload(
+                workload,
+                transport,
+                hooks,
+                after_start=lambda engine: engines.update({rank: engine}),
+            )
         finally:
             engines.pop(rank, None)
 
@@ -216,11 +249,19 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
     view = View(0, (0, 1, 2), (0,), (0,), (0,), domains=(0, 1, 2))
     engines = {
         rank: SimpleNamespace(
-            rollbacks=0, commits=0, committed=0, step=0, view=view, dense=SimpleNamespace(value=torch.zeros(1)), log=StepLog(), hosted={}, spaces=(),
+            rollbacks=0,
+            commits=0,
+            committed=0,
+            step=0,
+            view=view,
+            dense=SimpleNamespace(value=torch.zeros(1)),
+            log=StepLog(),
+            hosted={},
+            spaces=(),
             protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
         )
         for rank in range(3)
-    }  # fmt: skip
+    }
     checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, [{}], {}))
 
     def accept(rank):

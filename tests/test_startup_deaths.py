@@ -24,7 +24,9 @@ LATE = (str(Path(__file__).with_name("programs") / "late.py"),)
 class Start(Mpirun):
     """`mpirun ... ecrm train` on the tiny config, started and not waited for."""
 
-    def __init__(self, folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm")) -> None:
+    def __init__(
+        self, folder: Path, data: Path, *sets: str, program: tuple[str, ...] = ("-m", "ecrm")
+    ) -> None:
         line = mpirun_line(folder, data, dict(one.split("=") for one in sets))
         at = line.index("-m", line.index(sys.executable))
         super().__init__([*line[:at], *program, *line[at + 2 :]])
@@ -58,7 +60,11 @@ def _mapped(library: str) -> Callable[[list[int]], int | None]:
 
     def instant(pids: list[int]) -> int | None:
         try:
-            return pids[1] if len(pids) > 1 and library in Path(f"/proc/{pids[1]}/maps").read_text() else None
+            return (
+                pids[1]
+                if len(pids) > 1 and library in Path(f"/proc/{pids[1]}/maps").read_text()
+                else None
+            )
         except OSError:
             return None
 
@@ -101,7 +107,9 @@ def test_a_rank_killed_while_it_starts(tmp_path, criteo_rows, instant):
         time.sleep(0.05)
     trained = (start.folder / "ranks.json").exists()
     assert not trained or "libmpi" in str(instant.__closure__[0].cell_contents)
-    code, output = start.end(RUN_SECONDS if trained else max(1.0, began + WITHIN_SECONDS - time.monotonic()))
+    code, output = start.end(
+        RUN_SECONDS if trained else max(1.0, began + WITHIN_SECONDS - time.monotonic())
+    )
     if trained:
         assert (start.folder / "summary.json").exists(), output
         return
@@ -123,7 +131,9 @@ def test_a_rank_killed_inside_mpi_init(tmp_path, criteo_rows):
 @pytest.mark.parametrize(
     ("instant", "said"),
     [
-        pytest.param(_first, "rank 1 was stopped before MPI was up, and is killed", id="as mpirun starts it"),
+        pytest.param(
+            _first, "rank 1 was stopped before MPI was up, and is killed", id="as mpirun starts it"
+        ),
         pytest.param(_guard, "rank 1 was stopped before MPI was up, and is killed", id="its guard"),
         pytest.param(_rank, "rank 1 died before MPI was up", id="guarded"),
     ],
@@ -144,12 +154,16 @@ def test_a_start_without_end_is_ended(tmp_path, criteo_rows):
     _ended_with_one_line(code, output, error)
     told = [line for line in output.splitlines() if line.startswith("waiting")]
     assert len(told) == 1, output
-    assert re.fullmatch(r"waiting until torch is loaded, \d of 6 ranks have it: 2 s so far", told[0])
+    assert re.fullmatch(
+        r"waiting until torch is loaded, \d of 6 ranks have it: 2 s so far", told[0]
+    )
 
 
 def _ended_with_one_line(code: int, output: str, said: str) -> None:
     assert code == 3, output
-    assert [line for line in output.splitlines() if "ecrm" in line or "Traceback" in line] == [f"ecrm: error: {said}"]
+    assert [line for line in output.splitlines() if "ecrm" in line or "Traceback" in line] == [
+        f"ecrm: error: {said}"
+    ]
 
 
 def _startup(folder: Path, clock: list[float], rank: int = 0, ranks: int = 2) -> Startup:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from drilling import BASE, drill
+from simulating import dies_once
 
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -17,9 +18,9 @@ from ecrm.checkpoint.lost import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
-from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.view import failures_left
 from ecrm.protection.last_seen import LastSeen
 from ecrm.protection.stand_in import StandIn
@@ -33,9 +34,9 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.initial import InitialRows
 from ecrm.storage.missing import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
-from simulating import dies_once
 
-# -- rows as last seen, and gradients kept --------------------------------------------------------------
+# -- rows as last seen, and gradients kept
+#  --------------------------------------------------------------
 
 
 def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
@@ -48,7 +49,9 @@ def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
         value_of.update(zip(rows.tolist(), values, strict=True))
         asked = torch.randint(0, 400, (80,), generator=generator).unique()
         known, found = cache.get(asked)
-        assert all(torch.equal(found[i], value_of[int(asked[i])]) for i in known.nonzero().squeeze(1))
+        assert all(
+            torch.equal(found[i], value_of[int(asked[i])]) for i in known.nonzero().squeeze(1)
+        )
         known, _ = cache.get(rows)
         assert int(known.sum()) == (rows % 50).unique().numel(), "one row of each place stays"
     assert cache.memory_bytes == 50 * (8 + 4 * 4)
@@ -56,7 +59,9 @@ def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
 
 def test_values_may_be_picked_of_others():
     cache = LastSeen(4, 2)
-    cache.put(torch.tensor([6, 1, 2]), torch.arange(10.0).view(5, 2), picked=torch.tensor([4, 0, 4]))
+    cache.put(
+        torch.tensor([6, 1, 2]), torch.arange(10.0).view(5, 2), picked=torch.tensor([4, 0, 4])
+    )
     known, values = cache.get(torch.tensor([6, 2, 1]))
     assert known.sum() == 2 and known[2] and values.tolist() == [[8.0, 9.0], [8.0, 9.0], [0.0, 1.0]]
 
@@ -65,12 +70,16 @@ def test_with_an_entry_for_each_row_nothing_is_displaced():
     cache = LastSeen(9, 2)
     cache.put(torch.arange(8), torch.arange(16.0).view(8, 2))
     known, values = cache.get(torch.arange(9))
-    assert known.tolist() == [True] * 8 + [False] and torch.equal(values[:8], torch.arange(16.0).view(8, 2))
+    assert known.tolist() == [True] * 8 + [False] and torch.equal(
+        values[:8], torch.arange(16.0).view(8, 2)
+    )
 
 
 def _stand_in(entries: int = 10) -> StandIn:
     layouts = [RowLayout(StripeShape(2, 1, 0), 20)]
-    return StandIn(layouts, lambda space, rows: -rows.float().unsqueeze(1).expand(-1, 3).contiguous(), entries)
+    return StandIn(
+        layouts, lambda space, rows: -rows.float().unsqueeze(1).expand(-1, 3).contiguous(), entries
+    )
 
 
 def test_rows_never_seen_have_their_initial_values_and_both_are_counted():
@@ -78,10 +87,16 @@ def test_rows_never_seen_have_their_initial_values_and_both_are_counted():
     assert stand_in.values(1, 0, torch.tensor([3])).tolist() == [[-3.0] * 3]
     stand_in.saw(0, torch.tensor([3, 5]), torch.tensor([[1.0] * 3, [2.0] * 3]))
     stand_in.committed()
-    assert stand_in.values(1, 0, torch.tensor([13, 5, 3])).tolist() == [[-13.0] * 3, [2.0] * 3, [1.0] * 3]
+    assert stand_in.values(1, 0, torch.tensor([13, 5, 3])).tolist() == [
+        [-13.0] * 3,
+        [2.0] * 3,
+        [1.0] * 3,
+    ]
     assert (stand_in.served(1).seen, stand_in.served(1).initial) == (2, 2)
     stand_in.undo(0)
-    assert (stand_in.served(1).seen, stand_in.served(1).initial) == (0, 1), "a step taken back counts no more"
+    assert (stand_in.served(1).seen, stand_in.served(1).initial) == (0, 1), (
+        "a step taken back counts no more"
+    )
     assert stand_in.memory_bytes == 10 * (8 + 3 * 4)
 
 
@@ -103,12 +118,17 @@ def test_any_servers_may_be_lost_and_a_dense_replica_must_be_left():
     view, shape = workload.initial_view(), workload.make_protection().shape
     assert view.dense == (0, 3) and failures_left(view, shape, any_shards=True) == 1
     after = plan_recovery(view, [0, 1, 2], shape, 2, "stateless", any_shards=True)
-    assert after.shards == (3, 3, 3) and after.rebuilding == (0, 1, 2) and failures_left(after, shape, any_shards=True) == 0
+    assert (
+        after.shards == (3, 3, 3)
+        and after.rebuilding == (0, 1, 2)
+        and failures_left(after, shape, any_shards=True) == 0
+    )
     with pytest.raises(Exception, match="every replica of the dense model is lost"):
         plan_recovery(view, [0, 3], shape, 2, "stateless", any_shards=True)
 
 
-# -- on the simulated cluster, against an account of every gradient ----------------------------------------
+# -- on the simulated cluster, against an account of every gradient
+#  ----------------------------------------
 
 
 class Alike(Checkers):
@@ -122,7 +142,11 @@ class Alike(Checkers):
         super().after_recovery(rank)
         if self._through is not None:  # others have not come through yet
             return
-        states = {tuple(engine.dense.value.tolist()) for engine in self._engines.values() if engine.dense is not None}
+        states = {
+            tuple(engine.dense.value.tolist())
+            for engine in self._engines.values()
+            if engine.dense is not None
+        }
         if len(states) > 1:
             raise Violation(f"after a recovery dense replicas differ: {states}")
 
@@ -131,18 +155,35 @@ class Run:
     """One run with checkpoints: the `accounts` of shards, how many `reports` of finished rows were right, `events`, who was `killed`, how often ranks
     `only_read` while shards were away."""
 
-    def __init__(self, workload: Workload, every_steps: int, faults, kind: str = "full", seed: int = 0) -> None:
-        self.workload, self.events, self.reports, self.stood_in, self.only_read = workload, [], 0, 0, 0
-        self.made: dict[tuple[int, int], tuple[int, list[torch.Tensor]]] = {}  # (step, slot): rank, gradients by row space
+    def __init__(
+        self, workload: Workload, every_steps: int, faults, kind: str = "full", seed: int = 0
+    ) -> None:
+        self.workload, self.events, self.reports, self.stood_in, self.only_read = (
+            workload,
+            [],
+            0,
+            0,
+            0,
+        )
+        # (step, slot): rank, gradients by row space
+        self.made: dict[tuple[int, int], tuple[int, list[torch.Tensor]]] = {}
         self.accounts: dict[tuple[int, int], dict] = {}  # (epoch, shard): account
-        self.lost_pairs: set[tuple[int, int, int]] = set()  # (shard, step, slot) whose gradients died with their rank
+        # (shard, step, slot) whose gradients died with their rank
+        self.lost_pairs: set[tuple[int, int, int]] = set()
         engines: dict[int, Engine] = {}
         doomed: set[int] = set()
         checkers = Alike(engines, doomed, None, reshapes=False)
-        policy = CheckpointPolicy(steps=workload.steps, every_steps=every_steps, kind=kind, full_every=3, keep=1)
+        policy = CheckpointPolicy(
+            steps=workload.steps, every_steps=every_steps, kind=kind, full_every=3, keep=1
+        )
 
         if isinstance(faults, RandomFaults):
-            faults = replace(faults, may_kill=dies_once(doomed, lambda rank: survivable(workload, engines, doomed, rank)))
+            faults = replace(
+                faults,
+                may_kill=dies_once(
+                    doomed, lambda rank: survivable(workload, engines, doomed, rank)
+                ),
+            )
         cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
 
         def program(transport):
@@ -161,9 +202,13 @@ class Run:
                     before = stand_in.away, _left(engine)
                     values = lookup(rows, *more, **words)
                     if not words.get("apply_follows"):
-                        assert (stand_in.away, _left(engine)) == before, "what only reads restores nothing"
+                        assert (stand_in.away, _left(engine)) == before, (
+                            "what only reads restores nothing"
+                        )
                         self.only_read += bool(stand_in.away)
-                    self._compare(engine, rows, values, seen, remembered=words.get("apply_follows", False))
+                    self._compare(
+                        engine, rows, values, seen, remembered=words.get("apply_follows", False)
+                    )
                     return values
 
                 def noting(gradients, *more, **others) -> None:
@@ -181,25 +226,49 @@ class Run:
 
             own = CheckpointFolder(Path(workload.folder))
             hooks = Hooks(
-                phase=phase, event=event, committed=lambda: checkers.after_commit(rank), recovered=lambda: checkers.after_recovery(rank)
+                phase=phase,
+                event=event,
+                committed=lambda: checkers.after_commit(rank),
+                recovered=lambda: checkers.after_recovery(rank),
             )
             try:
                 return run_workload(
-                    workload, transport, hooks, after_start=started, durable=Restorer(own),
+                    workload,
+                    transport,
+                    hooks,
+                    after_start=started,
+                    durable=Restorer(own),
                     report=lambda tables: self._check(engines, engines[rank]),
-                    make_checkpoints=lambda engine: Checkpoints(engine, own, {}, policy, self.events.append, lambda: 0.0, lambda work: work()),
-                )  # fmt: skip
+                    make_checkpoints=lambda engine: Checkpoints(
+                        engine,
+                        own,
+                        {},
+                        policy,
+                        self.events.append,
+                        lambda: 0.0,
+                        lambda work: work(),
+                    ),
+                )
             finally:
                 engines.pop(rank, None)
 
         outcome = cluster.run(program)
         self.killed = outcome.killed
-        self.finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
+        self.finished = [
+            result for result in outcome.results.values() if isinstance(result, Outcome)
+        ]
 
     def of(self, kind: str) -> list[dict]:
         return [event for event in self.events if event["event"] == kind]
 
-    def _compare(self, engine: Engine, rows, values, seen: dict[tuple[int, int], torch.Tensor], remembered: bool) -> None:
+    def _compare(
+        self,
+        engine: Engine,
+        rows,
+        values,
+        seen: dict[tuple[int, int], torch.Tensor],
+        remembered: bool,
+    ) -> None:
         """Rows of shards that are away are as this rank's slots have `seen` them last in a step, or initial."""
         away = engine.protection.stand_in.away
         if self.workload.last_seen_rows < max(space.rows for space in engine.spaces):
@@ -209,19 +278,28 @@ class Run:
             for space, of_space in enumerate(by_space):
                 shards, _ = engine.layouts[space].locate(rows[slot][space])
                 initial = InitialRows(engine.spaces[space], self.workload.seed)(rows[slot][space])
-                for place, (row, shard) in enumerate(zip(rows[slot][space].tolist(), shards.tolist(), strict=True)):
+                for place, (row, shard) in enumerate(
+                    zip(rows[slot][space].tolist(), shards.tolist(), strict=True)
+                ):
                     if shard not in away:
                         if remembered:
                             seen[space, row] = of_space[place]
                     else:
                         self.stood_in += 1
-                        assert torch.equal(of_space[place], before.get((space, row), initial[place])), (engine.step, space, row)
+                        assert torch.equal(
+                            of_space[place], before.get((space, row), initial[place])
+                        ), (engine.step, space, row)
 
     def _note(self, account: dict, epoch: int, live: Iterable[int]) -> None:
         """Every rank has the same account, and as many gradients were lost as their ranks are dead."""
         assert self.accounts.setdefault((epoch, account["shard"]), account) == account
         away = range(account["lost_at_step"], account["lost_at_step"] + account["steps_away"])
-        lost = {(account["shard"], at, slot) for at in away for slot in range(self.workload.slots) if self.made[at, slot][0] not in live}
+        lost = {
+            (account["shard"], at, slot)
+            for at in away
+            for slot in range(self.workload.slots)
+            if self.made[at, slot][0] not in live
+        }
         assert len(lost) == account["lost_slot_steps"]
         self.lost_pairs |= lost
 
@@ -232,27 +310,42 @@ class Run:
             for space in range(len(reporter.spaces)):
                 local = torch.arange(reporter.layouts[space].data_rows_per_shard)
                 found = engines[host].hosted[shard, space].store.read(local)
-                assert torch.equal(found, self._expected(reporter, shard, space).read(local)), (shard, space, self.accounts)
+                assert torch.equal(found, self._expected(reporter, shard, space).read(local)), (
+                    shard,
+                    space,
+                    self.accounts,
+                )
 
     def _expected(self, engine: Engine, shard: int, space: int):
         """A shard's rows after all steps but those that an account calls lost, one update per step, slots added in their order."""
         workload, layout, this = self.workload, engine.layouts[space], engine.spaces[space]
         store = store_factory("native", SparseOptimizer(workload.optimizer, 0.05))(
-            layout.data_rows_per_shard, this.dim, lambda local: InitialRows(this, workload.seed)(layout.rows_of(shard, local))
+            layout.data_rows_per_shard,
+            this.dim,
+            lambda local: InitialRows(this, workload.seed)(layout.rows_of(shard, local)),
         )
         mine = [account for (_, number), account in self.accounts.items() if number == shard]
         for step in range(workload.steps):
-            if any(account["checkpoint_step"] <= step < account["lost_at_step"] for account in mine):
+            if any(
+                account["checkpoint_step"] <= step < account["lost_at_step"] for account in mine
+            ):
                 continue
             totals: dict[int, torch.Tensor] = {}
             for slot in range(workload.slots):
                 if (shard, step, slot) in self.lost_pairs:
                     continue
                 shards, local = layout.locate(rows_of(workload, step, slot)[space])
-                for row, gradient in zip(local[shards == shard].tolist(), self.made[step, slot][1][space][shards == shard], strict=True):
+                for row, gradient in zip(
+                    local[shards == shard].tolist(),
+                    self.made[step, slot][1][space][shards == shard],
+                    strict=True,
+                ):
                     totals[row] = totals.get(row, torch.zeros(this.dim)) + gradient
             if totals:
-                store.update(torch.tensor(sorted(totals)), torch.stack([totals[row] for row in sorted(totals)]))
+                store.update(
+                    torch.tensor(sorted(totals)),
+                    torch.stack([totals[row] for row in sorted(totals)]),
+                )
         return store
 
 
@@ -266,7 +359,16 @@ def _left(engine: Engine) -> dict[int, int]:
 
 def _workload(folder: Path, **more) -> Workload:
     tables = (Table("a", 60, 4), Table("b", 30, 8))
-    return Workload(**{"tables": tables, "protection": "stateless", "folder": str(folder), "steps": 12, "rebuild_rows_per_step": 4, **more})
+    return Workload(
+        **{
+            "tables": tables,
+            "protection": "stateless",
+            "folder": str(folder),
+            "steps": 12,
+            "rebuild_rows_per_step": 4,
+            **more,
+        }
+    )
 
 
 @pytest.mark.parallel
@@ -274,11 +376,20 @@ def _workload(folder: Path, **more) -> Workload:
 def test_a_lost_shard_is_the_checkpoint_with_what_was_kept(tmp_path, kind):
     run = Run(_workload(tmp_path), 3, [PhaseFault(1, 5, "update")], kind)
     (account,) = run.accounts.values()
-    assert (account["shard"], account["checkpoint_step"], account["lost_at_step"], account["lost_steps"]) == (1, 3, 5, 2)
+    assert (
+        account["shard"],
+        account["checkpoint_step"],
+        account["lost_at_step"],
+        account["lost_steps"],
+    ) == (1, 3, 5, 2)
     assert account["steps_away"] >= 2 and account["kept_rows"] > 0 and account["last_seen_rows"] > 0
-    assert account["last_seen_rows"] + account["initial_rows"] == account["kept_rows"] == run.stood_in
+    assert (
+        account["last_seen_rows"] + account["initial_rows"] == account["kept_rows"] == run.stood_in
+    )
     assert run.reports == 1 and len(run.finished) == run.workload.world_size - 1
-    assert {event["step"] for event in run.of("checkpoint")} >= {3, 12}, "written again once all are whole"
+    assert {event["step"] for event in run.of("checkpoint")} >= {3, 12}, (
+        "written again once all are whole"
+    )
 
 
 def test_with_a_checkpoint_at_every_step_no_update_is_lost(tmp_path):
@@ -317,16 +428,32 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("rows_per_piece", [5, 1 << 16])
-def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(tmp_path, monkeypatch, rows_per_piece):
+def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(
+    tmp_path, monkeypatch, rows_per_piece
+):
     monkeypatch.setattr("ecrm.checkpoint.lost.FRAME_ROWS", rows_per_piece)
     Run(_workload(tmp_path / "first", steps=6), 3, [])
     layouts = [RowLayout(StripeShape(4, 1, 0), rows) for rows in (60, 30)]
-    reader = CheckpointRows(CheckpointFolder(tmp_path / "none"), [tmp_path / "first" / name_of(6)]).read(2, layouts)
+    reader = CheckpointRows(
+        CheckpointFolder(tmp_path / "none"), [tmp_path / "first" / name_of(6)]
+    ).read(2, layouts)
     assert reader.step is None
     assert len(list(reader.check())) > 1 and reader.step == 6 and not reader.refused
-    rows = [(space, int(row)) for space, local, records in reader.pieces() for row in layouts[space].rows_of(2, local)]
-    used = {(space, int(row)) for step in range(6) for slot in (0, 1) for space, rows in enumerate(rows_of(_workload(tmp_path), step, slot)) for row in rows}
-    assert len(rows) == len(set(rows)) and set(rows) == {(space, row) for space, row in used if row % 4 == 2}
+    rows = [
+        (space, int(row))
+        for space, local, records in reader.pieces()
+        for row in layouts[space].rows_of(2, local)
+    ]
+    used = {
+        (space, int(row))
+        for step in range(6)
+        for slot in (0, 1)
+        for space, rows in enumerate(rows_of(_workload(tmp_path), step, slot))
+        for row in rows
+    }
+    assert len(rows) == len(set(rows)) and set(rows) == {
+        (space, row) for space, row in used if row % 4 == 2
+    }
 
 
 def test_rows_in_no_checkpoint_are_found_all_at_once_and_that_is_taken_back():
@@ -348,14 +475,24 @@ def test_all_servers_die_at_once_and_the_host_of_one_again(tmp_path):
 
 
 def test_what_only_reads_meets_the_same_stand_in_however_long_it_takes(tmp_path):
-    run = Run(_workload(tmp_path, looks_between=True, steps=20, rebuild_rows_per_step=2), 3, [PhaseFault(1, 5, "update")])
+    run = Run(
+        _workload(tmp_path, looks_between=True, steps=20, rebuild_rows_per_step=2),
+        3,
+        [PhaseFault(1, 5, "update")],
+    )
     (account,) = run.accounts.values()
     assert run.only_read and run.reports == 1
-    assert account["last_seen_rows"] + account["initial_rows"] == account["kept_rows"] < run.stood_in, "what only reads does not count"
+    assert (
+        account["last_seen_rows"] + account["initial_rows"] == account["kept_rows"] < run.stood_in
+    ), "what only reads does not count"
 
 
 def test_a_trainer_that_dies_takes_what_it_kept_along(tmp_path):
-    run = Run(_workload(tmp_path, trainers=3, slots=3), 4, [PhaseFault(1, 5, "update"), PhaseFault(5, 7, "update")])
+    run = Run(
+        _workload(tmp_path, trainers=3, slots=3),
+        4,
+        [PhaseFault(1, 5, "update"), PhaseFault(5, 7, "update")],
+    )
     (account,) = run.accounts.values()
     assert account["lost_slot_steps"] == 2 and run.reports == 1, account
 
@@ -369,32 +506,62 @@ def test_a_server_dies_after_all_have_gone_back_to_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.drill)], ids=["some", "many"])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(20), pytest.param(range(20, 200), marks=pytest.mark.drill)],
+    ids=["some", "many"],
+)
 def test_any_servers_die_at_any_instant(tmp_path, seeds):
     killed = restored = away = lost_pairs = 0
     for seed in seeds:
         rng = random.Random(f"stateless {seed}")
         workload = _workload(
-            tmp_path / str(seed), seed=seed, servers=rng.randint(1, 5), trainers=rng.randint(1, 3), slots=3, spares=rng.choice((0, 1, 3)),
-            layout=rng.choice(("dedicated", "colocated")), commit_interval=rng.choice((1, 1, 3)), look_ahead=rng.random() < 0.7,
-            looks_between=rng.random() < 0.5, optimizer=rng.choice(("sgd", "rowwise_adagrad", "adagrad")), rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
-            last_seen_rows=rng.choice((5, 1000)), steps=14,
-        )  # fmt: skip
+            tmp_path / str(seed),
+            seed=seed,
+            servers=rng.randint(1, 5),
+            trainers=rng.randint(1, 3),
+            slots=3,
+            spares=rng.choice((0, 1, 3)),
+            layout=rng.choice(("dedicated", "colocated")),
+            commit_interval=rng.choice((1, 1, 3)),
+            look_ahead=rng.random() < 0.7,
+            looks_between=rng.random() < 0.5,
+            optimizer=rng.choice(("sgd", "rowwise_adagrad", "adagrad")),
+            rebuild_rows_per_step=rng.choice((1, 4, 16, 1000)),
+            last_seen_rows=rng.choice((5, 1000)),
+            steps=14,
+        )
         if workload.world_size < 2:
             workload = replace(workload, spares=1)
-        faults = RandomFaults(most=6, per_call=rng.choice((0.005, 0.02)), per_recovery_call=rng.choice((0.0, 0.05, 0.3)), together=0.3)
-        run = Run(workload, rng.choice((2, 3, 5, 9)), faults, rng.choice(("full", "incremental")), seed)
+        faults = RandomFaults(
+            most=6,
+            per_call=rng.choice((0.005, 0.02)),
+            per_recovery_call=rng.choice((0.0, 0.05, 0.3)),
+            together=0.3,
+        )
+        run = Run(
+            workload, rng.choice((2, 3, 5, 9)), faults, rng.choice(("full", "incremental")), seed
+        )
         assert run.reports and run.finished and not run.of("rolled_back"), seed
         killed, restored = killed + len(run.killed), restored + len(run.accounts)
         away += sum(account["steps_away"] for account in run.accounts.values())
         lost_pairs += len(run.lost_pairs)
-    print(f"{killed} deaths, {restored} shards restored, {away} steps without one, gradients of {lost_pairs} slots' steps lost with their ranks")
+    print(
+        f"{killed} deaths, {restored} shards restored, {away} steps without one, gradients of {lost_pairs} slots' steps lost with their ranks"
+    )
     assert killed > 40 and restored > 25 and away > 80 and lost_pairs > 5
 
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    "broken", ["gradients of undone steps stay", "a kept gradient is forgotten", "kept gradients come in another order", "rows are left out", "rows are not as last seen"]
+    "broken",
+    [
+        "gradients of undone steps stay",
+        "a kept gradient is forgotten",
+        "kept gradients come in another order",
+        "rows are left out",
+        "rows are not as last seen",
+    ],
 )
 def test_a_broken_protection_is_caught(tmp_path, monkeypatch, broken):
     if broken == "gradients of undone steps stay":
@@ -402,16 +569,26 @@ def test_a_broken_protection_is_caught(tmp_path, monkeypatch, broken):
     elif broken == "a kept gradient is forgotten":
         monkeypatch.setattr(StandIn, "keep", _without_rows)
     elif broken == "kept gradients come in another order":
-        monkeypatch.setattr(StandIn, "kept", lambda self, shard: [replace(entry, step=-entry.step) for entry in kept(self, shard)])
+        monkeypatch.setattr(
+            StandIn,
+            "kept",
+            lambda self, shard: [replace(entry, step=-entry.step) for entry in kept(self, shard)],
+        )
     elif broken == "rows are left out":
         restore = "ecrm.storage.hosted.HostedShard.restore"
         monkeypatch.setattr(restore, lambda self, rows, records: self.missing.remove(rows))
     else:
-        monkeypatch.setattr(LastSeen, "put", lambda self, rows, values, picked=None: put(self, rows, values + 1, picked))
+        monkeypatch.setattr(
+            LastSeen,
+            "put",
+            lambda self, rows, values, picked=None: put(self, rows, values + 1, picked),
+        )
     faults = [PhaseFault(1, 5, "update"), PhaseFault(4, 7, "parity")]
     with pytest.raises(ProgramFailed) as failed:
         Run(_workload(tmp_path, trainers=3, slots=3), 3, faults)
-    assert all(isinstance(error, AssertionError) for error in failed.value.errors.values()), failed.value.errors
+    assert all(isinstance(error, AssertionError) for error in failed.value.errors.values()), (
+        failed.value.errors
+    )
 
 
 def _without_rows(self, shard, step, slot, parts):
@@ -421,18 +598,42 @@ def _without_rows(self, shard, step, slot, parts):
 keep, kept, put = StandIn.keep, StandIn.kept, LastSeen.put
 
 
-# -- with real processes ----------------------------------------------------------------------------------
+# -- with real processes
+#  ----------------------------------------------------------------------------------
 
-STATELESS = {**BASE, "protection.name": "stateless", "checkpoint.every_steps": 5, "protection.rebuild_rows_per_step": 200}
+STATELESS = {
+    **BASE,
+    "protection.name": "stateless",
+    "checkpoint.every_steps": 5,
+    "protection.rebuild_rows_per_step": 200,
+}
 
 
 def test_a_killed_server_is_restored_while_the_others_train(tmp_path, criteo_rows):
     run = drill(tmp_path / "run", criteo_rows, STATELESS, ("1@13:parity",))
     (account,) = run.summary["restored"]
-    assert (account["shard"], account["checkpoint_step"], account["lost_at_step"], account["lost_steps"]) == (1, 10, 13, 3)
-    assert account["steps_away"] > 1 and account["kept_rows"] > 0 and account["last_seen_rows"] > 0 and account["lost_slot_steps"] == 0
-    assert run.summary["steps"] == 40 and run.summary["failures"][0]["rebuild_seconds"] > 0 and not run.events_of("rolled_back")
-    assert 0 < run.summary["eval_auc"] < 1 and run.summary["failures_left"] == 1 and not run.summary["protection"]["exact"]
+    assert (
+        account["shard"],
+        account["checkpoint_step"],
+        account["lost_at_step"],
+        account["lost_steps"],
+    ) == (1, 10, 13, 3)
+    assert (
+        account["steps_away"] > 1
+        and account["kept_rows"] > 0
+        and account["last_seen_rows"] > 0
+        and account["lost_slot_steps"] == 0
+    )
+    assert (
+        run.summary["steps"] == 40
+        and run.summary["failures"][0]["rebuild_seconds"] > 0
+        and not run.events_of("rolled_back")
+    )
+    assert (
+        0 < run.summary["eval_auc"] < 1
+        and run.summary["failures_left"] == 1
+        and not run.summary["protection"]["exact"]
+    )
     assert "! shard 1 restored from step 10: the updates of 3 steps are lost" in run.output
     assert "can survive 1 more at once, and any ranks that hold no dense replica" in run.output
 
@@ -442,7 +643,9 @@ def test_all_servers_are_killed_at_once_and_one_again(tmp_path, criteo_rows):
     kills = ("0@13:update", "1@13:update", "2@13:update", "5@15:dense")
     run = drill(tmp_path / "run", criteo_rows, STATELESS, kills)
     assert {account["shard"] for account in run.summary["restored"]} == {0, 1, 2}
-    assert {account["lost_at_step"] for account in run.summary["restored"]} == {13} and 0 < run.summary["eval_auc"] < 1
+    assert {account["lost_at_step"] for account in run.summary["restored"]} == {
+        13
+    } and 0 < run.summary["eval_auc"] < 1
 
 
 @pytest.mark.drill
@@ -466,7 +669,9 @@ def test_an_evaluation_goes_on_while_a_shard_is_away(tmp_path, criteo_rows):
     assert account["lost_at_step"] == 13 and account["steps_away"] > 2
     evaluations = run.events_of("evaluation")
     assert [event["step"] for event in evaluations] == [14, 28, 40]
-    assert [event["shards_away"] for event in evaluations][::2] == [[1], []] and all(0 < event["auc"] < 1 for event in evaluations)
+    assert [event["shards_away"] for event in evaluations][::2] == [[1], []] and all(
+        0 < event["auc"] < 1 for event in evaluations
+    )
     assert "evaluation at step 14 without shard 1: auc" in run.output
     kinds = [event["event"] for event in run.events]
     assert kinds.index("evaluation") < kinds.index("restored"), "it did not wait"

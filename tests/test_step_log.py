@@ -38,7 +38,13 @@ def test_another_holder_gets_what_is_committed_as_it_comes_out_of_a_message():
     log.add(4, {0: note(1)})
     whole.zero_()  # the buffer that it came in
     assert log.export(3) == []
-    assert said(StepLog([tensor.reshape(-1) for tensor in log.export(4)]), 5) == [{}, {}, {}, {0: [8, 7], 2: []}, {}]
+    assert said(StepLog([tensor.reshape(-1) for tensor in log.export(4)]), 5) == [
+        {},
+        {},
+        {},
+        {0: [8, 7], 2: []},
+        {},
+    ]
     assert said(StepLog(log.export(5)), 5)[3:] == [{0: [8, 7], 2: []}, {0: [1]}]
 
 
@@ -48,5 +54,9 @@ def test_a_dense_file_keeps_states_of_different_numbers_of_tensors(tmp_path):
     file.keep(2, [torch.ones(3), torch.zeros(2)], committed=1)
     again = DenseFile(tmp_path, "rank0", durable=False)
     assert [len(again.state(step)) for step in (1, 2)] == [1, 2]
-    again._words["tensors"], again._words["tensors0"] = 1, 0  # one number for both, as earlier versions had it
-    assert [len(DenseFile(tmp_path, "rank0", durable=False).state(step)) for step in (1, 2)] == [1, 2]
+    # one number for both, as earlier versions had it
+    again._words["tensors"], again._words["tensors0"] = 1, 0
+    assert [len(DenseFile(tmp_path, "rank0", durable=False).state(step)) for step in (1, 2)] == [
+        1,
+        2,
+    ]

@@ -17,14 +17,23 @@ pytestmark = pytest.mark.parallel
 def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], int, int]:
     """{(step, committed) of each rank that stopped}, the step from which one rank asks, how many died."""
     draw = random.Random(seed)
-    workload = Workload(seed=seed, steps=40, commit_interval=interval, k=2, m=2, servers=4, spares=2)
+    workload = Workload(
+        seed=seed, steps=40, commit_interval=interval, k=2, m=2, servers=4, spares=2
+    )
     asker, at = draw.randrange(workload.world_size), draw.randrange(0, 12)
-    faults = RandomFaults(most=deaths, per_call=0.01, per_recovery_call=0.05, may_kill=lambda rank, killed: rank != asker)
+    faults = RandomFaults(
+        most=deaths,
+        per_call=0.01,
+        per_recovery_call=0.05,
+        may_kill=lambda rank, killed: rank != asker,
+    )
     cluster = SimulatedCluster(workload.world_size, seed, faults if deaths else ())
 
     def program(transport):
         engine = None
-        hooks = Hooks(asks=lambda: engine is not None and transport.rank == asker and engine.step >= at)
+        hooks = Hooks(
+            asks=lambda: engine is not None and transport.rank == asker and engine.step >= at
+        )
         engine, computed = make_engine(workload, transport, hooks, lambda: 0.0), Computed()
         while True:
             try:

@@ -20,7 +20,9 @@ OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
 
 def _filled(backend: str, optimizer: str, rows: int = 50, dim: int = 8):
     values = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0))
-    return store_factory(backend, SparseOptimizer(optimizer, 0.05))(rows, dim, lambda local: values[local])
+    return store_factory(backend, SparseOptimizer(optimizer, 0.05))(
+        rows, dim, lambda local: values[local]
+    )
 
 
 def _space(store, gradients):
@@ -37,7 +39,11 @@ def _gradients(step: int, rows: int, dim: int = 8):
 
 
 def test_rows_are_updated_by_this_projects_kernel_unless_fbgemm_is_asked_for():
-    assert [resolve_backend(name) for name in ("auto", "native", "fbgemm")] == ["native", "native", "fbgemm"]
+    assert [resolve_backend(name) for name in ("auto", "native", "fbgemm")] == [
+        "native",
+        "native",
+        "fbgemm",
+    ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -47,23 +53,41 @@ def test_native_store_is_fbgemm_bit_for_bit(optimizer):
     for step in range(20):
         rows, gradients = _gradients(step, 50)
         before = theirs.read(rows)
-        theirs.update(rows, gradients)  # FBGEMM's own optimizer; with the delta it would be our kernel
+        # FBGEMM's own optimizer; with the delta it would be our kernel
+        theirs.update(rows, gradients)
         delta = ours.update_with_delta(rows, _space(ours, gradients))
         assert torch.equal(delta, before ^ theirs.read(rows))
         assert torch.equal(ours.read(everything), theirs.read(everything))
         assert torch.equal(ours.read_tail(everything), ours.read(everything)[:, 4 * ours.dim :])
         assert torch.equal(ours.lookup(everything), theirs.lookup(everything))
         assert torch.equal(ours.lookup_state(everything), theirs.lookup_state(everything))
-    assert ours.record_bytes == theirs.record_bytes == {"sgd": 36, "rowwise_adagrad": 40, "adagrad": 68}[optimizer]
+    assert (
+        ours.record_bytes
+        == theirs.record_bytes
+        == {"sgd": 36, "rowwise_adagrad": 40, "adagrad": 68}[optimizer]
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_more_than_4_gib_into_a_shard_are_updated_where_they_lie(optimizer):
     dim, boundary = 128, (1 << 32) // (128 * 4)
-    rows = torch.tensor([0, 5, boundary - 1, boundary, boundary + 5, 2 * boundary - 1, 2 * boundary, 2 * boundary + 5])
+    rows = torch.tensor(
+        [
+            0,
+            5,
+            boundary - 1,
+            boundary,
+            boundary + 5,
+            2 * boundary - 1,
+            2 * boundary,
+            2 * boundary + 5,
+        ]
+    )
     stores = [
         store_factory(backend, SparseOptimizer(optimizer, 0.05))(
-            2 * boundary + 6, dim, lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).repeat(1, dim)
+            2 * boundary + 6,
+            dim,
+            lambda local: local.remainder(7).to(torch.float32).unsqueeze(1).repeat(1, dim),
         )
         for backend in ("native", "fbgemm")
     ]
@@ -89,7 +113,9 @@ def test_steps_with_and_without_the_delta_mix_in_fbgemms_memory(optimizer):
         plain.update(rows, gradients)
         before = mixed.read(rows)
         if step % 3:
-            assert torch.equal(mixed.update_with_delta(rows, _space(mixed, gradients)), before ^ mixed.read(rows))
+            assert torch.equal(
+                mixed.update_with_delta(rows, _space(mixed, gradients)), before ^ mixed.read(rows)
+            )
         else:
             mixed.update(rows, gradients)
         assert torch.equal(mixed.read(everything), plain.read(everything))
@@ -108,7 +134,8 @@ def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
         rows, gradients = _gradients(step, 50)
         rows, places = unique_by_unit(rows, units)
         space = hosted.gradient_space(len(rows), keep_delta=True)
-        assert space.shape[1] == (hosted.store.dim if step > 1 else hosted.store.record_bytes // 4)  # those after the first are merged
+        # those after the first are merged
+        assert space.shape[1] == (hosted.store.dim if step > 1 else hosted.store.record_bytes // 4)
         space[:, hosted.store.dim :] = 0
         space[:, : hosted.store.dim] = gradients[places.argsort()]
         hosted.update(rows, space, keep_delta=True)
@@ -121,12 +148,15 @@ def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
     committed = hosted.store.read(everything)
     hosted.undo()
     assert torch.equal(hosted.store.read(everything), committed)
-    assert update(1) > 0 and update(2) > 0  # the second of them merges, and has rows that no update had before
+    # the second of them merges, and has rows that no update had before
+    assert update(1) > 0 and update(2) > 0
     assert update(3) > 0
     update(4)
     changed = hosted.store.read(everything)
     parts = hosted.deltas_since_commit()
-    assert len(parts) == units and all(((rows % units) == unit).all() for unit, (rows, _) in enumerate(parts))
+    assert len(parts) == units and all(
+        ((rows % units) == unit).all() for unit, (rows, _) in enumerate(parts)
+    )
     rows, delta = (torch.cat(each) for each in zip(*parts))
     assert rows.numel() == rows.unique().numel()
     merged = torch.zeros_like(committed)
@@ -279,7 +309,10 @@ def test_missing_rows_are_those_of_a_plain_set():
             zeros = torch.rand(last - first) < random.choice((0.0, 0.9, 1.0))
             missing.remove_zeros(slice(first, last, 1), zeros)
             missing.probed(last)
-            now, probed = now - {first + place for place in zeros.nonzero().flatten().tolist()}, last
+            now, probed = (
+                now - {first + place for place in zeros.nonzero().flatten().tolist()},
+                last,
+            )
         elif what == "restore" and now:
             some = random.sample(sorted(now), min(len(now), random.choice((1, 50))))
             missing.remove(torch.tensor(some))

@@ -29,13 +29,19 @@ class Rows:
     def eval_batch(self, start: int, size: int):
         part = slice(start, start + size)
         dense = torch.from_numpy(self.logits[part].copy()).unsqueeze(1)
-        return dense, torch.zeros(size, 1, dtype=torch.int64), torch.from_numpy(self.labels[part].copy())
+        return (
+            dense,
+            torch.zeros(size, 1, dtype=torch.int64),
+            torch.from_numpy(self.labels[part].copy()),
+        )
 
 
 class Model(torch.nn.Module):
     """Its logits are the samples' only dense feature."""
 
-    def forward(self, dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
         return dense[:, 0]
 
 
@@ -58,8 +64,12 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             view=SimpleNamespace(slots=hosts, reporter=0),
             slots=[slot for slot, host in enumerate(hosts) if host == rank],
             enter=lambda phase: None,
-            lookup=lambda wanted: {slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()},
-            dense=SimpleNamespace(module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)),
+            lookup=lambda wanted: {
+                slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()
+            },
+            dense=SimpleNamespace(
+                module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)
+            ),
             spaces=row_spaces([Table("t", 1, 4)]),
             recovering=nullcontext,
             heed_stop=lambda: None,
@@ -85,7 +95,9 @@ def test_the_numbers_are_near_the_exact_ones_and_do_not_depend_on_who_runs_the_s
 
 def test_a_split_of_fewer_samples_than_slots_and_one_of_none():
     rows = Rows(1)
-    assert score(rows, (0, 1, 2)).log_loss == pytest.approx(logit_losses(rows.labels, rows.logits)[0])
+    assert score(rows, (0, 1, 2)).log_loss == pytest.approx(
+        logit_losses(rows.labels, rows.logits)[0]
+    )
     assert score(Rows(0), (0, 1, 2)) == Evaluation(0, None, None, None, 12.5)
 
 

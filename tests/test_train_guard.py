@@ -33,10 +33,22 @@ os._exit(7)
 def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
     guards = []
 
-    def begin(before: str = "", after: str = "", hang: float = 5.0, stuck: float = 0.0) -> tuple[subprocess.Popen, int]:
-        line = [sys.executable, "-c", PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck)]
+    def begin(
+        before: str = "", after: str = "", hang: float = 5.0, stuck: float = 0.0
+    ) -> tuple[subprocess.Popen, int]:
+        line = [
+            sys.executable,
+            "-c",
+            PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck),
+        ]
         guards.append(
-            subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
         return guards[-1], int(guards[-1].stdout.readline())
 
@@ -62,8 +74,18 @@ def test_a_guard_stopped_for_a_while_goes_on(start):
 
 def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
     """The others may wait in MPI_Init for one that never comes."""
-    program = PROGRAM.format(before="", after="", hang=5.0, stuck=0.0).replace("100.0", "5.0").replace("guarded.up()", "")
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as guard:
+    program = (
+        PROGRAM.format(before="", after="", hang=5.0, stuck=0.0)
+        .replace("100.0", "5.0")
+        .replace("guarded.up()", "")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as guard:
         rank = int(guard.stdout.readline())
         guard.send_signal(signal.SIGUSR1)
         assert guard.stdout.readline() == "asked\n"
@@ -113,7 +135,9 @@ def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck)
     assert guard.returncode == 7
 
 
-def test_a_guard_does_not_wait_until_the_memory_of_its_rank_is_taken_back_and_has_that_done_beside(start):
+def test_a_guard_does_not_wait_until_the_memory_of_its_rank_is_taken_back_and_has_that_done_beside(
+    start,
+):
     """1 GiB in small pages, which takes some 85 ms, while the guard needs a few: one of three has to show it on a busy machine."""
     fill = """
 import ctypes, mmap

@@ -47,7 +47,11 @@ def meeting(tmp_path, monkeypatch, signals=(), summary=0):
         if transport.rank == 0 and summary:
             folder.draft_summary({"text": "x" * summary}, completed=True)
         engine = SimpleNamespace(
-            recovering=contextlib.nullcontext, transport=transport, rank=transport.rank, stopping=True, view=SimpleNamespace(reporter=0)
+            recovering=contextlib.nullcontext,
+            transport=transport,
+            rank=transport.rank,
+            stopping=True,
+            view=SimpleNamespace(reporter=0),
         )
         try:
             return meet(engine, signal.SIGTERM if transport.rank in signals else None, folder)
@@ -74,4 +78,7 @@ def test_a_disk_with_room_for_less_than_the_summary_is_full_for_all(tmp_path, mo
     told, killed = meeting(tmp_path, monkeypatch, summary=20_000)
     assert not killed
     (said,) = set(told.values())
-    assert said == f"no rank can write into the run folder, so the run ends: cannot write {tmp_path}/0/.summary.json: No space left on device"
+    assert (
+        said
+        == f"no rank can write into the run folder, so the run ends: cannot write {tmp_path}/0/.summary.json: No space left on device"
+    )

@@ -21,8 +21,15 @@ LOGITS, LABELS = torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0])
 def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]:
     """Finish steps one after the other; the events written."""
     engine = SimpleNamespace(
-        rank=0, view=SimpleNamespace(reporter=0), log=StepLog(), step=0, committed=0, commits=0, failures_left=1, rebuild_fraction=1.0
-    )  # fmt: skip
+        rank=0,
+        view=SimpleNamespace(reporter=0),
+        log=StepLog(),
+        step=0,
+        committed=0,
+        commits=0,
+        failures_left=1,
+        rebuild_fraction=1.0,
+    )
 
     def tell(step, make, again):
         fields, in_words = make()
@@ -39,32 +46,57 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
         progress.step_finished(engine)
         assert len(progress._finished_at) < module.MOST_FINISHED
         assert len(engine.log.export(step)[0]) <= module.MOST_FINISHED + module.KEPT_COMMITS
-    return [json.loads(line, parse_constant=lambda word: word) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=lambda word: word)
+        for line in (folder / "events.jsonl").read_text().splitlines()
+    ]
 
 
 def test_without_progress_lines_events_still_come(tmp_path, capsys):
     events = train(tmp_path, 2500, every=0)
-    assert [(event["step"], event["window"]) for event in events] == [(1000, 1000), (2000, 1000), (2500, 500)]
+    assert [(event["step"], event["window"]) for event in events] == [
+        (1000, 1000),
+        (2000, 1000),
+        (2500, 500),
+    ]
     assert [step for event in events for step, _ in event["finished"]] == list(range(1, 2501))
     assert all(event["loss"] == 0.5 and event["auc"] == 1.0 for event in events)
     assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_a_loss_that_is_not_finite_spoils_its_own_window_only(tmp_path):
-    events = train(tmp_path, 30, every=10, losses=lambda step: float("inf") if 17 <= step < 20 else 0.5)
+    events = train(
+        tmp_path, 30, every=10, losses=lambda step: float("inf") if 17 <= step < 20 else 0.5
+    )
     assert [event["loss"] for event in events] == [0.5, None, 0.5]
 
 
-@pytest.mark.parametrize("every, due", [(0, (1000, 2000, 3000)), (300, range(300, 3001, 300)), (1500, (1000, 1500, 2500, 3000)), (1, range(1, 3001))])
+@pytest.mark.parametrize(
+    "every, due",
+    [
+        (0, (1000, 2000, 3000)),
+        (300, range(300, 3001, 300)),
+        (1500, (1000, 1500, 2500, 3000)),
+        (1, range(1, 3001)),
+    ],
+)
 def test_progress_steps_are_a_function_of_the_step(every, due):
     starts = [window_start(step, every) for step in range(1, 3001)]
     assert sorted(set(starts)) == [0, *list(due)[:-1]]
-    assert all(start < step <= start + module.MOST_FINISHED for step, start in enumerate(starts, start=1))
+    assert all(
+        start < step <= start + module.MOST_FINISHED for step, start in enumerate(starts, start=1)
+    )
     assert [step for step in range(1, 3001) if window_start(step + 1, every) == step] == list(due)
 
 
 def test_a_note_says_what_was_noted():
-    loss, logits, labels = torch.tensor([0.25]), torch.randn(7), torch.tensor([0.0, 1, 1, 0, 1, 0, 0])
+    loss, logits, labels = (
+        torch.tensor([0.25]),
+        torch.randn(7),
+        torch.tensor([0.0, 1, 1, 0, 1, 0, 0]),
+    )
     said, scores, truth = read_note(note_of(loss, logits, labels))
     assert said == 0.25 and scores.tolist() == logits.tolist() and truth.tolist() == labels.tolist()
-    assert len(note_of(loss, logits, labels)) == 4 + 5 * 7 and [len(part) for part in read_note(note_of(loss))[1:]] == [0, 0]
+    assert len(note_of(loss, logits, labels)) == 4 + 5 * 7 and [
+        len(part) for part in read_note(note_of(loss))[1:]
+    ] == [0, 0]

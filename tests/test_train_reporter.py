@@ -35,7 +35,7 @@ def test_the_next_reporter_writes_what_is_missing_once(tmp_path, capsys):
     assert steps(folder) == [1, 2]
     told(second, 4, "line 4")
     assert steps(folder) == [1, 2, 3, 4]
-    assert capsys.readouterr().out.split() == "line 1 line 2 line 3 line 4".split()
+    assert capsys.readouterr().out.split() == ["line", "1", "line", "2", "line", "3", "line", "4"]
 
 
 def test_what_was_written_commits_ago_is_not_kept(tmp_path):
@@ -51,9 +51,23 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
 
 def restored(step: int, epoch: int, *shards: int) -> dict:
     numbers = dict.fromkeys(
-        ("checkpoint_step", "lost_steps", "steps_away", "kept_rows", "lost_slot_steps", "last_seen_rows", "initial_rows"), 4
+        (
+            "checkpoint_step",
+            "lost_steps",
+            "steps_away",
+            "kept_rows",
+            "lost_slot_steps",
+            "last_seen_rows",
+            "initial_rows",
+        ),
+        4,
     )
-    return {"event": "restored", "step": step, "epoch": epoch, "shards": [{"shard": shard, "refused": ["bad"], **numbers} for shard in shards]}
+    return {
+        "event": "restored",
+        "step": step,
+        "epoch": epoch,
+        "shards": [{"shard": shard, "refused": ["bad"], **numbers} for shard in shards],
+    }
 
 
 def test_of_shards_restored_at_one_step_by_more_than_one_commit_none_is_lost(tmp_path, capsys):
@@ -65,16 +79,31 @@ def test_of_shards_restored_at_one_step_by_more_than_one_commit_none_is_lost(tmp
         second.event(one)
     cluster.reporter = 1
     second.event(restored(8, 8, 0))
-    assert [[account["shard"] for account in event["shards"]] for event in folder.events()] == [[0, 2], [1], [1], [0]]
+    assert [[account["shard"] for account in event["shards"]] for event in folder.events()] == [
+        [0, 2],
+        [1],
+        [1],
+        [0],
+    ]
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10 and lines[0] == "! bad" and lines[1].startswith("! shard 0 restored from step 4: the updates of 4 steps are lost;")
+    assert (
+        len(lines) == 10
+        and lines[0] == "! bad"
+        and lines[1].startswith("! shard 0 restored from step 4: the updates of 4 steps are lost;")
+    )
 
 
 def finding(step: int, space: int, stripe: int) -> dict:
     return {
-        "event": "corruption", "step": step, "kind": "unknown", "space": space, "stripe": stripe, "rows": [0, 1],
-        "repaired": False, "exact": False,
-    }  # fmt: skip
+        "event": "corruption",
+        "step": step,
+        "kind": "unknown",
+        "space": space,
+        "stripe": stripe,
+        "rows": [0, 1],
+        "repaired": False,
+        "exact": False,
+    }
 
 
 def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
@@ -87,15 +116,34 @@ def test_of_two_corruptions_in_one_commit_the_second_is_not_lost(tmp_path):
         second.event(one)
     cluster.reporter = 1
     told(second, 8)
-    written = [(event["space"], event["stripe"]) for event in folder.events() if event["event"] == "corruption"]
+    written = [
+        (event["space"], event["stripe"])
+        for event in folder.events()
+        if event["event"] == "corruption"
+    ]
     assert written == [(0, 3), (0, 4), (1, 4)]
 
 
 def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
-    checkpoint = {"event": "checkpoint", "step": 1, "kind": "full", "rows": 1, "bytes": 1, "seconds": 1.0, "stall_seconds": 1.0}
-    rolled_back = {"event": "rolled_back", "step": 0, "epoch": 1, "from_step": 2, "why": "", "seconds": 1.0}
+    checkpoint = {
+        "event": "checkpoint",
+        "step": 1,
+        "kind": "full",
+        "rows": 1,
+        "bytes": 1,
+        "seconds": 1.0,
+        "stall_seconds": 1.0,
+    }
+    rolled_back = {
+        "event": "rolled_back",
+        "step": 0,
+        "epoch": 1,
+        "from_step": 2,
+        "why": "",
+        "seconds": 1.0,
+    }
     for reporter in (first, second):
         told(reporter, 1)
         reporter.event(checkpoint)
@@ -105,8 +153,13 @@ def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
     cluster.reporter = 1
     told(second, 2)
     assert [event["event"] for event in folder.events()] == [
-        "progress", "checkpoint", "rolled_back", "progress", "checkpoint", "progress",
-    ]  # fmt: skip
+        "progress",
+        "checkpoint",
+        "rolled_back",
+        "progress",
+        "checkpoint",
+        "progress",
+    ]
 
 
 def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_path, capsys):
@@ -123,7 +176,12 @@ def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_pa
     told(second, 2, "line 2 again", again=True)
     told(second, 3, "line 3", again=True)
     assert [event["step"] for event in folder.events() if event["event"] == "progress"] == [1, 2, 3]
-    assert capsys.readouterr().out.splitlines() == ["line 1", "line 2", "! training goes on, 0 ms between the steps before and after", "line 3"]
+    assert capsys.readouterr().out.splitlines() == [
+        "line 1",
+        "line 2",
+        "! training goes on, 0 ms between the steps before and after",
+        "line 3",
+    ]
 
 
 def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch):

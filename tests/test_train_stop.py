@@ -7,6 +7,7 @@ import sys
 import time
 
 from drilling import is_running
+
 from ecrm.train.guard import MPIRUN_GOES
 
 # A guard, which ends when it is told to, and its rank, which takes for ever to stop.
@@ -27,7 +28,9 @@ sys.stdin.readline()
 
 
 def test_the_limit_begins_with_the_end_of_the_guard():
-    guard = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    guard = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     pid, received = guard.stdout.readline().split()
     try:
         assert received == "SIGINT"
@@ -47,14 +50,19 @@ def test_the_limit_begins_with_the_end_of_the_guard():
 
 def test_that_mpirun_goes_is_heard_also_after_a_request_to_stop():
     """As where everything is asked to stop at once: the rank hears it first, then what its guard makes of mpirun's."""
-    program = PROGRAM.replace("    time.sleep(100)", f"""
+    program = PROGRAM.replace(
+        "    time.sleep(100)",
+        f"""
     ours = os.dup(1)  # its own output will be that of mpirun, in whose place is this process
     os.kill(os.getpid(), {int(MPIRUN_GOES)})
     while not signals.alone:
         time.sleep(0.01)
     os.write(ours, b"alone\\n")
-    time.sleep(100)""")
-    guard = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    time.sleep(100)""",
+    )
+    guard = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     pid, _ = guard.stdout.readline().split()
     try:
         assert guard.stdout.readline() == "alone\n"

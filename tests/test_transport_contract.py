@@ -15,7 +15,14 @@ from programs import transport_contract
 
 from ecrm.errors import UsageError
 from ecrm.transport.base import PeerFailure
-from ecrm.transport.mpi import CLOSE_SECONDS, EXCHANGE, HEAD_FIELDS, MOST_APART, Delivery, _check_fault_tolerance
+from ecrm.transport.mpi import (
+    CLOSE_SECONDS,
+    EXCHANGE,
+    HEAD_FIELDS,
+    MOST_APART,
+    Delivery,
+    _check_fault_tolerance,
+)
 from ecrm.transport.simulated import RankKilled, SimulatedCluster
 
 PROGRAMS = Path(transport_contract.__file__).parent
@@ -32,7 +39,9 @@ def test_contract_holds_in_simulation() -> None:
     schedules = 20
     for seed in range(schedules):
         cluster = SimulatedCluster(RANKS, seed)
-        outcome = cluster.run(lambda transport: transport_contract.contract(transport, die_in_simulation, 8 << 10))
+        outcome = cluster.run(
+            lambda transport: transport_contract.contract(transport, die_in_simulation, 8 << 10)
+        )
         assert sorted(outcome.results) == EXPECTED_SURVIVORS, f"seed {seed}"
         assert all(result["live"] == EXPECTED_SURVIVORS for result in outcome.results.values())
         assert {kill.rank for kill in outcome.killed} == {1, 2, 3, 4, 5}
@@ -78,16 +87,24 @@ def test_one_rank_needs_no_mpirun() -> None:
         "t.shrink(); assert t.live == (0,); t.close(); print('well'); sys.stdout.flush(); os._exit(0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=PROGRAMS.parents[1]
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=PROGRAMS.parents[1],
     )
     assert done.stdout == "well\n", done.stdout + done.stderr
 
 
 def fake_mpi(library: str, size: int) -> SimpleNamespace:
-    return SimpleNamespace(Get_library_version=lambda: library, COMM_WORLD=SimpleNamespace(Get_size=lambda: size))
+    return SimpleNamespace(
+        Get_library_version=lambda: library, COMM_WORLD=SimpleNamespace(Get_size=lambda: size)
+    )
 
 
-def test_mpi_without_fault_tolerance_is_refused_with_the_right_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_without_fault_tolerance_is_refused_with_the_right_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMPI_MCA_mpi_ft_enable", raising=False)
     with pytest.raises(UsageError, match="mpirun --with-ft ulfm"):
         _check_fault_tolerance(fake_mpi("Open MPI v5.0.11, package: x", 4))
@@ -122,7 +139,9 @@ class SilentMpi:
     def Irecv(self, words: np.ndarray, peer: int) -> SimpleNamespace:
         words[: len(self.head)] = self.head
         looks = iter([False] * 20 + [True])
-        return SimpleNamespace(Wait=self.came, Test=lambda status: next(looks) and self.came(status))
+        return SimpleNamespace(
+            Wait=self.came, Test=lambda status: next(looks) and self.came(status)
+        )
 
     def nothing(self, status: object) -> bool:
         return True
@@ -138,11 +157,14 @@ class SilentMpi:
     "head, words, complaint",
     [
         ([], [0], "nothing came from rank 1"),
-        ([], [HEAD_FIELDS], "nothing came"),  # the right number of words for an empty message, and nothing written
+        # the right number of words for an empty message, and nothing written
+        ([], [HEAD_FIELDS], "nothing came"),
         ([], [480], "nothing came"),
-        ([3, 2, *NONE_APART, 9, 9, 9], [HEAD_FIELDS + 2], "nothing came"),  # one word of the head is missing
+        # one word of the head is missing
+        ([3, 2, *NONE_APART, 9, 9, 9], [HEAD_FIELDS + 2], "nothing came"),
         ([1000, 2, *NONE_APART], [480, 1000 - 480], "half a message"),
-        ([1, 2, 400, *NONE_APART[1:], 9], [HEAD_FIELDS + 1, 99], "half a message"),  # of 100 words that travel apart
+        # of 100 words that travel apart
+        ([1, 2, 400, *NONE_APART[1:], 9], [HEAD_FIELDS + 1, 99], "half a message"),
     ],
 )
 def test_success_reported_for_data_that_never_came_is_a_failure(
@@ -155,5 +177,8 @@ def test_success_reported_for_data_that_never_came_is_a_failure(
 
 def test_ranks_in_different_calls_are_told_apart_on_mpi() -> None:
     mpi = SilentMpi([0, 2 * 7 + 1, *NONE_APART], [HEAD_FIELDS])
-    with pytest.raises(RuntimeError, match=r"number 1 is in its call 7 \(share\), number 0 in its call 1 \(exchange\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"number 1 is in its call 7 \(share\), number 0 in its call 1 \(exchange\)",
+    ):
         Delivery(mpi, mpi, [np.zeros(8, np.uint8)] * 2, [[], []], 1, EXCHANGE, sleeps=False).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -48,7 +49,9 @@ def recover(transport: Transport, step: int) -> int:
             pass
 
 
-def steps(count: int, phase: Callable[[int, int], None] = lambda rank, step: None) -> Callable[[Transport], object]:
+def steps(
+    count: int, phase: Callable[[int, int], None] = lambda rank, step: None
+) -> Callable[[Transport], object]:
     """A program of `count` bulk-synchronous steps that checks all it receives; ends with (step, live)."""
 
     def program(transport: Transport) -> object:
@@ -57,9 +60,13 @@ def steps(count: int, phase: Callable[[int, int], None] = lambda rank, step: Non
             phase(transport.rank, step)
             try:
                 for turn in range(3):
-                    received = transport.exchange({to: number(1000 * step + turn) for to in transport.live})
+                    received = transport.exchange(
+                        {to: number(1000 * step + turn) for to in transport.live}
+                    )
                     assert list(received) == list(transport.live)
-                    assert {int(tensors[0]) for tensors in received.values()} == {1000 * step + turn}
+                    assert {int(tensors[0]) for tensors in received.values()} == {
+                        1000 * step + turn
+                    }
                 step += transport.agree(True)
             except PeerFailure:
                 step = recover(transport, step)
@@ -126,7 +133,8 @@ def test_a_rank_may_die_at_every_call_in_every_way() -> None:
                 outcome = SimulatedCluster(4, seed, [Fault(2, call_index, when)]).run(steps(3))
                 assert outcome.killed == [Kill(2, call_index, method, when)]
                 assert outcome.unfired == []
-                if call_index == 11:  # who saw the last call succeed has ended; others may have gone on without it
+                # who saw the last call succeed has ended; others may have gone on without it
+                if call_index == 11:
                     assert {step for step, live in outcome.results.values()} == {3}
                     assert set(outcome.results) == {0, 1, 3}
                 else:
@@ -183,7 +191,9 @@ def test_several_at_once_from_chance_and_never_more_than_asked() -> None:
 
 def test_who_may_be_killed_is_asked() -> None:
     for seed in range(40):
-        faults = RandomFaults(most=8, per_call=0.05, together=0.9, may_kill=lambda rank, killed: rank % 2 == 1)
+        faults = RandomFaults(
+            most=8, per_call=0.05, together=0.9, may_kill=lambda rank, killed: rank % 2 == 1
+        )
         outcome = SimulatedCluster(6, seed, faults).run(steps(8))
         assert {kill.rank for kill in outcome.killed} <= {1, 3, 5}
         assert {0, 2, 4} <= set(outcome.results)
@@ -195,10 +205,17 @@ def test_a_rank_may_die_between_calls_by_order_or_by_hook() -> None:
             raise RankKilled
 
     for seed in range(20):
-        cluster = SimulatedCluster(5, seed, [PhaseFault(3, 1, "lookup"), PhaseFault(4, 9, "never")], on_phase=hook)
-        outcome = cluster.run(steps(6, lambda rank, step: cluster.enter_phase(rank, step, "lookup")))
+        cluster = SimulatedCluster(
+            5, seed, [PhaseFault(3, 1, "lookup"), PhaseFault(4, 9, "never")], on_phase=hook
+        )
+        outcome = cluster.run(
+            steps(6, lambda rank, step: cluster.enter_phase(rank, step, "lookup"))
+        )
         assert outcome.results == dict.fromkeys((1, 2, 4), (6, (1, 2, 4)))
-        assert [(kill.rank, kill.when) for kill in outcome.killed] == [(3, "lookup of step 1"), (0, "lookup of step 3")]
+        assert [(kill.rank, kill.when) for kill in outcome.killed] == [
+            (3, "lookup of step 1"),
+            (0, "lookup of step 3"),
+        ]
         assert outcome.unfired == [PhaseFault(4, 9, "never")]
 
 
@@ -246,8 +263,12 @@ def test_survivors_of_one_call_are_told_different_things() -> None:
     for seed in range(200):
         outcome = SimulatedCluster(4, seed, [Fault(0, 0, DURING)]).run(program)
         kinds.update({"".join(sorted(result[0] for result in outcome.results.values()))})
-        first_shrink = next(at for at, event in enumerate(outcome.trace) if event.method == "shrink")
-        kinds["failed after the shrink"] += any(event.what == "fails" for event in outcome.trace[first_shrink:])
+        first_shrink = next(
+            at for at, event in enumerate(outcome.trace) if event.method == "shrink"
+        )
+        kinds["failed after the shrink"] += any(
+            event.what == "fails" for event in outcome.trace[first_shrink:]
+        )
     assert {"ccc", "ccf", "cff", "fff"} <= set(kinds)
     assert kinds["failed after the shrink"] > 10
 
@@ -291,7 +312,9 @@ def check_agreements(ranks: int, seed: int, faults: RandomFaults, seen: Counter)
                 answer = results.setdefault(key, {})[transport.rank] = transport.agree(flag)
                 if answer:
                     absent = {rank for rank in transport.live if flags[key].get(rank) is not True}
-                    assert absent <= set(cluster.killed_ranks), f"True although {absent} have not called with True"
+                    assert absent <= set(cluster.killed_ranks), (
+                        f"True although {absent} have not called with True"
+                    )
                 done += 1
             except PeerFailure:
                 results.setdefault(key, {})[transport.rank] = PeerFailure
@@ -370,17 +393,17 @@ def test_different_calls_at_one_place_name_both() -> None:
         else:
             transport.share([])
 
-    with pytest.raises(SimulationMismatch, match=r"call 1 .*rank . (share|agree), rank . (share|agree)") as caught:
+    with pytest.raises(
+        SimulationMismatch, match=r"call 1 .*rank . (share|agree), rank . (share|agree)"
+    ) as caught:
         SimulatedCluster(2, 0).run(program)
     assert "agree" in str(caught.value) and "share" in str(caught.value)
 
 
 def test_a_mismatch_cannot_be_swallowed() -> None:
     def program(transport: Transport) -> None:
-        try:
+        with contextlib.suppress(Exception):
             transport.agree(True) if transport.rank == 1 else transport.share([])
-        except Exception:
-            pass
 
     with pytest.raises(SimulationMismatch):
         SimulatedCluster(3, 0).run(program)
@@ -452,7 +475,11 @@ def test_a_call_is_complete_where_everything_has_come() -> None:
     assert communicator.is_full(call) and communicator.has_all(1, call)
     call.reached[2] = {0}
     communicator.dead.add(2)
-    assert communicator.has_all(0, call) and not communicator.has_all(1, call) and communicator.troubled
+    assert (
+        communicator.has_all(0, call)
+        and not communicator.has_all(1, call)
+        and communicator.troubled
+    )
     with pytest.raises(CallMismatch, match="rank 0 share, rank 1 agree"):
         communicator.enter(0, "share", "d")
         communicator.enter(1, "agree", True)

@@ -17,7 +17,9 @@ def random_tensors(seed: int) -> list[torch.Tensor]:
     tensors = []
     for dtype in wire.DTYPES:
         elements = int(torch.randint(0, 40, (), generator=generator))
-        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (elements * dtype.itemsize,), generator=generator)
+        raw = torch.randint(
+            0, 2 if dtype is torch.bool else 256, (elements * dtype.itemsize,), generator=generator
+        )
         tensors.append(raw.to(torch.uint8).view(dtype))
     order = torch.randperm(len(tensors), generator=generator)[: seed % (len(tensors) + 1)]
     return [tensors[place] for place in order.tolist()]
@@ -35,18 +37,35 @@ def told(part: torch.Tensor | tuple[int, ...]) -> bytes | tuple[int, ...]:
 def test_every_dtype_and_length_comes_back_bit_for_bit(seed: int) -> None:
     tensors = random_tensors(seed)
     buffer = wire.pack(tensors)
-    assert buffer.dtype == np.uint8 and buffer.size == wire.packed_bytes(tensors) and buffer.size % 8 == 0
+    assert (
+        buffer.dtype == np.uint8
+        and buffer.size == wire.packed_bytes(tensors)
+        and buffer.size % 8 == 0
+    )
     received = wire.unpack(buffer)
     assert [tensor.dtype for tensor in received] == [tensor.dtype for tensor in tensors]
     assert [raw_bytes(tensor) for tensor in received] == [raw_bytes(tensor) for tensor in tensors]
 
 
 def test_heads_come_back_as_they_were_among_tensors() -> None:
-    sent = [(1, -2, 1 << 62), torch.arange(3), (), (-(1 << 63),), torch.empty(0), Picked(torch.arange(4.0), torch.tensor([3, 1])), (7, True)]
+    sent = [
+        (1, -2, 1 << 62),
+        torch.arange(3),
+        (),
+        (-(1 << 63),),
+        torch.empty(0),
+        Picked(torch.arange(4.0), torch.tensor([3, 1])),
+        (7, True),
+    ]
     buffer = wire.pack(sent)
     assert buffer.size == wire.packed_bytes(sent) == 8 * (1 + 2 * 7 + 6) + 24 + 8
     received = wire.unpack(buffer)
-    assert [received[place] for place in (0, 2, 3, 6)] == [(1, -2, 1 << 62), (), (-(1 << 63),), (7, 1)]
+    assert [received[place] for place in (0, 2, 3, 6)] == [
+        (1, -2, 1 << 62),
+        (),
+        (-(1 << 63),),
+        (7, 1),
+    ]
     assert [received[place].tolist() for place in (1, 4, 5)] == [[0, 1, 2], [], [3.0, 1.0]]
     assert copied(sent[6]) == received[6] and copied(sent[2]) == ()
     for pack in (lambda part: wire.pack([part]), copied):
@@ -55,7 +74,11 @@ def test_heads_come_back_as_they_were_among_tensors() -> None:
 
 
 def test_shapes_are_flattened_and_nothing_is_shared_with_the_sender() -> None:
-    sent = [torch.arange(6.0).reshape(2, 3).requires_grad_(), torch.tensor(7), torch.from_numpy(np.empty(0))]
+    sent = [
+        torch.arange(6.0).reshape(2, 3).requires_grad_(),
+        torch.tensor(7),
+        torch.from_numpy(np.empty(0)),
+    ]
     received = wire.unpack(wire.pack(sent))
     with torch.no_grad():
         sent[0].zero_()
@@ -77,7 +100,15 @@ def test_packing_overwrites_all_of_the_memory_given() -> None:
     wire.pack_into(memory, tensors)
     assert memory.tobytes() == wire.pack(tensors).tobytes()
     words = memory.view(np.int64).tolist()
-    assert words == [2, wire.CODE_OF_DTYPE[torch.uint8], 3, wire.CODE_OF_DTYPE[torch.int16], 1, 0x010101, 1]
+    assert words == [
+        2,
+        wire.CODE_OF_DTYPE[torch.uint8],
+        3,
+        wire.CODE_OF_DTYPE[torch.int16],
+        1,
+        0x010101,
+        1,
+    ]
 
 
 def test_no_tensors_take_no_bytes() -> None:
@@ -130,7 +161,8 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     large = torch.arange(wire.APART_BYTES // 8)
     odd = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)  # no multiple of 4 bytes
     picked = Picked(large.view(-1, 4), torch.arange(wire.APART_BYTES // 32))
-    shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]  # MPI takes no words that begin between words
+    # MPI takes no words that begin between words
+    shifted = torch.ones(wire.APART_BYTES + 1, dtype=torch.uint8)[1:]
     sent = [(7,), large, odd, picked, (), shifted, large.neg(), torch.empty(0), (1, 2)]
     places = wire.places_of(sent, wire.APART_BYTES)
     assert places == [1, 6]
@@ -140,7 +172,9 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
     apart = [wire.bytes_of(sent[place]) for place in places]
     assert apart[0].ctypes.data == large.data_ptr()
     received = wire.unpack(buffer, [memory.copy() for memory in apart])
-    assert [told(part) for part in received] == [told(part) for part in wire.unpack(wire.pack(sent))]
+    assert [told(part) for part in received] == [
+        told(part) for part in wire.unpack(wire.pack(sent))
+    ]
     assert [received[place] for place in (0, 4, 8)] == [(7,), (), (1, 2)]
     with pytest.raises(ValueError, match="announced apart, nothing came"):
         wire.unpack(buffer, [apart[0]])
@@ -152,7 +186,10 @@ def test_large_tensors_travel_apart_from_where_they_lie() -> None:
 
 def test_what_is_lent_is_read_where_it_lies() -> None:
     memory = np.arange(4 << 10, dtype=np.uint8)
-    first, second = torch.from_numpy(memory[8:24]).view(torch.int32), torch.from_numpy(memory[100:103])
+    first, second = (
+        torch.from_numpy(memory[8:24]).view(torch.int32),
+        torch.from_numpy(memory[100:103]),
+    )
     sent, lent = [(7, 8), first, torch.tensor([1.5]), second, (9,)], {1: 8, 3: 100}
     buffer = np.empty(wire.packed_bytes(sent, (), lent), np.uint8)
     wire.pack_into(buffer, sent, (), lent)
@@ -160,7 +197,10 @@ def test_what_is_lent_is_read_where_it_lies() -> None:
     received = wire.unpack(buffer, (), memory)
     assert [told(part) for part in received] == [told(part) for part in sent]
     assert [received[place].data_ptr() for place in (1, 3)] == [first.data_ptr(), second.data_ptr()]
-    for there, said in ((memory[:102], "3 elements of dtype code 0 lent at byte 100, 102 bytes can be read"), (None, "4 elements .* 0 bytes can be read")):
+    for there, said in (
+        (memory[:102], "3 elements of dtype code 0 lent at byte 100, 102 bytes can be read"),
+        (None, "4 elements .* 0 bytes can be read"),
+    ):
         with pytest.raises(ValueError, match=said):
             wire.unpack(buffer, (), there)
 
@@ -168,29 +208,63 @@ def test_what_is_lent_is_read_where_it_lies() -> None:
 def test_rows_picked_from_what_is_lent_are_picked_by_who_gets_them() -> None:
     memory = np.arange(4 << 10, dtype=np.uint8)
     matrix = torch.from_numpy(memory[16:96]).view(torch.int16).view(10, 4)
-    sent = [(7,), Picked(matrix, torch.tensor([9, 0, 9])), torch.tensor([1.5]), Picked(matrix[1:], torch.arange(0)), (8,)]
+    sent = [
+        (7,),
+        Picked(matrix, torch.tensor([9, 0, 9])),
+        torch.tensor([1.5]),
+        Picked(matrix[1:], torch.arange(0)),
+        (8,),
+    ]
     buffer = wire.pack(sent, {1: 16, 3: 24})
-    assert buffer.size == wire.packed_bytes(sent, (), {1: 16, 3: 24}) == 8 * (1 + 2 * 5 + 2 + 2 * 3 + 3 + 1)
+    assert (
+        buffer.size
+        == wire.packed_bytes(sent, (), {1: 16, 3: 24})
+        == 8 * (1 + 2 * 5 + 2 + 2 * 3 + 3 + 1)
+    )
     head, first, number, second, last = wire.unpack(buffer, (), memory)
     assert (head, number.tolist(), last) == ((7,), [1.5], (8,))
-    assert first.source.data_ptr() == matrix.data_ptr() and torch.equal(first.source, matrix) and first.rows.tolist() == [9, 0, 9]
+    assert (
+        first.source.data_ptr() == matrix.data_ptr()
+        and torch.equal(first.source, matrix)
+        and first.rows.tolist() == [9, 0, 9]
+    )
     assert torch.equal(second.source, matrix[1:]) and second.rows.numel() == 0
-    for place, wrong, said in ((13, 0, "3 rows of 0 of 40 elements"), (13, 7, "3 rows of 7 of 40 elements"), (14, -1, "-1 rows of 4 of 40 elements"), (14, 1 << 40, "elements of torch.int64 at byte")):
+    for place, wrong, said in (
+        (13, 0, "3 rows of 0 of 40 elements"),
+        (13, 7, "3 rows of 7 of 40 elements"),
+        (14, -1, "-1 rows of 4 of 40 elements"),
+        (14, 1 << 40, "elements of torch.int64 at byte"),
+    ):
         broken = buffer.copy()
         broken.view(np.int64)[place] = wrong
         with pytest.raises(ValueError, match=said):
             wire.unpack(broken, (), memory)
-    with pytest.raises(ValueError, match="40 elements of dtype code 2 lent at byte 16, 90 bytes can be read"):
+    with pytest.raises(
+        ValueError, match="40 elements of dtype code 2 lent at byte 16, 90 bytes can be read"
+    ):
         wire.unpack(buffer, (), memory[:90])
 
 
 def test_what_is_worth_lending() -> None:
     """What makes a message shorter by enough."""
     rows, narrow = torch.zeros(1000, 4), torch.zeros(1000, 2)
-    parts = [(1,), rows, rows[:1], Picked(rows, torch.arange(132)), Picked(rows, torch.arange(130)), rows[:64], rows[:65], Picked(narrow, torch.arange(1000))]
-    assert [(place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)] == [(1, True), (3, True), (6, True)]
+    parts = [
+        (1,),
+        rows,
+        rows[:1],
+        Picked(rows, torch.arange(132)),
+        Picked(rows, torch.arange(130)),
+        rows[:64],
+        rows[:65],
+        Picked(narrow, torch.arange(1000)),
+    ]
+    assert [
+        (place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)
+    ] == [(1, True), (3, True), (6, True)]
     for place in (1, 3, 6):
-        assert wire.spared(parts[place]) == wire.packed_bytes(parts) - wire.packed_bytes(parts, (), {place: 0})
+        assert wire.spared(parts[place]) == wire.packed_bytes(parts) - wire.packed_bytes(
+            parts, (), {place: 0}
+        )
 
 
 def test_what_is_picked_is_numbered_by_int64() -> None:

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.parallel
 ROWS, BYTES = 40, 20
 
 
-def _update(log: UndoLog, expected: dict[int, torch.Tensor], seed: int, units: int, size: int = 15) -> None:
+def _update(
+    log: UndoLog, expected: dict[int, torch.Tensor], seed: int, units: int, size: int = 15
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, _ = unique_by_unit(torch.randperm(ROWS, generator=generator)[:size], units)
     delta = torch.randint(0, 256, (size, BYTES), dtype=torch.uint8, generator=generator)
@@ -30,7 +32,11 @@ def _update(log: UndoLog, expected: dict[int, torch.Tensor], seed: int, units: i
 
 
 def _held(log: UndoLog) -> dict[int, list[int]]:
-    return {row: change.tolist() for rows, delta in log.deltas() for row, change in zip(rows.tolist(), delta, strict=True)}
+    return {
+        row: change.tolist()
+        for rows, delta in log.deltas()
+        for row, change in zip(rows.tolist(), delta, strict=True)
+    }
 
 
 @pytest.mark.parametrize("units", [1, 3, 4])
@@ -66,7 +72,10 @@ def test_deltas_lie_in_the_memory_that_they_are_sent_from():
         return places[-1]
 
     def lie_in(part, memory):
-        return memory.data_ptr() <= part.data_ptr() and part.data_ptr() + part.nbytes <= memory.data_ptr() + memory.nbytes
+        return (
+            memory.data_ptr() <= part.data_ptr()
+            and part.data_ptr() + part.nbytes <= memory.data_ptr() + memory.nbytes
+        )
 
     log, first = UndoLog(ROWS, BYTES, 2, allocate), torch.arange(0, ROWS, 2)
     space = log.space(ROWS // 2).view(torch.uint8)
@@ -74,7 +83,9 @@ def test_deltas_lie_in_the_memory_that_they_are_sent_from():
     assert len(places) == 1 and lie_in(log.deltas()[0][1], places[0])
     for _ in range(3):
         _update(log, {}, 1, 2, ROWS)
-    assert len(places) == 3 and all(lie_in(delta, memory) for (_, delta), memory in zip(log.deltas(), places[1:], strict=True))
+    assert len(places) == 3 and all(
+        lie_in(delta, memory) for (_, delta), memory in zip(log.deltas(), places[1:], strict=True)
+    )
     log.clear()
     assert log.space(3).data_ptr() == space.data_ptr()
 

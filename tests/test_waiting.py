@@ -65,7 +65,10 @@ def test_of_several_hosts_the_guard_counts_its_own(tmp_path):
     first = guard(tmp_path, clock, rank=0, ranks=3, size=6)
     first.news()
     clock[0] = 2.0
-    assert first.news() == "waiting until torch is loaded, 0 of 3 ranks of this host have it: 2 s so far"
+    assert (
+        first.news()
+        == "waiting until torch is loaded, 0 of 3 ranks of this host have it: 2 s so far"
+    )
 
 
 def test_where_no_notes_can_be_left_the_guard_speaks_of_its_own_rank(tmp_path):

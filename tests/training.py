@@ -40,7 +40,14 @@ class _MortalFolder(RunFolder):
         self._deaths = deaths
 
     def event(self, fields: dict[str, Any]) -> None:
-        death = next((death for death in self._deaths if fields["event"] == "progress" and fields["step"] == death.step), None)
+        death = next(
+            (
+                death
+                for death in self._deaths
+                if fields["event"] == "progress" and fields["step"] == death.step
+            ),
+            None,
+        )
         if death is None or death.has_written:
             super().event(fields)
         if death is not None:
@@ -60,11 +67,19 @@ class Trained:
 
 
 def train(
-    folder: Path, data: Path, *sets: str, faults=(), telling: Sequence[Telling] = (), resume: Path | None = None, seed: int = 0
+    folder: Path,
+    data: Path,
+    *sets: str,
+    faults=(),
+    telling: Sequence[Telling] = (),
+    resume: Path | None = None,
+    seed: int = 0,
 ) -> Trained:
     """The tiny config with `sets`, to its end or to the death of its last rank; checkpoints where they are on."""
     config = load_config("tiny", [f"data.path={data}", *sets])
-    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table, config.data.eval_fraction)
+    dataset = CriteoDataset.open(
+        config.data.path, config.model.max_rows_per_table, config.data.eval_fraction
+    )
     cluster = SimulatedCluster(config.world_size, seed, faults, most_calls=300_000)
     own = CheckpointFolder(folder / "checkpoints")
     resumed = [] if resume is None else find(resume / "checkpoints")[0]
@@ -75,22 +90,42 @@ def train(
         protection = make_protection(config, folder / "mapped", CheckpointRows(own))
         unknown = {rank: {"failure_domain": f"rank {rank}"} for rank in range(config.world_size)}
         reporter = Reporter(run_folder, {}, 1)
-        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(rank, step, name), event=reporter.event)
+        hooks = Hooks(
+            phase=lambda step, name: cluster.enter_phase(rank, step, name), event=reporter.event
+        )
         durable: Any = None
         if config.protection.name == "mapped":
             durable = Reopened()
         elif config.checkpoints or resume is not None:
             durable = Restorer(own, resumed)
-        engine = build_engine(config, transport, protection, start_view(config, protection, unknown), dataset, hooks, durable)
+        engine = build_engine(
+            config,
+            transport,
+            protection,
+            start_view(config, protection, unknown),
+            dataset,
+            hooks,
+            durable,
+        )
         reporter.watch(engine)
         if resume is not None:
             engine.resume()
         checkpoints = None
         if config.checkpoints:
             policy = CheckpointPolicy(config.train.steps, **vars(config.checkpoint))
-            checkpoints = Checkpoints(engine, own, {}, policy, reporter.event, background=lambda work: work())
+            checkpoints = Checkpoints(
+                engine, own, {}, policy, reporter.event, background=lambda work: work()
+            )
         return Trainer(
-            engine, dataset, config, config.train.steps, run_folder, {}, Traffic(transport), tell=reporter.progress, checkpoints=checkpoints
+            engine,
+            dataset,
+            config,
+            config.train.steps,
+            run_folder,
+            {},
+            Traffic(transport),
+            tell=reporter.progress,
+            checkpoints=checkpoints,
         ).run()
 
     if config.protection.name == "mapped":

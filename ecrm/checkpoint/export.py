@@ -25,8 +25,15 @@ TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Register the command."""
-    parser = commands.add_parser("export", help="write the model of a checkpoint as one file with TorchRec's names")
-    parser.add_argument("checkpoint", type=Path, metavar="DIR", help="a run folder, then its newest checkpoint, or one checkpoint")
+    parser = commands.add_parser(
+        "export", help="write the model of a checkpoint as one file with TorchRec's names"
+    )
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a run folder, then its newest checkpoint, or one checkpoint",
+    )
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -45,7 +52,9 @@ def _run(args: argparse.Namespace) -> int:
         print(line)
     with staged_file(args.output) as file:
         tensors, size = export(whole[0], args.format, file, args.output.parent)
-    print(f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, {counted(size, 'byte')}")
+    print(
+        f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, {counted(size, 'byte')}"
+    )
     return 0
 
 
@@ -61,10 +70,14 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
         return _write(checkpoint, output)
     import torch
 
-    with tempfile.TemporaryFile(dir=folder) as plain:  # without a name: nothing is left of it, however this ends
+    # without a name: nothing is left of it, however this ends
+    with tempfile.TemporaryFile(dir=folder) as plain:
         written = _write(checkpoint, plain)
         saved = _Saved(output)
-        torch.save({name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()}, saved)
+        torch.save(
+            {name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()},
+            saved,
+        )
     if saved.trouble is not None:
         raise saved.trouble
     return written
@@ -91,7 +104,11 @@ class _Saved:
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Every tensor's name in TorchRec's DLRM and its shape: tables, then the dense parts in the order of their flat buffer."""
     identity = checkpoint.manifest.identity
-    bottom, top, tables = identity["model.bottom_mlp"], identity["model.top_mlp"], identity["tables"]
+    bottom, top, tables = (
+        identity["model.bottom_mlp"],
+        identity["model.top_mlp"],
+        identity["tables"],
+    )
     shapes: dict[str, tuple[int, ...]] = {
         TABLE.format(name): (rows, identity["model.embedding_dim"]) for name, rows in tables.items()
     }
@@ -100,7 +117,11 @@ def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     width = bottom[-1] + (features + 1) * features // 2
     shapes |= _layers("over_arch.model.0._mlp.{}._linear", width, top[:-1])
     last = top[-2] if len(top) > 1 else width
-    return {**shapes, "over_arch.model.1.weight": (top[-1], last), "over_arch.model.1.bias": (top[-1],)}
+    return {
+        **shapes,
+        "over_arch.model.1.weight": (top[-1], last),
+        "over_arch.model.1.bias": (top[-1],),
+    }
 
 
 def _layers(name: str, inputs: int, widths: list[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -129,7 +150,8 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
     header += b" " * (-len(header) % 8)
     output.write(struct.pack("<Q", len(header)) + header)
     output.flush()
-    os.posix_fallocate(output.fileno(), 0, output.tell() + at)  # a mapped page that finds no room on the disk kills with SIGBUS
+    # a mapped page that finds no room on the disk kills with SIGBUS
+    os.posix_fallocate(output.fileno(), 0, output.tell() + at)
     arrays = read_safetensors(output, "r+")
     identity = checkpoint.manifest.identity
     dim = identity["model.embedding_dim"]
@@ -140,8 +162,16 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
         _scatter(arrays, space, offsets, rows.numpy(), initial(rows).numpy())
     for link in checkpoint.chain:
         for entry in link.manifest.row_files:
-            for numbers, records in read_rows(link.path / entry["name"], link.manifest.record_bytes[0], space.rows):
-                _scatter(arrays, space, offsets, numbers, np.ascontiguousarray(records[:, : 4 * dim]).view(np.float32))
+            for numbers, records in read_rows(
+                link.path / entry["name"], link.manifest.record_bytes[0], space.rows
+            ):
+                _scatter(
+                    arrays,
+                    space,
+                    offsets,
+                    numbers,
+                    np.ascontiguousarray(records[:, : 4 * dim]).view(np.float32),
+                )
     flat, place = read_dense(checkpoint)[0].numpy(), 0
     for name, shape in shapes.items():
         if not name.startswith("sparse_arch."):
@@ -159,7 +189,9 @@ def _scatter(arrays, space, offsets, numbers, values) -> None:
     tables = np.searchsorted(offsets, numbers, side="right") - 1
     for table in np.unique(tables):
         here = tables == table
-        arrays[TABLE.format(space.tables[table].name)][numbers[here] - offsets[table]] = values[here]
+        arrays[TABLE.format(space.tables[table].name)][numbers[here] - offsets[table]] = values[
+            here
+        ]
 
 
 def read_safetensors(source: Path | BinaryIO, mode: str = "c") -> dict:
@@ -171,6 +203,8 @@ def read_safetensors(source: Path | BinaryIO, mode: str = "c") -> dict:
         entries = json.loads(os.pread(file.fileno(), size, 8))
         entries.pop("__metadata__", None)
         return {
-            name: np.memmap(file, np.float32, mode, 8 + size + entry["data_offsets"][0], tuple(entry["shape"]))
+            name: np.memmap(
+                file, np.float32, mode, 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
+            )
             for name, entry in entries.items()
         }

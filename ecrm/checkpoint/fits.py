@@ -13,9 +13,17 @@ from ecrm.errors import UsageError
 MODEL = ("model.embedding_dim", "model.bottom_mlp", "model.top_mlp")
 """Keys that the shapes of weights depend on."""
 KEPT = (
-    "model.embedding_dim", "model.bottom_mlp", "model.top_mlp", "model.dense_arch", "train.global_batch", "train.slots",
-    "train.seed", "train.sparse_optimizer", "train.sparse_eps", "train.dense_optimizer",
-)  # fmt: skip
+    "model.embedding_dim",
+    "model.bottom_mlp",
+    "model.top_mlp",
+    "model.dense_arch",
+    "train.global_batch",
+    "train.slots",
+    "train.seed",
+    "train.sparse_optimizer",
+    "train.sparse_eps",
+    "train.dense_optimizer",
+)
 """Keys that a run which goes on must have as they were: they make tables, model and optimizer state."""
 HELD_OUT = "data.eval_fraction"
 """May change only with the data: rows held out so far would be trained on, or the reverse."""
@@ -26,10 +34,13 @@ TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
 ANEW = "start without --resume"
 
 
-def identity(config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None) -> dict[str, Any]:
+def identity(
+    config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What a run trains: config keys, tables, the data's digests, the step at which the data began, and how the run `began_as`.
 
-    That is the seed of the initial values of rows, and the checksum of the checkpoint whose weights it began with, None without.
+    That is the seed of the initial values of rows, and the checksum of the checkpoint whose weights
+    it began with, None without.
     """
     values = config.to_dict()
 
@@ -54,7 +65,10 @@ def identity(config: Config, data_began: int = 0, began_as: dict[str, Any] | Non
 
 def begun_as(said: dict[str, Any]) -> dict[str, Any]:
     """What an identity says of how the run began."""
-    return {"rows_seed": said.get("rows_seed", said.get("train.seed")), "init_from": said.get("init_from")}
+    return {
+        "rows_seed": said.get("rows_seed", said.get("train.seed")),
+        "init_from": said.get("init_from"),
+    }
 
 
 def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
@@ -73,7 +87,11 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
     other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
     if other:
         ours = ", ".join(f"{key}={mine[key]}" for key in other)
-        raise UsageError(f"{path} was made with another config than this one, which has {ours}", other, otherwise=ANEW)
+        raise UsageError(
+            f"{path} was made with another config than this one, which has {ours}",
+            other,
+            otherwise=ANEW,
+        )
     if said["tables"] != mine["tables"]:
         raise UsageError(
             f"{path} has other tables: {tables_that_differ(said['tables'], mine['tables'])}",
@@ -88,7 +106,10 @@ def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
     other = {key: said[key] for key in MODEL if said[key] != mine[key]}
     if other:
         ours = ", ".join(f"{key}={mine[key]}" for key in other)
-        raise UsageError(f"--init-from {path}: the weights are of another model than this config's, which has {ours}", other)
+        raise UsageError(
+            f"--init-from {path}: the weights are of another model than this config's, which has {ours}",
+            other,
+        )
     if said["tables"] != mine["tables"]:
         raise UsageError(
             f"--init-from {path}: other tables: {tables_that_differ(said['tables'], mine['tables'])}",
@@ -101,17 +122,27 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
     """One line for each thing that a run of identity `mine` has otherwise than the one, `said`, that it goes on from."""
     before, now = {**said, **said.get("told", {})}, {**mine, **mine["told"]}
     path = before.pop("data.path", "")
-    lines = [f"{key} {before[key]} -> {now[key]}" for key in (*MAY_CHANGE, *TOLD) if key in before and before[key] != now[key]]
+    lines = [
+        f"{key} {before[key]} -> {now[key]}"
+        for key in (*MAY_CHANGE, *TOLD)
+        if key in before and before[key] != now[key]
+    ]
     if said["data"] != mine["data"]:
         rows, new = said["data"]["rows"], mine["data"]["rows"]
-        lines.append(f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, from the first of them")
+        lines.append(
+            f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, from the first of them"
+        )
     return lines
 
 
 def check_steps(path: Path, at: int, steps: int) -> None:
     """Raise UsageError where the run at `path` has gone beyond `steps`."""
     if at > steps:
-        raise UsageError(f"{path} is at step {at}, this config trains {steps}", {"train.steps": at}, otherwise="more")
+        raise UsageError(
+            f"{path} is at step {at}, this config trains {steps}",
+            {"train.steps": at},
+            otherwise="more",
+        )
 
 
 def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
@@ -122,7 +153,10 @@ def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
 def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
     """Table by table, what rows they have."""
     names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
-    return ", ".join(f"{name} has {theirs.get(name, 'no')} rows there, {mine.get(name, 'none')} here" for name in names)
+    return ", ".join(
+        f"{name} has {theirs.get(name, 'no')} rows there, {mine.get(name, 'none')} here"
+        for name in names
+    )
 
 
 def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
@@ -135,8 +169,9 @@ def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
 def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], list[str]]:
     """The checkpoints to go on from, newest first, and what is said of others; none without a folder given.
 
-    Only the newest where what is trained has changed since: from an older one, steps would be done again otherwise than they were.
-    Looks at manifests and sizes, not into the files. Raises UsageError and DataError as `locate` and `check_identity` do.
+    Only the newest where what is trained has changed since: from an older one, steps would be done
+    again otherwise than they were. Looks at manifests and sizes, not into the files. Raises
+    UsageError and DataError as `locate` and `check_identity` do.
     """
     if given is None:
         return [], []
@@ -144,7 +179,10 @@ def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], l
     said = found[0].manifest.identity
     check_identity(found[0].path, said, config)
     mine = identity(config, began(found[0], config), begun_as(said))
-    return [found[0], *(other for other in found[1:] if same_bits(other.manifest.identity, mine))], refused
+    return [
+        found[0],
+        *(other for other in found[1:] if same_bits(other.manifest.identity, mine)),
+    ], refused
 
 
 def began(checkpoint: Checkpoint, config: Config) -> int:

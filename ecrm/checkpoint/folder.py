@@ -42,7 +42,8 @@ class Checkpoint:
     def open(path: Path) -> Checkpoint:
         """Read the manifests of a checkpoint and of those it adds to, and look at the sizes of all files.
 
-        Raises DataError where something is missing or damaged, UsageError for another format version.
+        Raises DataError where something is missing or damaged, UsageError for another format
+        version.
         """
         manifest = _read(path)
         for entry in manifest.files:
@@ -77,7 +78,9 @@ class Checkpoint:
         except OSError as error:
             raise DataError(f"{file}: {error.strerror}") from None
         if found != entry["crc32"]:
-            raise DataError(f"{file}: damaged: CRC-32 {found:08x}, the manifest says {entry['crc32']:08x}")
+            raise DataError(
+                f"{file}: damaged: CRC-32 {found:08x}, the manifest says {entry['crc32']:08x}"
+            )
 
 
 def name_of(step: int) -> str:
@@ -109,7 +112,9 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
     folder = given / FOLDER if (given / FOLDER).is_dir() else given
     whole, refused = find(folder.resolve())
     if not whole and not refused:
-        raise UsageError(f"{given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders")
+        raise UsageError(
+            f"{given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders"
+        )
     if not whole:
         raise DataError(f"{given}: no checkpoint is whole: {refused[0]}")
     return whole, refused
@@ -129,7 +134,11 @@ class CheckpointFolder:
 
     def publish(self, manifest: Manifest) -> None:
         """Give the draft, whose files are synced, its name, and then its manifest: from here on it counts."""
-        disk, draft, final = self.disk, self.draft(manifest.step), self.path / name_of(manifest.step)
+        disk, draft, final = (
+            self.disk,
+            self.draft(manifest.step),
+            self.path / name_of(manifest.step),
+        )
         listed = {entry["name"] for entry in manifest.files}
         for file in sorted(draft.iterdir()):
             if file.name not in listed:
@@ -154,17 +163,26 @@ class CheckpointFolder:
         """Let `best` lead to a complete checkpoint, here or in another run's folder, from now on."""
         link = self.path / f".{BEST}"
         self.disk.remove(link)
-        link.symlink_to(checkpoint.name if checkpoint.parent == self.path else checkpoint.absolute())
+        link.symlink_to(
+            checkpoint.name if checkpoint.parent == self.path else checkpoint.absolute()
+        )
         self.disk.rename(link, self.path / BEST)
         self.disk.sync_folder(self.path)
 
     def inherit_best(self, began_from: Checkpoint) -> None:
         """Let `best` lead where it does beside the checkpoint that this run begins from, in another folder, unless that is a later one."""
         best = CheckpointFolder(began_from.path.parent).best
-        if best is not None and self.path.resolve() not in (best.parent, began_from.path.parent.resolve()):
-            if Checkpoint.open(best).step <= began_from.step:
-                self.disk.make_folder(self.path)
-                self.mark_best(best)
+        if (
+            best is not None
+            and self.path.resolve()
+            not in (
+                best.parent,
+                began_from.path.parent.resolve(),
+            )
+            and Checkpoint.open(best).step <= began_from.step
+        ):
+            self.disk.make_folder(self.path)
+            self.mark_best(best)
 
     @property
     def best(self) -> Path | None:
@@ -176,7 +194,11 @@ class CheckpointFolder:
         """Remove what neither `best` nor the newest `keep` complete checkpoints need: later drafts and earlier checkpoints."""
         whole, _ = find(self.path)
         best = self.best
-        kept = [checkpoint for checkpoint in whole if best is not None and checkpoint.path.resolve() == best]
+        kept = [
+            checkpoint
+            for checkpoint in whole
+            if best is not None and checkpoint.path.resolve() == best
+        ]
         needed = {link.step for checkpoint in (*whole[:keep], *kept) for link in checkpoint.chain}
         for step in sorted(_steps(self.path), reverse=True):
             if whole and step not in needed and step < whole[0].step:

@@ -1,7 +1,8 @@
 """When a run writes checkpoints, and how its ranks agree that one counts.
 
-Everything a rank decides by is the same on all ranks: it was shared, and then agreed on, or it is forgotten when a rank
-dies (`went_back`). A checkpoint that a death interrupts is given up; the next one is full.
+Everything a rank decides by is the same on all ranks: it was shared, and then agreed on, or it is
+forgotten when a rank dies (`went_back`). A checkpoint that a death interrupts is given up; the next
+one is full.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 class Checkpoints:
     """Writes the checkpoints of a run; every live rank calls the same methods between the same steps.
 
-    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while training goes on. `written_bytes` counts
-    this rank's share of the checkpoints that were written to their end, but for the manifest. `first` is the step whose checkpoint the run
-    began from, the engine's step by default, 0 where there is none. `not_finite(step, why)` is called on every rank
-    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may end the run. `evaluations(step)` are
-    those before a step, for its manifest. `began_from` is the checkpoint that the run goes on from, in whichever folder.
+    `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while
+    training goes on. `written_bytes` counts this rank's share of the checkpoints that were written
+    to their end, but for the manifest. `first` is the step whose checkpoint the run began from, the
+    engine's step by default, 0 where there is none. `not_finite(step, why)` is called on every rank
+    where a checkpoint would have held a NaN or an infinity, and was not written for that; it may
+    end the run. `evaluations(step)` are those before a step, for its manifest. `began_from` is the
+    checkpoint that the run goes on from, in whichever folder.
     """
 
     def __init__(
@@ -77,7 +80,12 @@ class Checkpoints:
         began_from: Path | None = None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy
-        self._tell, self._clock, self._background, self._not_finite = tell, clock, background, not_finite
+        self._tell, self._clock, self._background, self._not_finite = (
+            tell,
+            clock,
+            background,
+            not_finite,
+        )
         self._evaluations, self._began_from = evaluations, began_from
         self._first = engine.step if first is None else first
         self._attempt = self.written_bytes = 0
@@ -94,8 +102,10 @@ class Checkpoints:
             self._part.cancelled = True
         self._part: Part | None = None
         self._tried: int | None = None  # the step of the last one begun
-        self._rooms: dict[tuple[int, int], Rooms] = {}  # a part that was given up may still use the old ones
-        self._last: int | None = None  # the step of the last checkpoint, None while that is not known to all
+        # a part that was given up may still use the old ones
+        self._rooms: dict[tuple[int, int], Rooms] = {}
+        # the step of the last checkpoint, None while that is not known to all
+        self._last: int | None = None
         self._base: Manifest | None = None  # what the next one may add to
         self._look_at = 0  # the step to look at the clock again
         self._ending = False  # whether this step is the last, though not that of the policy
@@ -130,7 +140,8 @@ class Checkpoints:
     def stop(self, seconds: float) -> None:
         """Collective, at a commit, when all have been asked to stop: write a checkpoint of this step.
 
-        What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first call on, there is no checkpoint.
+        What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first
+        call on, there is no checkpoint.
         """
         engine = self._engine
         if self._stop_by is None:
@@ -160,7 +171,9 @@ class Checkpoints:
         with engine.recovering():
             if engine.rank == engine.view.reporter:
                 trouble = self._mark_best(engine.step)
-            shared = engine.transport.share([torch.tensor(list(trouble.encode()), dtype=torch.uint8)])
+            shared = engine.transport.share(
+                [torch.tensor(list(trouble.encode()), dtype=torch.uint8)]
+            )
             if not engine.transport.agree(True):
                 raise PeerFailure("a rank died")
         if why := bytes(shared[engine.view.reporter][0].tolist()).decode():
@@ -169,7 +182,9 @@ class Checkpoints:
     def _mark_best(self, step: int) -> str:
         """What kept this rank from it, empty where nothing did; without a complete checkpoint of the step all have been told why."""
         places = [self._folder.path / name_of(step)]
-        places += [path for path in (self._began_from,) if path is not None and path.name == name_of(step)]
+        places += [
+            path for path in (self._began_from,) if path is not None and path.name == name_of(step)
+        ]
         whole = [path for path in places if (path / MANIFEST).exists()]
         try:
             if whole:
@@ -203,13 +218,19 @@ class Checkpoints:
                 raise PeerFailure("a rank died")
         self._kept = max(int(tensors[0]) for tensors in shared.values())
         self._last = max(self._first, self._kept)
-        if self._last_at is None or engine.step <= self._last:  # a recovery alone does not put the next one off
+        # a recovery alone does not put the next one off
+        if self._last_at is None or engine.step <= self._last:
             self._last_at = self._clock()
 
     def _overdue(self) -> float:
         """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
         policy, step = self._policy, self._engine.step
-        if policy.at_end and (self._ending or step >= policy.steps) and step > self._kept and step != self._tried:
+        if (
+            policy.at_end
+            and (self._ending or step >= policy.steps)
+            and step > self._kept
+            and step != self._tried
+        ):
             return math.inf
         if step <= self._last:
             return -1.0
@@ -226,12 +247,16 @@ class Checkpoints:
             return -1.0
         engine = self._engine
         with engine.recovering():
-            shared = engine.transport.share([torch.tensor([self._clock() - self._last_at], dtype=torch.float64)])
+            shared = engine.transport.share(
+                [torch.tensor([self._clock() - self._last_at], dtype=torch.float64)]
+            )
             if not engine.transport.agree(True):
                 raise PeerFailure("a rank died")
         gone, wanted = float(shared[min(shared)][0]), 60 * self._policy.every_minutes
         per_step = gone / (step - self._last)
-        self._look_at = step + max(1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1)
+        self._look_at = step + max(
+            1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1
+        )
         return gone / wanted - 1
 
     def _begin(self) -> None:
@@ -243,15 +268,25 @@ class Checkpoints:
             engine.rebuild_all()
         with engine.recovering():
             engine.enter("checkpoint")
-            adds = policy.kind == "incremental" and self._base is not None and self._base.chain + 1 < policy.full_every
+            adds = (
+                policy.kind == "incremental"
+                and self._base is not None
+                and self._base.chain + 1 < policy.full_every
+            )
             self._adds_to = self._base if adds else None
             self._attempt += 1
             self._last = self._tried = engine.step
             try:
                 draft, trouble = self._folder.draft(engine.step), ""
             except OSError as error:
-                draft, trouble = self._folder.path, f"cannot make {self._folder.path}: {error.strerror}"
-            noting, rooms = policy.kind == "incremental", self._rooms if policy.mode == "async" else None
+                draft, trouble = (
+                    self._folder.path,
+                    f"cannot make {self._folder.path}: {error.strerror}",
+                )
+            noting, rooms = (
+                policy.kind == "incremental",
+                self._rooms if policy.mode == "async" else None,
+            )
             self._part = Part(engine, draft, self._folder.disk, adds, noting, self._attempt, rooms)
             if trouble:
                 self._part.trouble, self._part.done = trouble, True
@@ -260,7 +295,8 @@ class Checkpoints:
                 self._background(self._part.run)
             else:
                 self._part.run()
-            self._stalled = self._clock() - self._began  # of training, by writing or copying, and then by counting it
+            # of training, by writing or copying, and then by counting it
+            self._stalled = self._clock() - self._began
             if policy.mode == "sync":
                 self._count()
 
@@ -270,7 +306,9 @@ class Checkpoints:
         shared = engine.transport.share([part.message()])
         if not engine.transport.agree(True):
             raise PeerFailure("a rank died")
-        said = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())}
+        said = {
+            rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())
+        }
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
         if troubles:
@@ -300,7 +338,9 @@ class Checkpoints:
                     self._background(self._prune)
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
-        shared = engine.transport.share([torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)])
+        shared = engine.transport.share(
+            [torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)]
+        )
         if not engine.transport.agree(True):
             raise PeerFailure("a rank died")
         dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))

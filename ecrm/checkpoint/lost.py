@@ -18,23 +18,39 @@ from ecrm.protection.restoring import Piece
 class CheckpointRows:
     """`ecrm.protection.restoring.RowSource` over a run's own checkpoints and those it was resumed from; all ranks see the same folders."""
 
-    def __init__(self, own: CheckpointFolder | None, resumed: Sequence[Path] = (), begins_with: Path | None = None) -> None:
+    def __init__(
+        self,
+        own: CheckpointFolder | None,
+        resumed: Sequence[Path] = (),
+        begins_with: Path | None = None,
+    ) -> None:
         self._own, self._resumed, self._begins_with = own, tuple(resumed), begins_with
 
     def read(self, shard: int, layouts: Sequence[RowLayout]) -> LostRows:
         """A reader of the rows of a shard, which has looked at nothing yet."""
         own = find(self._own.path)[0] if self._own is not None else []
-        return LostRows([*(checkpoint.path for checkpoint in own), *self._resumed], shard, layouts, self._begins_with)
+        return LostRows(
+            [*(checkpoint.path for checkpoint in own), *self._resumed],
+            shard,
+            layouts,
+            self._begins_with,
+        )
 
 
 class LostRows:
     """The rows of one shard in the first of `offered`, newest first, whose every file has the right content.
 
-    `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows the values count alone (`begins`), None until `check` has found out; `refused` is why others are not used.
+    `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows
+    the values count alone (`begins`), None until `check` has found out; `refused` is why others are
+    not used.
     """
 
     def __init__(
-        self, offered: Sequence[Path], shard: int, layouts: Sequence[RowLayout], begins_with: Path | None = None
+        self,
+        offered: Sequence[Path],
+        shard: int,
+        layouts: Sequence[RowLayout],
+        begins_with: Path | None = None,
     ) -> None:
         self._offered = [*offered, begins_with] if begins_with is not None else offered
         self._shard, self._layouts, self._begins_with = shard, layouts, begins_with
@@ -73,7 +89,9 @@ class LostRows:
     def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
         """A piece for every FRAME_ROWS rows of a file, of whatever shards: frames may be much smaller."""
         found, read = [], 0
-        for numbers, records in read_rows(file, manifest.record_bytes[space], manifest.space_rows[space]):
+        for numbers, records in read_rows(
+            file, manifest.record_bytes[space], manifest.space_rows[space]
+        ):
             shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
             here = shards == self._shard
             found.append((local[here], torch.from_numpy(records)[here]))

@@ -22,11 +22,13 @@ CHECK_BYTES = 1 << 22
 class Manifest:
     """What a checkpoint holds.
 
-    `step` steps are in it, which is the data position too. `identity`: everything that the bits of the model depend on, by
-    config key. `base`: None for a full one, else {"step", "checksum"} of the checkpoint it adds to, `chain` being how many
-    follow on the full one. `record_bytes` and `space_rows` by row space. `files`: {"name", "space", "rows", "frames",
-    "bytes", "crc32"} each, the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn. `evaluations`: those
-    of the run before that step, [step, AUC, log loss, sum of training losses] each.
+    `step` steps are in it, which is the data position too. `identity`: everything that the bits of
+    the model depend on, by config key. `base`: None for a full one, else {"step", "checksum"} of
+    the checkpoint it adds to, `chain` being how many follow on the full one. `record_bytes` and
+    `space_rows` by row space. `files`: {"name", "space", "rows", "frames", "bytes", "crc32"} each,
+    the dense state with space -1. `dense`: {"dtype", "shape"} of its tensors in turn.
+    `evaluations`: those of the run before that step, [step, AUC, log loss, sum of training losses]
+    each.
     """
 
     step: int
@@ -63,7 +65,11 @@ class Manifest:
     @property
     def _fields(self) -> dict[str, Any]:
         fields = {"format": FORMAT, "format_version": VERSION, **asdict(self)}
-        return fields if self.evaluations else {name: value for name, value in fields.items() if name != "evaluations"}
+        return (
+            fields
+            if self.evaluations
+            else {name: value for name, value in fields.items() if name != "evaluations"}
+        )
 
     def to_bytes(self) -> bytes:
         fields = {**self._fields, "manifest_crc32": self.checksum}
@@ -77,7 +83,9 @@ def parse(data: bytes, name: str) -> Manifest:
         if fields.pop("format") != FORMAT:
             raise ValueError("not the manifest of a checkpoint")
         if (version := fields.pop("format_version")) != VERSION:
-            raise UsageError(f"{name}: checkpoint format version {version}, this program reads {VERSION}")
+            raise UsageError(
+                f"{name}: checkpoint format version {version}, this program reads {VERSION}"
+            )
         said = fields.pop("manifest_crc32")
         manifest = Manifest(**fields)
         if manifest.checksum != said:

@@ -29,9 +29,10 @@ from ecrm.transport.base import PeerFailure, Transport
 class Restorer:
     """`engine.rollback.Durable` over a run's own checkpoints and, until there is one, those it was resumed from.
 
-    Without either it is the undisturbed start, unless the run was resumed: step 0, with the weights of `begins_with`, if given. `say` gets a line for each checkpoint that is
-    refused, on one rank. Of those in its folder the run's own have its `identity`, if that is given. The same folders must be seen
-    by all ranks. `loaded` is the last one loaded.
+    Without either it is the undisturbed start, unless the run was resumed: step 0, with the weights
+    of `begins_with`, if given. `say` gets a line for each checkpoint that is refused, on one rank.
+    Of those in its folder the run's own have its `identity`, if that is given. The same folders
+    must be seen by all ranks. `loaded` is the last one loaded.
     """
 
     def __init__(
@@ -58,8 +59,14 @@ class Restorer:
         first = transport.rank == transport.live[0]
         whole, refused = find(self._own.path) if first and self._own is not None else ([], [])
         if self._identity is not None:
-            whole = [checkpoint for checkpoint in whole if same_bits(checkpoint.manifest.identity, self._identity)]
-        offered = [str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)]
+            whole = [
+                checkpoint
+                for checkpoint in whole
+                if same_bits(checkpoint.manifest.identity, self._identity)
+            ]
+        offered = [
+            str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)
+        ]
         for path in _from_first(transport, offered):
             checkpoint, problem = _checked(transport, Path(path))
             if checkpoint is not None:
@@ -70,7 +77,12 @@ class Restorer:
                 return checkpoint.step, read_dense(checkpoint)
             refused.append(f"checkpoint {path} is not used: {problem}")
         if self._resumed:
-            raise _on_all(transport, f"no checkpoint is left to go on from: {refused[-1]}" if refused else "no checkpoint is left")
+            raise _on_all(
+                transport,
+                f"no checkpoint is left to go on from: {refused[-1]}"
+                if refused
+                else "no checkpoint is left",
+            )
         if first:
             self._tidy(refused, 0)
         if self._begins_with is None:
@@ -123,13 +135,17 @@ def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
     verdicts = [json.loads(bytes(tensors[0].tolist())) for _, tensors in sorted(shared.items())]
     problems = [f"{text}" for text, _ in verdicts if text]
     if not problems and len({checksum for _, checksum in verdicts}) > 1:
-        problems = ["ranks see different files under this name: it must be on storage that all of them share"]
+        problems = [
+            "ranks see different files under this name: it must be on storage that all of them share"
+        ]
     return (None, problems[0]) if problems else (checkpoint, "")
 
 
 def _share_of(transport: Transport, items: list[Any], rank: int | None = None) -> list[Any]:
     """The items that fall to a live rank, by default this one."""
-    return items[transport.live.index(transport.rank if rank is None else rank) :: len(transport.live)]
+    return items[
+        transport.live.index(transport.rank if rank is None else rank) :: len(transport.live)
+    ]
 
 
 def _load(
@@ -148,7 +164,10 @@ def _load(
     for link in checkpoint.chain:
         files = link.manifest.row_files
         frames = _frames(link, _share_of(transport, files))
-        rounds = max(sum(entry["frames"] for entry in _share_of(transport, files, rank)) for rank in transport.live)
+        rounds = max(
+            sum(entry["frames"] for entry in _share_of(transport, files, rank))
+            for rank in transport.live
+        )
         for _ in range(rounds):
             outgoing: Message = {}
             for space, numbers, records in islice(frames, 1):
@@ -164,7 +183,9 @@ def _frames(link: Checkpoint, files: list[dict[str, Any]]) -> Iterator[tuple[int
     for entry in files:
         space = entry["space"]
         manifest = link.manifest
-        for numbers, records in read_rows(link.path / entry["name"], manifest.record_bytes[space], manifest.space_rows[space]):
+        for numbers, records in read_rows(
+            link.path / entry["name"], manifest.record_bytes[space], manifest.space_rows[space]
+        ):
             yield space, torch.from_numpy(numbers), torch.from_numpy(records)
 
 

@@ -1,7 +1,8 @@
 """A file of records of rows: frames of row numbers and records, some rows at a time, so that nobody holds a whole file.
 
-A frame is b"ECRMROWS", the number R of rows and the size B of a record (both u32), R row numbers (i64) and R records of
-B bytes; everything little endian. Row numbers are those of the row space: where a row was placed is not in the file.
+A frame is b"ECRMROWS", the number R of rows and the size B of a record (both u32), R row numbers
+(i64) and R records of B bytes; everything little endian. Row numbers are those of the row space:
+where a row was placed is not in the file.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class SummedFile:
             self._disk.close(self._file)
 
 
-def write_rows(disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, object]:
+def write_rows(
+    disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, object]:
     """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS; the manifest's entry of the file."""
     rows = frames = 0
     with SummedFile(disk, path) as file:
@@ -80,8 +83,13 @@ def write_rows(disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.nd
             file.write(np.ascontiguousarray(records))
             rows, frames = rows + len(numbers), frames + 1
     return {
-        "name": path.name, "space": space, "rows": rows, "frames": frames, "bytes": file.bytes, "crc32": file.checksum
-    }  # fmt: skip
+        "name": path.name,
+        "space": space,
+        "rows": rows,
+        "frames": frames,
+        "bytes": file.bytes,
+        "crc32": file.checksum,
+    }
 
 
 def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -97,7 +105,10 @@ def read_rows(path: Path, record_bytes: int, rows: int) -> Iterator[tuple[np.nda
             if magic != MAGIC or size != record_bytes or not 0 < count <= FRAME_ROWS:
                 raise DataError(f"{path}: a frame does not begin as it should")
             numbers, records = np.empty(count, "<i8"), np.empty((count, size), np.uint8)
-            if file.readinto(numbers.view(np.uint8).data) < numbers.nbytes or file.readinto(records.reshape(-1).data) < records.nbytes:
+            if (
+                file.readinto(numbers.view(np.uint8).data) < numbers.nbytes
+                or file.readinto(records.reshape(-1).data) < records.nbytes
+            ):
                 raise DataError(f"{path}: cut off in a frame of {count} rows")
             if (numbers < 0).any() or (numbers >= rows).any():
                 raise DataError(f"{path}: names a row that is not one of {rows}")

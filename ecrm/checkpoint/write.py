@@ -27,14 +27,21 @@ Rooms = dict[int, Room]
 class Part:
     """What this rank adds to the checkpoint of the step that the engine stands at, at a commit, nothing missing.
 
-    With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated. From now on the engine's
-    shards note what is touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on: with
-    `rooms`, by (shard, row space), which keep the memory of copies from one part to the next.
-    `entries` are then those of the manifest, `trouble` why there are none; not `finite` where that is a NaN or an infinity.
+    With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated.
+    From now on the engine's shards note what is touched, if `noting`. `run` writes the files; after
+    `copy` it may do so while training goes on: with `rooms`, by (shard, row space), which keep the
+    memory of copies from one part to the next. `entries` are then those of the manifest, `trouble`
+    why there are none; not `finite` where that is a NaN or an infinity.
     """
 
     def __init__(
-        self, engine: Engine, draft: Path, disk: Disk, changed_only: bool, noting: bool, attempt: int,
+        self,
+        engine: Engine,
+        draft: Path,
+        disk: Disk,
+        changed_only: bool,
+        noting: bool,
+        attempt: int,
         rooms: dict[tuple[int, int], Rooms] | None = None,
     ) -> None:
         self.step, self._draft, self._disk = engine.step, draft, disk
@@ -50,23 +57,39 @@ class Part:
             touched = hosted.touched if changed_only else None
             own = None if rooms is None else rooms.setdefault((shard, space), {})
             if noting:
-                hosted.touched = lazy_zeros(engine.layouts[space].data_rows_per_shard, dtype=np.bool_)
-            self._rows.setdefault(space, []).append(_windows(hosted, engine.layouts[space], shard, touched, own))
+                hosted.touched = lazy_zeros(
+                    engine.layouts[space].data_rows_per_shard, dtype=np.bool_
+                )
+            self._rows.setdefault(space, []).append(
+                _windows(hosted, engine.layouts[space], shard, touched, own)
+            )
 
     def copy(self) -> int:
         """Take everything along that is to be written, so that training may change it; bytes taken."""
         self._rows = {space: [list(part) for part in parts] for space, parts in self._rows.items()}
         if self.dense is not None:
             self.dense = [tensor.clone() for tensor in self.dense]
-        return sum(a.nbytes + b.nbytes for parts in self._rows.values() for part in parts for a, b in part)
+        return sum(
+            a.nbytes + b.nbytes for parts in self._rows.values() for part in parts for a, b in part
+        )
 
     def run(self) -> None:
         """Write and sync the files; never raises."""
         try:
             for space, parts in sorted(self._rows.items()):
-                windows = (self._checked(space, window) for part in parts for window in part if not self.cancelled)
-                self.entries.append(write_rows(self._disk, self._draft / f"{self._name}-{space}.bin", space, windows))
-            if self.dense is not None and not self.cancelled:  # the next part may be of the same step
+                windows = (
+                    self._checked(space, window)
+                    for part in parts
+                    for window in part
+                    if not self.cancelled
+                )
+                self.entries.append(
+                    write_rows(
+                        self._disk, self._draft / f"{self._name}-{space}.bin", space, windows
+                    )
+                )
+            # the next part may be of the same step
+            if self.dense is not None and not self.cancelled:
                 self.entries.append(self._write_dense())
         except OSError as error:
             self.trouble = f"cannot write {self._draft}: {error.strerror or error}"
@@ -82,12 +105,16 @@ class Part:
         if not floats.sum().isfinite():  # may be an overflow: each number decides
             bad = numbers[~floats.isfinite().all(1).numpy()].tolist()
             if bad:
-                raise FloatingPointError(f"what is not finite is in {self._spaces[space].in_words(bad)}")
+                raise FloatingPointError(
+                    f"what is not finite is in {self._spaces[space].in_words(bad)}"
+                )
         return window
 
     def _write_dense(self) -> dict[str, Any]:
         if not all(bool(tensor.isfinite().all()) for tensor in self.dense):
-            raise FloatingPointError("what is not finite is in the dense parameters or their optimizer's state")
+            raise FloatingPointError(
+                "what is not finite is in the dense parameters or their optimizer's state"
+            )
         with SummedFile(self._disk, self._draft / DENSE) as file:
             for tensor in self.dense:
                 file.write(np.ascontiguousarray(tensor.numpy()))
@@ -96,14 +123,21 @@ class Part:
     @property
     def dense_shapes(self) -> list[dict[str, Any]]:
         """The manifest's words for the dense state."""
-        return [{"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)} for tensor in self.dense]
+        return [
+            {"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
+            for tensor in self.dense
+        ]
 
     def message(self) -> Tensor:
         """What the other ranks are told, as bytes."""
-        return torch.tensor(list(json.dumps([self.entries, self.trouble, self.finite]).encode()), dtype=torch.uint8)
+        return torch.tensor(
+            list(json.dumps([self.entries, self.trouble, self.finite]).encode()), dtype=torch.uint8
+        )
 
 
-def _windows(hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None, rooms: Rooms | None) -> Iterator[Window]:
+def _windows(
+    hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None, rooms: Rooms | None
+) -> Iterator[Window]:
     """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`; the records in
     `rooms`, if given."""
     for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):

@@ -15,11 +15,12 @@ class ReedSolomon:
     """k data units and m parity units of equal length; any k of the k + m give back all others.
 
     Units are numbered 0..k-1 (data) and k..k+m-1 (parity). m = 0 is valid and protects nothing.
-    Parity bytes equal the payload that pyeclib gives for the same data with `isa_l_rs_vand` (m <= 3)
-    or `isa_l_rs_cauchy` (m > 3). This class is the plain numpy definition; `ecrm.kernels.decode`
+    Parity bytes equal the payload that pyeclib gives for the same data with `isa_l_rs_vand` (m <=
+    3) or `isa_l_rs_cauchy` (m > 3). This class is the plain numpy definition; `ecrm.kernels.decode`
     and `ecrm.kernels.parity_apply` are the fast routines that are tested against it.
 
-    Raises ValueError for k < 1, m < 0 or k + m > 255; every other (k, m) decodes all losses of up to m units.
+    Raises ValueError for k < 1, m < 0 or k + m > 255; every other (k, m) decodes all losses of up
+    to m units.
     """
 
     def __init__(self, k: int, m: int):
@@ -37,7 +38,9 @@ class ReedSolomon:
     def encode(self, data: np.ndarray) -> np.ndarray:
         """The parity uint8 [m, n] of data uint8 [k, n]; n may be 0. Raises ValueError for another shape or dtype."""
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[0] != self.k:
-            raise ValueError(f"encode needs uint8 [{self.k}, n], got {data.dtype} {list(data.shape)}")
+            raise ValueError(
+                f"encode needs uint8 [{self.k}, n], got {data.dtype} {list(data.shape)}"
+            )
         return _apply(self.coefficients, list(data))
 
     def decode_matrix(self, present: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
@@ -59,11 +62,14 @@ class ReedSolomon:
             self._decode_matrices[key] = found
         return found
 
-    def reconstruct(self, units: Mapping[int, np.ndarray], wanted: Sequence[int]) -> dict[int, np.ndarray]:
+    def reconstruct(
+        self, units: Mapping[int, np.ndarray], wanted: Sequence[int]
+    ) -> dict[int, np.ndarray]:
         """The bytes uint8 [n] of the wanted units from at least k others, {unit number: uint8 [n]}.
 
-        Of more than k units the k lowest numbers are used: data units need no arithmetic to be copied.
-        Raises ValueError for fewer than k units, unequal lengths, or unit numbers out of range.
+        Of more than k units the k lowest numbers are used: data units need no arithmetic to be
+        copied. Raises ValueError for fewer than k units, unequal lengths, or unit numbers out of
+        range.
         """
         if len(units) < self.k:
             raise ValueError(
@@ -71,17 +77,25 @@ class ReedSolomon:
             )
         present = tuple(sorted(units))[: self.k]
         lengths = sorted({units[unit].shape for unit in present})
-        if len(lengths) > 1 or len(lengths[0]) != 1 or any(units[unit].dtype != np.uint8 for unit in present):
+        if (
+            len(lengths) > 1
+            or len(lengths[0]) != 1
+            or any(units[unit].dtype != np.uint8 for unit in present)
+        ):
             found = [(unit, str(units[unit].dtype), units[unit].shape) for unit in present]
             raise ValueError(f"units must be uint8 vectors of one length, got {found}")
-        recovered = _apply(self.decode_matrix(present, tuple(wanted)), [units[unit] for unit in present])
-        return {unit: row for unit, row in zip(wanted, recovered)}
+        recovered = _apply(
+            self.decode_matrix(present, tuple(wanted)), [units[unit] for unit in present]
+        )
+        return dict(zip(wanted, recovered))
 
     def _check(self, present: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         total = self.k + self.m
         outside = [unit for unit in present + wanted if not 0 <= unit < total]
         if outside:
-            raise ValueError(f"unit numbers {outside} are outside 0..{total - 1} (k={self.k}, m={self.m})")
+            raise ValueError(
+                f"unit numbers {outside} are outside 0..{total - 1} (k={self.k}, m={self.m})"
+            )
         if len(set(present)) != len(present):
             raise ValueError(f"unit numbers {list(present)} repeat")
         if len(present) < self.k:
@@ -89,7 +103,9 @@ class ReedSolomon:
                 f"stripe: {len(present)} of {self.k} needed units left (present {list(present)}, wanted {list(wanted)})"
             )
         if len(present) > self.k:
-            raise ValueError(f"{len(present)} units given, exactly k={self.k} are used: choose which")
+            raise ValueError(
+                f"{len(present)} units given, exactly k={self.k} are used: choose which"
+            )
 
 
 def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:

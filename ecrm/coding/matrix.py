@@ -21,10 +21,10 @@ def coefficients(k: int, m: int) -> np.ndarray:
     ISA-L's `gf_gen_cauchy1_matrix`.
 
     Both decode every loss of m units, that is, every square part has an inverse: of a Cauchy matrix
-    always; of three Vandermonde rows because x = 2^d is non-zero and different for each d < 255, and
-    so is x^2 (squaring is one-to-one in this field). With a fourth row that ends (x^3 is not
-    one-to-one), hence the limit of 3.
-    Raises ValueError where k or m is out of range: such a matrix could not decode.
+    always; of three Vandermonde rows because x = 2^d is non-zero and different for each d < 255,
+    and so is x^2 (squaring is one-to-one in this field). With a fourth row that ends (x^3 is not
+    one-to-one), hence the limit of 3. Raises ValueError where k or m is out of range: such a matrix
+    could not decode.
     """
     if k < 1 or m < 0 or k + m > LARGEST_STRIPE:
         raise ValueError(
@@ -41,12 +41,16 @@ def invert(matrix: np.ndarray) -> np.ndarray:
     """The inverse of a square uint8 matrix by Gauss-Jordan elimination. Raises ValueError if there is none."""
     size = matrix.shape[0]
     if matrix.shape != (size, size):
-        raise ValueError(f"only a square matrix can be inverted, this one is {matrix.shape[0]} x {matrix.shape[1]}")
+        raise ValueError(
+            f"only a square matrix can be inverted, this one is {matrix.shape[0]} x {matrix.shape[1]}"
+        )
     work = np.concatenate([matrix.astype(np.uint8), np.eye(size, dtype=np.uint8)], axis=1)
     for column in range(size):
         candidates = np.flatnonzero(work[column:, column])
         if candidates.size == 0:
-            raise ValueError(f"the {size} x {size} matrix has no inverse: no pivot in column {column}")
+            raise ValueError(
+                f"the {size} x {size} matrix has no inverse: no pivot in column {column}"
+            )
         pivot = column + int(candidates[0])
         work[[column, pivot]] = work[[pivot, column]]
         work[column] = field.PRODUCT[field.inverse(int(work[column, column])), work[column]]

@@ -14,9 +14,13 @@ from ecrm.config.flip import parse_flip
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
 from ecrm.errors import Problem
 
-TYPES: dict[str, dict[str, Any]] = {name: typing.get_type_hints(section) for name, section in SECTIONS.items()}
+TYPES: dict[str, dict[str, Any]] = {
+    name: typing.get_type_hints(section) for name, section in SECTIONS.items()
+}
 KEYS: dict[str, dataclasses.Field] = {
-    f"{name}.{field.name}": field for name, section in SECTIONS.items() for field in dataclasses.fields(section)
+    f"{name}.{field.name}": field
+    for name, section in SECTIONS.items()
+    for field in dataclasses.fields(section)
 }
 NEED_CHECKPOINTS = ("checkpoint", "stateless")
 """Protections that are nothing without the durable tier."""
@@ -58,7 +62,8 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         text = "[" + ", ".join(map(shown, value[:SHOWN])) + "]"
     elif isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > SHOWN:
-        text = f"a number of {value.bit_length()} bits"  # Python refuses to write out thousands of digits
+        # Python refuses to write out thousands of digits
+        text = f"a number of {value.bit_length()} bits"
     else:
         text = show(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
@@ -92,7 +97,11 @@ def check_value(name: str, value: Any) -> tuple[Any, str | None]:
         right = (whole or type(value) is float) and abs(value) <= sys.float_info.max  # not NaN
         value = float(value) if right else value
     elif kind == tuple[int, ...]:
-        right = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int for v in value)
+        right = (
+            isinstance(value, list | tuple)
+            and len(value) > 0
+            and all(type(v) is int for v in value)
+        )
         value = tuple(value) if right else value
     else:
         right = type(value) is kind
@@ -100,7 +109,10 @@ def check_value(name: str, value: Any) -> tuple[Any, str | None]:
         return value, f"{name} is {shown(value)}: must be {TYPE_WORDS[kind]}{_range_suffix(rule)}"
     if not all(_fits(rule, v) for v in (value if isinstance(value, tuple) else [value])):
         each = "each must be" if isinstance(value, tuple) else "must be"
-        return value, f"{name} is {shown(value)}: {each} {rule.wanted()}{_nearest_choice(rule, value)}"
+        return (
+            value,
+            f"{name} is {shown(value)}: {each} {rule.wanted()}{_nearest_choice(rule, value)}",
+        )
     if whole and kind is int and value not in _INT64:
         return value, f"{name} is {shown(value)}: must be below 2^63"
     if kind is str and "\0" in value:
@@ -123,98 +135,141 @@ def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]
     for name, field in KEYS.items():
         section, _, key = name.partition(".")
         if field.default is REQUIRED and key not in values[section]:
-            problems.append(f"{name} is missing, the {field.metadata['rule'].description}: set {name}=...")
+            problems.append(
+                f"{name} is missing, the {field.metadata['rule'].description}: set {name}=..."
+            )
     return values, problems
 
 
 def problems_of_fit(config: Config) -> list[Problem]:
     """Each way in which keys, right by themselves, do not fit together."""
-    model, train, cluster, protection = config.model, config.train, config.cluster, config.protection
+    model, train, cluster, protection = (
+        config.model,
+        config.train,
+        config.cluster,
+        config.protection,
+    )
     problems = []
     if model.bottom_mlp[-1] != model.embedding_dim:
-        problems.append(_problem(
-            f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}",
-            {"model.bottom_mlp": (*model.bottom_mlp[:-1], model.embedding_dim)},
-            {"model.embedding_dim": model.bottom_mlp[-1]},
-        ))
+        problems.append(
+            _problem(
+                f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}",
+                {"model.bottom_mlp": (*model.bottom_mlp[:-1], model.embedding_dim)},
+                {"model.embedding_dim": model.bottom_mlp[-1]},
+            )
+        )
     if model.top_mlp[-1] != 1:
-        problems.append(_problem(
-            f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit",
-            {"model.top_mlp": (*model.top_mlp, 1)},
-        ))
+        problems.append(
+            _problem(
+                f"model.top_mlp ends in {model.top_mlp[-1]}, must end in 1, the logit",
+                {"model.top_mlp": (*model.top_mlp, 1)},
+            )
+        )
     if model.max_rows_per_table == 1:
-        problems.append(_problem(
-            "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's)",
-            {"model.max_rows_per_table": 0},
-        ))
+        problems.append(
+            _problem(
+                "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's)",
+                {"model.max_rows_per_table": 0},
+            )
+        )
     if train.steps and train.epochs:
-        problems.append(_problem(
-            f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}, of which one may be given",
-            {"train.epochs": 0},
-            {"train.steps": 0},
-        ))
+        problems.append(
+            _problem(
+                f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}, of which one may be given",
+                {"train.epochs": 0},
+                {"train.steps": 0},
+            )
+        )
     if not train.steps and not train.epochs:
         problems.append(_problem("train.steps and train.epochs are both 0", {"train.epochs": 1}))
     if config.slots < cluster.trainers:
-        problems.append(_problem(
-            f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers",
-            {"train.slots": cluster.trainers},
-            {"cluster.trainers": config.slots},
-        ))
+        problems.append(
+            _problem(
+                f"train.slots is {config.slots}, fewer than the {cluster.trainers} trainers",
+                {"train.slots": cluster.trainers},
+                {"cluster.trainers": config.slots},
+            )
+        )
     if config.world_size > MAX_RANKS:
-        problems.append(_problem(
-            f"{config.ranks_in_words} make {config.world_size} ranks, more than {MAX_RANKS}", *_fewer_ranks(config)
-        ))
+        problems.append(
+            _problem(
+                f"{config.ranks_in_words} make {config.world_size} ranks, more than {MAX_RANKS}",
+                *_fewer_ranks(config),
+            )
+        )
     if train.global_batch % config.slots:
         below = train.global_batch // config.slots * config.slots
-        problems.append(_problem(
-            f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots",
-            {"train.global_batch": below or config.slots},
-        ))
+        problems.append(
+            _problem(
+                f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots",
+                {"train.global_batch": below or config.slots},
+            )
+        )
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
     elif protection.name in ("chain", "replicate") and protection.copies > cluster.servers:
-        problems.append(_problem(
-            f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}",
-            {"cluster.servers": protection.copies},
-            {"protection.copies": cluster.servers},
-        ))
+        problems.append(
+            _problem(
+                f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}",
+                {"cluster.servers": protection.copies},
+                {"protection.copies": cluster.servers},
+            )
+        )
     if protection.scrub_rows_per_step and protection.name not in ("erasure", "chain"):
-        problems.append(_problem(
-            f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
-            "no parity to compare with",
-            {"protection.name": "erasure"},
-            {"protection.scrub_rows_per_step": 0},
-        ))
+        problems.append(
+            _problem(
+                f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
+                "no parity to compare with",
+                {"protection.name": "erasure"},
+                {"protection.scrub_rows_per_step": 0},
+            )
+        )
     if not train.eval_every_steps or not config.data.eval_fraction:
         wrong = "train.eval_every_steps" if not train.eval_every_steps else "data.eval_fraction"
         right = {wrong: 100 if not train.eval_every_steps else 0.1}
         for name, value, off in (
             ("checkpoint.keep_best", config.checkpoint.keep_best, "none"),
-            ("train.stop_after_evaluations_without_gain", train.stop_after_evaluations_without_gain, 0),
+            (
+                "train.stop_after_evaluations_without_gain",
+                train.stop_after_evaluations_without_gain,
+                0,
+            ),
         ):
             if value != off:
-                problems.append(_problem(
-                    f"{name} is {show(value)}, which goes by evaluations while training, but {wrong} is 0", right, {name: off}
-                ))
-    if protection.name in NEED_CHECKPOINTS and not (config.checkpoint.every_steps or config.checkpoint.every_minutes):
-        problems.append(_problem(
-            f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
-            "checkpoint.every_minutes are both 0",
-            {"checkpoint.every_steps": 100},
-            {"checkpoint.every_minutes": 10},
-        ))
+                problems.append(
+                    _problem(
+                        f"{name} is {show(value)}, which goes by evaluations while training, but {wrong} is 0",
+                        right,
+                        {name: off},
+                    )
+                )
+    if protection.name in NEED_CHECKPOINTS and not (
+        config.checkpoint.every_steps or config.checkpoint.every_minutes
+    ):
+        problems.append(
+            _problem(
+                f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
+                "checkpoint.every_minutes are both 0",
+                {"checkpoint.every_steps": 100},
+                {"checkpoint.every_minutes": 10},
+            )
+        )
     if protection.name == "mapped" and config.checkpoint.keep_best != "none":
-        problems.append(_problem(
-            f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is mapped: a run that goes on from "
-            "mapped files does not know which evaluation was the best",
-            {"checkpoint.keep_best": "none"},
-            {"protection.name": "erasure"},
-        ))
+        problems.append(
+            _problem(
+                f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is mapped: a run that goes on from "
+                "mapped files does not know which evaluation was the best",
+                {"checkpoint.keep_best": "none"},
+                {"protection.name": "erasure"},
+            )
+        )
     if protection.name == "stateless" and config.world_size < 2:
-        problems.append(_problem(
-            "protection.name is stateless, which keeps two dense replicas, but there is one rank", {"cluster.spares": 1}
-        ))
+        problems.append(
+            _problem(
+                "protection.name is stateless, which keeps two dense replicas, but there is one rank",
+                {"cluster.spares": 1},
+            )
+        )
     problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems
@@ -222,7 +277,12 @@ def problems_of_fit(config: Config) -> list[Problem]:
 
 def _problem(wrong: str, *ways_out: Mapping[str, Any]) -> Problem:
     """A problem with those ways out whose values the keys may have."""
-    return Problem(wrong, tuple(way for way in ways_out if all(check_value(*entry)[1] is None for entry in way.items())))
+    return Problem(
+        wrong,
+        tuple(
+            way for way in ways_out if all(check_value(*entry)[1] is None for entry in way.items())
+        ),
+    )
 
 
 def _fewer_ranks(config: Config) -> list[dict[str, int]]:
@@ -230,12 +290,22 @@ def _fewer_ranks(config: Config) -> list[dict[str, int]]:
     cluster, surplus = config.cluster, config.world_size - MAX_RANKS
     if cluster.layout == "colocated":
         return [{"cluster.spares": cluster.spares - surplus}]
-    counts = {"cluster.servers": cluster.servers, "cluster.trainers": cluster.trainers, "cluster.spares": cluster.spares}
+    counts = {
+        "cluster.servers": cluster.servers,
+        "cluster.trainers": cluster.trainers,
+        "cluster.spares": cluster.spares,
+    }
     if any(count > surplus for count in counts.values()):
         return [{name: count - surplus} for name, count in counts.items()]
     servers = min(cluster.servers, MAX_RANKS - 1)
     trainers = min(cluster.trainers, MAX_RANKS - servers)
-    return [{"cluster.servers": servers, "cluster.trainers": trainers, "cluster.spares": MAX_RANKS - servers - trainers}]
+    return [
+        {
+            "cluster.servers": servers,
+            "cluster.trainers": trainers,
+            "cluster.spares": MAX_RANKS - servers - trainers,
+        }
+    ]
 
 
 def _problems_of_flip(config: Config) -> list[Problem]:
@@ -245,20 +315,33 @@ def _problems_of_flip(config: Config) -> list[Problem]:
     flip = parse_flip(text)
     said = f"testing.flip is {show(text)}"
     if flip is None:
-        return [_problem(f"{said}: must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity", {"testing.flip": "0@1:row"})]
+        return [
+            _problem(
+                f"{said}: must be RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity",
+                {"testing.flip": "0@1:row"},
+            )
+        ]
     if flip.rank >= servers:
-        return [_problem(
-            f"{said}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}",
-            {"testing.flip": f"{servers - 1}@{flip.step}:{flip.kind}"},
-        )]
+        return [
+            _problem(
+                f"{said}: rank {flip.rank} is no server, servers are ranks 0 to {servers - 1}",
+                {"testing.flip": f"{servers - 1}@{flip.step}:{flip.kind}"},
+            )
+        ]
     if steps and flip.step >= steps:
-        return [_problem(
-            f"{said}: there is no step {flip.step}, the last is {steps - 1}",
-            {"testing.flip": f"{flip.rank}@{steps - 1}:{flip.kind}"},
-        )]
+        return [
+            _problem(
+                f"{said}: there is no step {flip.step}, the last is {steps - 1}",
+                {"testing.flip": f"{flip.rank}@{steps - 1}:{flip.kind}"},
+            )
+        ]
     row = {"testing.flip": f"{flip.rank}@{flip.step}:row"}
     if flip.kind == "parity" and config.protection.name not in ("erasure", "chain"):
-        return [_problem(f"{said}, but protection.name is {config.protection.name}: there is no parity", row)]
+        return [
+            _problem(
+                f"{said}, but protection.name is {config.protection.name}: there is no parity", row
+            )
+        ]
     if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
         return [_problem(f"{said}, but train.sparse_optimizer is sgd: it keeps no state", row)]
     return []
@@ -267,16 +350,21 @@ def _problems_of_flip(config: Config) -> list[Problem]:
 def _problems_of_stripes(k: int, m: int, servers: int) -> list[Problem]:
     units = k + m
     if units > 255:
-        return [_problem(
-            f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8)", {"protection.k": 255 - m}
-        )]
+        return [
+            _problem(
+                f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8)",
+                {"protection.k": 255 - m},
+            )
+        ]
     if units <= servers:
         return []
-    return [_problem(
-        f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}",
-        {"cluster.servers": units},
-        {"protection.k": servers - m},
-    )]
+    return [
+        _problem(
+            f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}",
+            {"cluster.servers": units},
+            {"protection.k": servers - m},
+        )
+    ]
 
 
 def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

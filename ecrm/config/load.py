@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import ecrm
-from ecrm.config.check import NEED_CHECKPOINTS, SECTIONS, problems_of_fit, problems_of_values, type_of, unknown_key
+from ecrm.config.check import (
+    NEED_CHECKPOINTS,
+    SECTIONS,
+    problems_of_fit,
+    problems_of_values,
+    type_of,
+    unknown_key,
+)
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 
@@ -22,13 +29,16 @@ _NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: besides its own error that of int() for thousands of digits, and this for thousands of brackets."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), kept: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), kept: Mapping[str, Any] | None = None
+) -> Config:
     """Read and check a config as a whole.
 
-    `path` is a TOML file or the name of a shipped config; each of `overrides` is "section.key=value",
-    later ones winning. An override of train.steps drops the file's train.epochs, and the reverse. `kept` are keys
-    that the run to go on from had: no advice changes them, and its train.slots hold where none are given.
-    Raises UsageError naming every problem found; does not check that the dataset exists.
+    `path` is a TOML file or the name of a shipped config; each of `overrides` is
+    "section.key=value", later ones winning. An override of train.steps drops the file's
+    train.epochs, and the reverse. `kept` are keys that the run to go on from had: no advice changes
+    them, and its train.slots hold where none are given. Raises UsageError naming every problem
+    found; does not check that the dataset exists.
     """
     label, text = read_config(path)
     try:
@@ -41,7 +51,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), kept: Mapping[s
 
 
 def make_config(
-    raw: Mapping[str, Any], label: str, problems: Iterable[str] = (), kept: Mapping[str, Any] | None = None
+    raw: Mapping[str, Any],
+    label: str,
+    problems: Iterable[str] = (),
+    kept: Mapping[str, Any] | None = None,
 ) -> Config:
     """Check {section: {key: value}} and return the Config; `label` names the source in the UsageError.
 
@@ -53,11 +66,18 @@ def make_config(
         if not values["train"].get("slots"):
             values["train"]["slots"] = kept.get("train.slots", 0)
         if values["train"].get("steps") and "epochs" not in values["train"]:
-            values["train"]["epochs"] = 0.0  # the default of epochs holds only where steps are not given
-        if values["protection"].get("name") in NEED_CHECKPOINTS and not values["checkpoint"].keys() & {"every_steps", "every_minutes"}:
+            # the default of epochs holds only where steps are not given
+            values["train"]["epochs"] = 0.0
+        if values["protection"].get("name") in NEED_CHECKPOINTS and not values[
+            "checkpoint"
+        ].keys() & {"every_steps", "every_minutes"}:
             values["checkpoint"]["every_minutes"] = CHECKPOINT_MINUTES
         config = Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
-        has = {f"{section}.{key}": value for section, values in config.to_dict().items() for key, value in values.items()}
+        has = {
+            f"{section}.{key}": value
+            for section, values in config.to_dict().items()
+            for key, value in values.items()
+        }
         fit = [problem.keeping(kept, has) for problem in problems_of_fit(config)]
         problems = [str(problem) for problem in fit]
     if problems:
@@ -92,7 +112,9 @@ def read_config(path: str | Path) -> tuple[str, str]:
         if bare not in shipped:
             near = difflib.get_close_matches(bare, shipped, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(f"no config file {str(path)!r}; shipped configs are {', '.join(shipped)}{guess}")
+            raise UsageError(
+                f"no config file {str(path)!r}; shipped configs are {', '.join(shipped)}{guess}"
+            )
         return f"{bare}.toml", shipped[bare].read_text(encoding="utf-8")
     try:
         return str(path), file.read_text(encoding="utf-8")
@@ -122,9 +144,16 @@ def _parse_value(text: str, kind: Any) -> Any:
 
 
 def _apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {section: dict(values) if isinstance(values, dict) else values for section, values in raw.items()}
+    merged = {
+        section: dict(values) if isinstance(values, dict) else values
+        for section, values in raw.items()
+    }
     for name, other in (("train.steps", "epochs"), ("train.epochs", "steps")):
-        if changes.get(name) and f"train.{other}" not in changes and isinstance(merged.get("train"), dict):
+        if (
+            changes.get(name)
+            and f"train.{other}" not in changes
+            and isinstance(merged.get("train"), dict)
+        ):
             merged["train"].pop(other, None)
     for name, value in changes.items():
         section, _, key = name.partition(".")
@@ -136,4 +165,6 @@ def _apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 def _message(label: str, problems: Sequence[str]) -> str:
     if len(problems) == 1:
         return f"{label}: {problems[0]}"
-    return "\n".join([f"{label}: {len(problems)} problems", *(f"  {problem}" for problem in problems)])
+    return "\n".join(
+        [f"{label}: {len(problems)} problems", *(f"  {problem}" for problem in problems)]
+    )

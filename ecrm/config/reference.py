@@ -18,7 +18,9 @@ def reference() -> str:
             wanted = rule.wanted() or TYPE_WORDS[TYPES[name][field.name]]
             lines.append(f"# {rule.description} ({wanted})")
             lines.append(
-                f"# {field.name} = (required)" if field.default is REQUIRED else f"{field.name} = {show(field.default)}"
+                f"# {field.name} = (required)"
+                if field.default is REQUIRED
+                else f"{field.name} = {show(field.default)}"
             )
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
@@ -28,5 +30,7 @@ def effective(config: Config) -> str:
     """The values of `config` as TOML text that loads to the same config."""
     blocks = []
     for name, values in config.to_dict().items():
-        blocks.append("\n".join([f"[{name}]", *(f"{key} = {show(value)}" for key, value in values.items())]))
+        blocks.append(
+            "\n".join([f"[{name}]", *(f"{key} = {show(value)}" for key, value in values.items())])
+        )
     return "\n\n".join(blocks) + "\n"

@@ -12,7 +12,8 @@ from ecrm.data.layout import CATEGORIES
 from ecrm.errors import UsageError
 
 _HEX_VALUES = 1 << 32
-_ZIPF_OFFSET = 0.58  # with it the integral over [r, r + 1] of (x + offset)^-s is (r + 1)^-s to 3 %, for s near 1.1
+# with it the integral over [r, r + 1] of (x + offset)^-s is (r + 1)^-s to 3 %, for s near 1.1
+_ZIPF_OFFSET = 0.58
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,13 @@ class Categories:
         """(atom, first, range, power, offset), each [26], of the inverse of the distribution functions."""
         atom, exponent, offset = np.array(self.atom), np.array(self.exponent), np.array(self.offset)
         first = offset ** (1 - exponent)
-        return atom, first, (offset + self.values) ** (1 - exponent) - first, 1 / (1 - exponent), offset
+        return (
+            atom,
+            first,
+            (offset + self.values) ** (1 - exponent) - first,
+            1 / (1 - exponent),
+            offset,
+        )
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
         """Ids of uniform numbers float64 [R, 26], int64 [R, 26]."""
@@ -60,19 +67,26 @@ class Categories:
         return h
 
 
-KAGGLE = Categories(shape.CARDINALITIES, shape.CATEGORY_MISSING_PERCENT, *zip(*shape.ZIPF, strict=True))
+KAGGLE = Categories(
+    shape.CARDINALITIES, shape.CATEGORY_MISSING_PERCENT, *zip(*shape.ZIPF, strict=True)
+)
 """The columns of the Kaggle training set, as fitted."""
 
 
 def zipf(least: float, most: float, values: int) -> Categories:
     """26 columns of `values` values each, none missing, drawn by Zipf's law, p(rank) ~ rank^-s, with s in equal steps from `least` to `most`.
 
-    Raises `UsageError` for exponents that are not above 1 or do not ascend, and for a number of values out of range.
+    Raises `UsageError` for exponents that are not above 1 or do not ascend, and for a number of
+    values out of range.
     """
     if not 1 < least <= most <= 10:
-        raise UsageError(f"Zipf exponents {least:g} to {most:g}: they must ascend, above 1 and at most 10")
+        raise UsageError(
+            f"Zipf exponents {least:g} to {most:g}: they must ascend, above 1 and at most 10"
+        )
     if not 2 <= values <= _HEX_VALUES // CATEGORIES:
-        raise UsageError(f"{values} values of each column: 2 to {_HEX_VALUES // CATEGORIES} can be told apart")
+        raise UsageError(
+            f"{values} values of each column: 2 to {_HEX_VALUES // CATEGORIES} can be told apart"
+        )
     exponents = tuple(float(s) for s in np.linspace(least, most, CATEGORIES))
     none = (0.0,) * CATEGORIES
     return Categories((values,) * CATEGORIES, none, none, exponents, (_ZIPF_OFFSET,) * CATEGORIES)

@@ -15,15 +15,28 @@ ZIPF_VALUES = 1_000_000
 def add_parsers(subparsers) -> None:
     """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
 
-    Each sets `run`, a function of the parsed arguments that returns the exit code and raises `EcrmError`.
+    Each sets `run`, a function of the parsed arguments that returns the exit code and raises
+    `EcrmError`.
     """
     kinds = _add_kinds(subparsers, "prepare", "turn click logs into a dataset for training")
-    parser = kinds.add_parser("criteo", help="Criteo text files: Kaggle train.txt, Terabyte day_N, csv with a header; plain or .gz")
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text files, in the order of time: day_{0..23}, not day_*")
-    parser.add_argument("--output", required=True, metavar="DIR", help="the dataset directory to make")
+    parser = kinds.add_parser(
+        "criteo",
+        help="Criteo text files: Kaggle train.txt, Terabyte day_N, csv with a header; plain or .gz",
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text files, in the order of time: day_{0..23}, not day_*",
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="the dataset directory to make"
+    )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
-    sizes.add_argument("--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each")
+    sizes.add_argument(
+        "--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each"
+    )
     skipping = parser.add_mutually_exclusive_group()
     skipping.add_argument(
         "--strict",
@@ -38,22 +51,48 @@ def add_parsers(subparsers) -> None:
         help="stop when more than this share of a file's lines is malformed, from 0 to 1, by "
         f"default {MAX_MALFORMED:g}; looked at from line {JUDGED_LINES:,} on, and at the file's end",
     )
-    parser.add_argument("--force", action="store_true", help="replace a dataset that is already in DIR")
+    parser.add_argument(
+        "--force", action="store_true", help="replace a dataset that is already in DIR"
+    )
     parser.set_defaults(run=_run_prepare)
 
     kinds = _add_kinds(subparsers, "generate", "write click logs with a known signal")
-    parser = kinds.add_parser("criteo", help="rows in the layout of Kaggle's train.txt and with its statistics")
+    parser = kinds.add_parser(
+        "criteo", help="rows in the layout of Kaggle's train.txt and with its statistics"
+    )
     parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of rows")
-    parser.add_argument("--seed", type=int, required=True, metavar="S", help="rows depend on it, --zipf and --values only; a longer file starts with the shorter")
-    parser.add_argument("--output", required=True, metavar="FILE", help="file to write, replaced if it exists; gzipped if it ends in .gz")
-    parser.add_argument("--zipf", metavar="LOW:HIGH", help="category values by Zipf's law instead, exponents from LOW to HIGH over the columns; see --values")
-    parser.add_argument("--values", type=int, metavar="N", help=f"with --zipf: values of each column (default {ZIPF_VALUES:,})")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        required=True,
+        metavar="S",
+        help="rows depend on it, --zipf and --values only; a longer file starts with the shorter",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file to write, replaced if it exists; gzipped if it ends in .gz",
+    )
+    parser.add_argument(
+        "--zipf",
+        metavar="LOW:HIGH",
+        help="category values by Zipf's law instead, exponents from LOW to HIGH over the columns; see --values",
+    )
+    parser.add_argument(
+        "--values",
+        type=int,
+        metavar="N",
+        help=f"with --zipf: values of each column (default {ZIPF_VALUES:,})",
+    )
     parser.set_defaults(run=_run_generate)
 
 
 def _add_kinds(subparsers, name: str, help_text: str):
     """Add a command and return the subparsers for the kinds of data it works on."""
-    return subparsers.add_parser(name, help=help_text).add_subparsers(dest="kind", required=True, metavar="KIND")
+    return subparsers.add_parser(name, help=help_text).add_subparsers(
+        dest="kind", required=True, metavar="KIND"
+    )
 
 
 def parse_hash_sizes(text: str) -> list[int]:
@@ -104,7 +143,9 @@ def _run_generate(args: argparse.Namespace) -> int:
     from ecrm.progress import Progress
 
     if args.values is not None and args.zipf is None:
-        raise UsageError("--values goes with --zipf: without it columns have as many values as Kaggle's")
+        raise UsageError(
+            "--values goes with --zipf: without it columns have as many values as Kaggle's"
+        )
     values = ZIPF_VALUES if args.values is None else args.values
     categories = KAGGLE if args.zipf is None else zipf(*parse_zipf(args.zipf), values)
     with Progress("generate", sys.stderr) as progress:

@@ -2,9 +2,10 @@
 
 A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
 missing value. Under a header, as csv writers such as pandas leave them, fields may stand in double
-quotes, the label and integers may end in a point and zeros (`260.0`), and `nan`, `null` or `none`, in any
-case, is a missing value too. Lines end in LF or CRLF, the last one also without; blank lines are passed over. A line
-that is anything else is malformed: skipped and counted, or fatal where the caller asks for `strict`.
+quotes, the label and integers may end in a point and zeros (`260.0`), and `nan`, `null` or `none`,
+in any case, is a missing value too. Lines end in LF or CRLF, the last one also without; blank lines
+are passed over. A line that is anything else is malformed: skipped and counted, or fatal where the
+caller asks for `strict`.
 
 Legend: R well-formed rows of one block.
 """
@@ -27,7 +28,8 @@ from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_lay
 from ecrm.errors import DataError, UsageError
 
 BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 16  # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
+# 40 sound fields need 481; the bound keeps memory constant in a file without line ends
+MAX_LINE_BYTES = 1 << 16
 
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive: unpack it",
@@ -58,9 +60,9 @@ class Rows:
     """The rows of one block of a file, in file order.
 
     `labels` uint8 [R] in {0, 1}; `integers` int64 [R, 13]; `categories` uint32 [R, 26]; `missing`
-    bool [R, 39], integers first, where the value is then 0. `malformed` counts the block's malformed
-    lines, which `examples` describes one by one as it is gone through, once. `bytes_read` counts what has been read of the
-    file so far, compressed bytes if it is compressed.
+    bool [R, 39], integers first, where the value is then 0. `malformed` counts the block's
+    malformed lines, which `examples` describes one by one as it is gone through, once. `bytes_read`
+    counts what has been read of the file so far, compressed bytes if it is compressed.
     """
 
     labels: np.ndarray
@@ -89,13 +91,16 @@ def check_input(path: str) -> int | None:
     return status.st_size
 
 
-def read_criteo(path: str, *, strict: bool = False, block_bytes: int = BLOCK_BYTES) -> Iterator[Rows]:
+def read_criteo(
+    path: str, *, strict: bool = False, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Rows]:
     """Yield the rows of one file block by block, some blocks possibly without rows.
 
-    Memory does not grow with the file: about ten times `block_bytes`. What is yielded, taken together,
-    does not depend on `block_bytes`. Raises `UsageError` for a file that cannot be read, `DataError`
-    for an empty, compressed otherwise than by gzip, damaged or truncated one, for a header that lacks
-    columns and, with `strict`, for the first malformed line as `FILE:LINE: reason`.
+    Memory does not grow with the file: about ten times `block_bytes`. What is yielded, taken
+    together, does not depend on `block_bytes`. Raises `UsageError` for a file that cannot be read,
+    `DataError` for an empty, compressed otherwise than by gzip, damaged or truncated one, for a
+    header that lacks columns and, with `strict`, for the first malformed line as `FILE:LINE:
+    reason`.
     """
     check_input(path)
     layout = None
@@ -164,11 +169,14 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
     """Yield the file's text in pieces of `block_bytes`, unpacked if its content, whatever its name, is gzip."""
     buffered = io.BufferedReader(source, max(block_bytes, 1 << 16))
     try:
-        # A pipe may hand over its first bytes one at a time: take them, then put them back in front.
+        # A pipe may hand over its first bytes one at a time: take them, then put them back in
+        # front.
         head = buffered.read(8)
         _refuse_foreign(path, "is", head)
         joined = _Prefixed(head, buffered)
-        stream = gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
+        stream = (
+            gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
+        )
         piece = stream.read(max(block_bytes, _TAR[0].stop))
         _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
         if piece.startswith(_BYTE_ORDER_MARK):
@@ -177,11 +185,17 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
             yield piece
             piece = stream.read(block_bytes)
     except EOFError as error:
-        raise DataError(f"{path}: the gzip stream is truncated after {source.count} bytes") from error
+        raise DataError(
+            f"{path}: the gzip stream is truncated after {source.count} bytes"
+        ) from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: the gzip stream is damaged before byte {source.count}: {error}") from error
+        raise DataError(
+            f"{path}: the gzip stream is damaged before byte {source.count}: {error}"
+        ) from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read past byte {source.count}: {error.strerror or error}") from error
+        raise DataError(
+            f"{path}: cannot be read past byte {source.count}: {error.strerror or error}"
+        ) from error
 
 
 def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
@@ -214,12 +228,20 @@ def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parse_block(
-    path: str, block: np.ndarray, starts: np.ndarray, ends: np.ndarray, numbers: np.ndarray, layout: Layout, bytes_read: int
+    path: str,
+    block: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    numbers: np.ndarray,
+    layout: Layout,
+    bytes_read: int,
 ) -> Rows:
     """Parse the lines between `starts` and `ends`, which are not blank."""
     separators = np.flatnonzero(block == ord(layout.delimiter))
     first = np.searchsorted(separators, starts)
-    whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (ends - starts <= MAX_LINE_BYTES)
+    whole = (np.searchsorted(separators, ends) - first == layout.columns - 1) & (
+        ends - starts <= MAX_LINE_BYTES
+    )
     inner = separators[first[whole, None] + np.arange(layout.columns - 1)]
     order = np.array(layout.order)
     field_starts = np.concatenate((starts[whole, None], inner + 1), axis=1).take(order, axis=1)
@@ -229,7 +251,9 @@ def _parse_block(
     lengths = field_ends - field_starts
     if layout.header:
         span = slice(0, 1 + INTEGERS)
-        lengths[:, span] = fields.without_zero_fraction(block, field_starts[:, span], lengths[:, span])
+        lengths[:, span] = fields.without_zero_fraction(
+            block, field_starts[:, span], lengths[:, span]
+        )
         lengths[:, 1:] = fields.without_missing_words(block, field_starts[:, 1:], lengths[:, 1:])
 
     label_bytes = block[field_starts[:, 0]]
@@ -247,14 +271,20 @@ def _parse_block(
         bad = np.ones(len(starts), bool)
         bad[np.flatnonzero(whole)[good]] = False
         examples = (
-            Malformed(path, int(numbers[line]), why_malformed(bytes(block[starts[line] : ends[line]]), layout))
+            Malformed(
+                path,
+                int(numbers[line]),
+                why_malformed(bytes(block[starts[line] : ends[line]]), layout),
+            )
             for line in np.flatnonzero(bad)
         )
         result = tuple(array[good] for array in result)
     return Rows(*result, malformed, examples, bytes_read)
 
 
-def _unquote(block: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _unquote(
+    block: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Narrow the fields that stand between double quotes, as some csv writers leave them, to what is inside."""
     quoted = (ends - starts >= 2) & (block[starts] == ord('"')) & (block[ends - 1] == ord('"'))
     return starts + quoted, ends - quoted
@@ -298,7 +328,11 @@ def _field_problem(name: str, text: bytes) -> str:
     if name.startswith("int_"):
         if not _INTEGER.fullmatch(text):
             return "not an integer"
-        return "" if len(text.lstrip(b"-")) <= fields.MAX_DIGITS else f"more than {fields.MAX_DIGITS} digits"
+        return (
+            ""
+            if len(text.lstrip(b"-")) <= fields.MAX_DIGITS
+            else f"more than {fields.MAX_DIGITS} digits"
+        )
     if not _HEX.fullmatch(text):
         return "not hexadecimal"
     return "" if len(text) <= 8 else "more than 8 hex digits"

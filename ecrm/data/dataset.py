@@ -25,17 +25,20 @@ _HASH_BYTES = 1 << 22
 class CriteoDataset:
     """A dataset directory made by `ecrm prepare`; the last rows, which are the latest, are held out for evaluation.
 
-    `tables` lists (name, rows) of the 26 tables; ids of table t are below its rows, and id 0 stands for
-    the missing value. `train_rows` and `eval_rows` count the rows of the two splits.
+    `tables` lists (name, rows) of the 26 tables; ids of table t are below its rows, and id 0 stands
+    for the missing value. `train_rows` and `eval_rows` count the rows of the two splits.
     """
 
-    def __init__(self, directory: Path, manifest: dict, max_rows_per_table: int | None, eval_fraction: float) -> None:
+    def __init__(
+        self, directory: Path, manifest: dict, max_rows_per_table: int | None, eval_fraction: float
+    ) -> None:
         """Map the files of a checked manifest; use `open`."""
         rows: int = manifest["rows"]
         self.train_rows, self.eval_rows = manifests.split_rows(rows, eval_fraction)
         self._directory, self._manifest = directory, manifest
         self._labels, self._dense, self._sparse = (
-            np.memmap(directory / name, dtype, "r", shape=(rows, *shape)) for name, (dtype, shape) in manifests.FILES.items()
+            np.memmap(directory / name, dtype, "r", shape=(rows, *shape))
+            for name, (dtype, shape) in manifests.FILES.items()
         )
         self._rows = np.array(list(manifest["tables"].values()), np.uint32)
         kept = np.minimum(self._rows, max_rows_per_table or self._rows)
@@ -43,13 +46,19 @@ class CriteoDataset:
         self.tables = list(zip(manifests.TABLE_NAMES, kept.tolist(), strict=True))
 
     @classmethod
-    def open(cls, directory: str | Path, max_rows_per_table: int | None = None, eval_fraction: float = 0.1) -> CriteoDataset:
+    def open(
+        cls,
+        directory: str | Path,
+        max_rows_per_table: int | None = None,
+        eval_fraction: float = 0.1,
+    ) -> CriteoDataset:
         """Open a dataset, checking its manifest and that every file is as long as the manifest says, not its content.
 
-        `max_rows_per_table` (2 to 2^31 - 1; None or 0 for no cap) folds the ids of larger tables into that many rows:
-        id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table - 1)`. The last `floor(rows * eval_fraction)` rows are held
-        out. Raises `UsageError` for bad arguments and a directory that holds no dataset, `DataError` for a damaged
-        manifest and for a file that is missing or not of its length.
+        `max_rows_per_table` (2 to 2^31 - 1; None or 0 for no cap) folds the ids of larger tables
+        into that many rows: id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table -
+        1)`. The last `floor(rows * eval_fraction)` rows are held out. Raises `UsageError` for bad
+        arguments and a directory that holds no dataset, `DataError` for a damaged manifest and for
+        a file that is missing or not of its length.
         """
         if max_rows_per_table and not 2 <= max_rows_per_table < 2**31:
             raise UsageError(
@@ -107,7 +116,9 @@ class CriteoDataset:
                 while data := file.read(_HASH_BYTES):
                     digest.update(data)
             if digest.hexdigest() != record.get("sha256"):
-                raise DataError(f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}")
+                raise DataError(
+                    f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}"
+                )
 
     def check_rows(self, start: int, stop: int) -> None:
         """Raise `DataError` if an id in these rows of the file is out of its table's range."""
@@ -122,7 +133,11 @@ class CriteoDataset:
         done = 0
         for piece in pieces:
             into = slice(done, done + piece.stop - piece.start)
-            dense[into], ids[into], labels[into] = self._dense[piece], self._sparse[piece], self._labels[piece]
+            dense[into], ids[into], labels[into] = (
+                self._dense[piece],
+                self._sparse[piece],
+                self._labels[piece],
+            )
             # Seen as unsigned, a negative id is too large.
             if (stray := self._sparse[piece].view(np.uint32) >= self._rows).any():
                 row, table = (int(place) for place in np.argwhere(stray)[0])

@@ -40,7 +40,9 @@ def _words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nda
     at_every_byte = np.ndarray((len(block) - PAD + 1,), "<u8", block, 0, (1,))
     bits = (lengths << 3).astype(np.uint64)
     # numpy defines a shift by all 64 bits as 0, which makes the empty field "00000000".
-    return np.ascontiguousarray((at_every_byte[starts] << (np.uint64(64) - bits)) | (_ZEROS >> bits))
+    return np.ascontiguousarray(
+        (at_every_byte[starts] << (np.uint64(64) - bits)) | (_ZEROS >> bits)
+    )
 
 
 def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +51,9 @@ def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return pairs.reshape(*words.shape, 4), (pairs.view(np.uint64) & _ANY_BAD) == 0
 
 
-def parse_hex(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def parse_hex(
+    block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (uint32 values, bool good) of fields that should be 0 to 8 hex digits in either case; shapes as `starts`.
 
     An empty field is good and 0. The value of a field that is not good means nothing.
@@ -60,7 +64,9 @@ def parse_hex(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tup
     return values, good & (lengths <= 8)
 
 
-def parse_decimal(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def parse_decimal(
+    block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (int64 values, bool good) of fields that should be empty or `-?[0-9]{1,18}`; shapes as `starts`.
 
     An empty field is good and 0. The value of a field that is not good means nothing.
@@ -91,7 +97,12 @@ def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.nda
     ends = starts + lengths
     point = points[np.minimum(np.searchsorted(points, starts), len(points) - 1)]
     zeros = ends - point - 1
-    ends_so = (point > starts) & (zeros >= 0) & (zeros <= MAX_FRACTION_ZEROS) & (block[point - 1] - np.uint8(ord("0")) < 10)
+    ends_so = (
+        (point > starts)
+        & (zeros >= 0)
+        & (zeros <= MAX_FRACTION_ZEROS)
+        & (block[point - 1] - np.uint8(ord("0")) < 10)
+    )
     zeros = np.where(ends_so, zeros, 0)
     ends_so &= _words(block, ends - zeros, zeros) == _ZEROS
     return np.where(ends_so, point - starts, lengths)

@@ -1,16 +1,16 @@
 """Criteo-like click logs of any length from a seed, with a signal that a model can learn.
 
 Columns have the published Kaggle cardinalities and are drawn to look like the Kaggle training set:
-Zipf-like ids, missing values, skewed integers, one row in four a click; category values may be drawn by
-another law (`categories.py`). Whether a row is a click is drawn from a known probability, so the best
-AUC that any model can reach is known as well.
+Zipf-like ids, missing values, skewed integers, one row in four a click; category values may be
+drawn by another law (`categories.py`). Whether a row is a click is drawn from a known probability,
+so the best AUC that any model can reach is known as well.
 
 The log-odds of a click are, up to a scale and an intercept, the sum of
   - an effect of each category value (missing is a value too), a hash of (seed, column, value);
   - for each integer column a weight times its standardised `ln(max(x, -2) + 3)`, missing as 0;
   - for some pairs of columns the product of two hidden numbers, one of each value, again hashes.
-Scale and intercept are set on rows of their own so that any seed has log-odds of the same spread and
-the published click rate.
+Scale and intercept are set on rows of their own so that any seed has log-odds of the same spread
+and the published click rate.
 
 Legend: R rows of one block.
 """
@@ -30,11 +30,11 @@ from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
-from ecrm.progress import Progress
-from ecrm.staging import staged_file
 from ecrm.data.text import format_rows
 from ecrm.errors import UsageError
 from ecrm.metrics import Histogram, logit_losses
+from ecrm.progress import Progress
+from ecrm.staging import staged_file
 
 BLOCK_ROWS = 8192  # part of the definition of the rows: each block has its own random stream
 LOG_ODDS_SPREAD = 1.4
@@ -51,8 +51,9 @@ _INTEGER_WEIGHT = 0.2
 class Drawn:
     """Rows as drawn, and the log-odds that each is a click.
 
-    `labels` uint8 [R], `integers` int64 [R, 13], `ids` int64 [R, 26] in 0 to the column's cardinality - 1,
-    `missing` bool [R, 39], integers first, where the integer or id is 0; `log_odds` float64 [R].
+    `labels` uint8 [R], `integers` int64 [R, 13], `ids` int64 [R, 26] in 0 to the column's
+    cardinality - 1, `missing` bool [R, 39], integers first, where the integer or id is 0;
+    `log_odds` float64 [R].
     """
 
     labels: np.ndarray
@@ -89,23 +90,30 @@ class Population:
         if not 0 <= seed < 2**64:
             raise UsageError(f"seed {seed} is not in 0 to 2^64 - 1")
         self._seed, self._categories = seed, categories
-        # Columns of many values say less, so that most of the signal can be learned from rows in the thousands.
+        # Columns of many values say less, so that most of the signal can be learned from rows in
+        # the thousands.
         self._category_weight = 1 / (1 + np.log10(categories.values))
         self._key = mix64(np.array([seed], np.uint64))
         weights = mix64(self._key + np.arange(1, INTEGERS + 1, dtype=np.uint64))
         sign = np.where(weights >> np.uint64(63), 1.0, -1.0)
-        self._integer_weight = sign * _INTEGER_WEIGHT * (0.5 + (weights & np.uint64(0xFFFF)) / 65536)
+        self._integer_weight = (
+            sign * _INTEGER_WEIGHT * (0.5 + (weights & np.uint64(0xFFFF)) / 65536)
+        )
         self._calibrate()
 
     def draw(self, block: int) -> Drawn:
         """Return the rows of one block, counted from 0."""
         integers, ids, missing, uniform = self._features(_ROWS_STREAM, block)
         log_odds = self._intercept + self._scale * self._signal(_logarithms(integers), ids, missing)
-        return Drawn((uniform < _sigmoid(log_odds)).astype(np.uint8), integers, ids, missing, log_odds)
+        return Drawn(
+            (uniform < _sigmoid(log_odds)).astype(np.uint8), integers, ids, missing, log_odds
+        )
 
     def _calibrate(self) -> None:
         """Standardise the integers and set scale and intercept from rows that are in no file."""
-        features = [self._features(_CALIBRATION_STREAM, block) for block in range(_CALIBRATION_BLOCKS)]
+        features = [
+            self._features(_CALIBRATION_STREAM, block) for block in range(_CALIBRATION_BLOCKS)
+        ]
         integers, ids, missing, _ = (np.concatenate(part) for part in zip(*features, strict=True))
         logarithms = _logarithms(integers)
         self._center, self._spread = logarithms.mean(axis=0), logarithms.std(axis=0)
@@ -113,9 +121,13 @@ class Population:
         self._scale = LOG_ODDS_SPREAD / signal.std()
         self._intercept = _intercept(self._scale * signal, shape.CLICK_RATE)
 
-    def _features(self, stream: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _features(
+        self, stream: int, block: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return (integers, ids, missing, a uniform number per row) of one block; a missing value has the integer or id 0."""
-        random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self._seed, stream, block))))
+        random = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence((self._seed, stream, block)))
+        )
         ids = self._categories.draw(random.random((BLOCK_ROWS, CATEGORIES)))
         integers = _draw_integers(random.random((BLOCK_ROWS, INTEGERS)))
         missing = _draw_missing(random, self._categories.missing_percent)
@@ -129,10 +141,17 @@ class Population:
         values = ids + numbers[:-1]
         row, column = np.nonzero(missing[:, INTEGERS:])
         values[row, column] = numbers[-1] + column
-        # A sum of two 16-bit uniforms, centred and divided by its deviation, for each of effect and hidden number.
-        quarters = mix64(values.astype(np.uint64) ^ self._key).view(np.uint16).reshape(*ids.shape, 2, 2)
-        halves = (quarters[..., 0].astype(np.float64) + quarters[..., 1] - 65535) * (math.sqrt(6) / 65536)
-        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[..., 0] @ self._category_weight
+        # A sum of two 16-bit uniforms, centred and divided by its deviation, for each of effect and
+        # hidden number.
+        quarters = (
+            mix64(values.astype(np.uint64) ^ self._key).view(np.uint16).reshape(*ids.shape, 2, 2)
+        )
+        halves = (quarters[..., 0].astype(np.float64) + quarters[..., 1] - 65535) * (
+            math.sqrt(6) / 65536
+        )
+        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[
+            ..., 0
+        ] @ self._category_weight
         for first, second in _PAIRS:
             signal += _PAIR_WEIGHT * halves[:, first, 1] * halves[:, second, 1]
         return signal
@@ -157,14 +176,18 @@ def _logarithms(integers: np.ndarray) -> np.ndarray:
 
 
 def generate_criteo(
-    rows: int, seed: int, output: str, progress: Progress | None = None, categories: Categories = KAGGLE
+    rows: int,
+    seed: int,
+    output: str,
+    progress: Progress | None = None,
+    categories: Categories = KAGGLE,
 ) -> Generated:
     """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`, gzipped if the name ends in `.gz`.
 
-    Category values are drawn by the law `categories`. The same seed and law give the same rows, and a longer file
-    starts with the shorter one. The file appears, replacing one of that name, only when it is complete and on
-    disk. Raises `UsageError` for a number of rows or a seed out of range and for an output that cannot be written,
-    `EcrmError` where writing fails.
+    Category values are drawn by the law `categories`. The same seed and law give the same rows, and
+    a longer file starts with the shorter one. The file appears, replacing one of that name, only
+    when it is complete and on disk. Raises `UsageError` for a number of rows or a seed out of range
+    and for an output that cannot be written, `EcrmError` where writing fails.
     """
     if rows < 1:
         raise UsageError(f"rows is {rows}, at least 1 is needed")
@@ -176,7 +199,14 @@ def generate_criteo(
         stream = gzip.GzipFile("", "wb", 1, file, mtime=0) if target.name.endswith(".gz") else file
         for block in range(-(-rows // BLOCK_ROWS)):
             drawn, kept = population.draw(block), slice(rows - block * BLOCK_ROWS)
-            stream.write(format_rows(drawn.labels[kept], drawn.integers[kept], categories.hex_values(drawn.ids[kept]), drawn.missing[kept]))
+            stream.write(
+                format_rows(
+                    drawn.labels[kept],
+                    drawn.integers[kept],
+                    categories.hex_values(drawn.ids[kept]),
+                    drawn.missing[kept],
+                )
+            )
             scores.add(drawn.labels[kept], drawn.log_odds[kept])
             logloss += float(logit_losses(drawn.labels[kept], drawn.log_odds[kept]).sum())
             if progress:
@@ -186,7 +216,9 @@ def generate_criteo(
             stream.close()
         file_bytes = file.tell()
     area, _ = scores.auc()
-    return Generated(rows, scores.positives, file_bytes, math.nan if area is None else area, logloss / rows)
+    return Generated(
+        rows, scores.positives, file_bytes, math.nan if area is None else area, logloss / rows
+    )
 
 
 def _draw_integers(uniform: np.ndarray) -> np.ndarray:

@@ -27,10 +27,12 @@ def mix64(values: np.ndarray) -> np.ndarray:
 def row_ids(categories: np.ndarray, missing: np.ndarray, hash_sizes: np.ndarray) -> np.ndarray:
     """Return the table row of each category value: 0 where missing, else `1 + mix64(value) mod (hash_size - 1)`.
 
-    `categories` uint32 [R, 26], `missing` bool [R, 26], `hash_sizes` [26] each at least 2; the result
-    is int32 [R, 26]. Row 0 is only ever the missing value's.
+    `categories` uint32 [R, 26], `missing` bool [R, 26], `hash_sizes` [26] each at least 2; the
+    result is int32 [R, 26]. Row 0 is only ever the missing value's.
     """
-    ids = mix64(categories.astype(np.uint64)) % (np.asarray(hash_sizes).astype(np.uint64) - np.uint64(1))
+    ids = mix64(categories.astype(np.uint64)) % (
+        np.asarray(hash_sizes).astype(np.uint64) - np.uint64(1)
+    )
     ids += np.uint64(1)
     ids[missing] = 0
     return ids.astype(np.int32)
@@ -39,8 +41,8 @@ def row_ids(categories: np.ndarray, missing: np.ndarray, hash_sizes: np.ndarray)
 def cap_rows(ids: np.ndarray, caps: np.ndarray) -> None:
     """Fold row ids in place into tables of `caps` rows: 0 stays 0, another id becomes `1 + (id - 1) mod (cap - 1)`.
 
-    `ids` is int64 [R, 26], `caps` int64 [26], each at least 2. Where the cap is not below the table's
-    rows nothing changes.
+    `ids` is int64 [R, 26], `caps` int64 [26], each at least 2. Where the cap is not below the
+    table's rows nothing changes.
     """
     missing = ids == 0
     ids -= 1

@@ -10,7 +10,11 @@ from ecrm.errors import DataError
 INTEGERS = 13
 CATEGORIES = 26
 COLUMNS = 1 + INTEGERS + CATEGORIES
-COLUMN_NAMES = ("label", *(f"int_{i}" for i in range(INTEGERS)), *(f"cat_{i}" for i in range(CATEGORIES)))
+COLUMN_NAMES = (
+    "label",
+    *(f"int_{i}" for i in range(INTEGERS)),
+    *(f"cat_{i}" for i in range(CATEGORIES)),
+)
 
 _LABEL_NAMES = {"label", "labels", "click", "clicked", "target"}
 # I1..I13 and C1..C26 count from one, int_0..int_12 and cat_0..cat_25 from zero.
@@ -44,10 +48,11 @@ def _index(name: str) -> int | None:
 def detect_layout(path: str, number: int, line: bytes) -> Layout:
     """Return the layout told by a file's first line that is not blank, which is line `number` without its line end.
 
-    The line is a header if one of its names is the label's or an integer column's: `c1` to `c26` alone
-    could be hex values. Headers may order the 40 columns freely and hold further ones, which are not
-    read. Without a header the order is `COLUMN_NAMES`, separated by tabs, or by commas where the line
-    has no tab and exactly 39 commas. Raises `DataError` for a header that lacks a column or has one twice.
+    The line is a header if one of its names is the label's or an integer column's: `c1` to `c26`
+    alone could be hex values. Headers may order the 40 columns freely and hold further ones, which
+    are not read. Without a header the order is `COLUMN_NAMES`, separated by tabs, or by commas
+    where the line has no tab and exactly 39 commas. Raises `DataError` for a header that lacks a
+    column or has one twice.
     """
     delimiter = b"," if b"\t" not in line and b"," in line else b"\t"
     found: dict[int, int] = {}
@@ -61,9 +66,15 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
         if index is None:
             continue
         if index in found:
-            raise DataError(f"{path}:{number}: the header names {COLUMN_NAMES[index]} twice: {names[found[index]]!r}, {names[position]!r}")
+            raise DataError(
+                f"{path}:{number}: the header names {COLUMN_NAMES[index]} twice: {names[found[index]]!r}, {names[position]!r}"
+            )
         found[index] = position
     missing = [name for index, name in enumerate(COLUMN_NAMES) if index not in found]
     if missing:
-        raise DataError(f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: {', '.join(missing)}")
-    return Layout(delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True)
+        raise DataError(
+            f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: {', '.join(missing)}"
+        )
+    return Layout(
+        delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True
+    )

@@ -41,15 +41,21 @@ def holds_dataset(directory: Path) -> bool:
 def read_manifest(directory: Path) -> dict:
     """Return the manifest in a directory, checked as far as the project relies on it; file sizes are not looked at.
 
-    Raises `UsageError` where there is no dataset or one of another format version, `DataError` for a
-    damaged manifest.
+    Raises `UsageError` where there is no dataset or one of another format version, `DataError` for
+    a damaged manifest.
     """
     path = directory / NAME
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = "is not a prepared dataset (it has no manifest.json)" if directory.is_dir() else "there is no such directory"
-        raise UsageError(f"{directory}: {what}; `ecrm prepare criteo FILE --output {directory}` makes one") from error
+        what = (
+            "is not a prepared dataset (it has no manifest.json)"
+            if directory.is_dir()
+            else "there is no such directory"
+        )
+        raise UsageError(
+            f"{directory}: {what}; `ecrm prepare criteo FILE --output {directory}` makes one"
+        ) from error
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     try:
@@ -59,7 +65,9 @@ def read_manifest(directory: Path) -> dict:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{path}: not the manifest of a dataset made by `ecrm prepare`")
     if manifest.get("format_version") != VERSION:
-        raise UsageError(f"{directory}: format version {manifest.get('format_version')}, this program reads {VERSION}; prepare the data again")
+        raise UsageError(
+            f"{directory}: format version {manifest.get('format_version')}, this program reads {VERSION}; prepare the data again"
+        )
     problem = _problem(manifest)
     if problem:
         raise DataError(f"{path}: {problem}")

@@ -2,8 +2,8 @@
 
 A dataset is a directory of `labels.bin` uint8 [N], `dense.bin` float32 [N, 13], `sparse.bin` int32
 [N, 26] (all little-endian, row-major, in the order of the input), `manifest.json` and, where lines
-were malformed, `malformed.txt` that names them. Every row is
-transformed by itself, so it comes out the same whatever file it stands in and whatever stands around it.
+were malformed, `malformed.txt` that names them. Every row is transformed by itself, so it comes out
+the same whatever file it stands in and whatever stands around it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_cri
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
+from ecrm.errors import DataError, UsageError
 from ecrm.progress import Progress
 from ecrm.staging import staged_directory
-from ecrm.errors import DataError, UsageError
 from ecrm.wording import counted
 
 SHOWN_MALFORMED = 20
@@ -36,7 +36,8 @@ MALFORMED_BYTES = 16 << 20  # of malformed.txt; its last line says how many more
 _DAY = re.compile(r"day_(\d+)")
 
 DEFAULT_HASH_SIZES = tuple(
-    min(2_000_000, max(1_000, 8 * max(pair))) for pair in zip(CARDINALITIES, TERABYTE_CARDINALITIES, strict=True)
+    min(2_000_000, max(1_000, 8 * max(pair)))
+    for pair in zip(CARDINALITIES, TERABYTE_CARDINALITIES, strict=True)
 )
 """Rows per table by default: eight for each value published for Kaggle or Terabyte, whichever has more,
 so that about one value in eight shares its row; at least 1,000 and at most 2,000,000."""
@@ -59,15 +60,14 @@ def prepare(
 ) -> dict:
     """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
 
-    `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each in 2 to
-    2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first 20 shown.
-    A file is refused when more than the share `max_malformed` of its lines, or of its first 100,000
-    or more, is malformed; with `strict` at the first.
-    The directory appears only when it is complete and on disk; until then, and after a failure,
-    `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that is
-    not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an output
-    that must not be replaced, `DataError` for damaged, empty or refused inputs, `EcrmError` where
-    writing fails.
+    `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each
+    in 2 to 2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first
+    20 shown. A file is refused when more than the share `max_malformed` of its lines, or of its
+    first 100,000 or more, is malformed; with `strict` at the first. The directory appears only when
+    it is complete and on disk; until then, and after a failure, `output_dir` is as it was. An
+    existing dataset is replaced only with `force`, anything else that is not an empty directory
+    never. Raises `UsageError` for bad arguments, unreadable inputs and an output that must not be
+    replaced, `DataError` for damaged, empty or refused inputs, `EcrmError` where writing fails.
     """
     if not 0 <= max_malformed <= 1:
         raise UsageError(f"--max-malformed {max_malformed:g}: type a share, from 0 to 1")
@@ -80,13 +80,18 @@ def prepare(
         progress.note(f"ecrm: warning: {warning}")
     with staged_directory(target, lambda: _check_replaceable(target, force)) as staged:
         with ExitStack() as stack:
-            writer, skipped = _Writer(stack, staged, sizes), _Skipped(stack, staged / manifests.MALFORMED, progress)
+            writer, skipped = (
+                _Writer(stack, staged, sizes),
+                _Skipped(stack, staged / manifests.MALFORMED, progress),
+            )
             sources = _copy(
                 inputs, input_bytes, writer, skipped, strict, progress, block_bytes, max_malformed
             )
             skipped.finish()
             if not writer.rows:
-                raise DataError(f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)")
+                raise DataError(
+                    f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)"
+                )
             manifest = writer.finish() | {"sources": sources}
         _write_synced(staged / manifests.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest
@@ -98,7 +103,9 @@ def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
         return DEFAULT_HASH_SIZES
     sizes = (hash_sizes,) * CATEGORIES if isinstance(hash_sizes, int) else tuple(hash_sizes)
     if len(sizes) != CATEGORIES:
-        raise UsageError(f"{len(sizes)} hash sizes given, one is needed for each of the {CATEGORIES} tables")
+        raise UsageError(
+            f"{len(sizes)} hash sizes given, one is needed for each of the {CATEGORIES} tables"
+        )
     for size in sizes:
         if not 2 <= size < 2**31:
             raise UsageError(f"hash size {size} is not in 2 to {2**31 - 1}")
@@ -107,7 +114,9 @@ def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def order_warning(inputs: Sequence[str]) -> str | None:
     """One line if files named `day_N` are not in the order of their numbers, as a shell's `day_*` sorts them; else None."""
-    days = [(int(match[1]), path) for path in inputs if (match := _DAY.match(os.path.basename(path)))]
+    days = [
+        (int(match[1]), path) for path in inputs if (match := _DAY.match(os.path.basename(path)))
+    ]
     for (day, path), (next_day, next_path) in zip(days, days[1:], strict=False):
         if next_day < day:
             return (
@@ -134,7 +143,9 @@ def _check_replaceable(target: Path, force: bool) -> None:
         return
     foreign = sorted(entries - {manifests.NAME, manifests.MALFORMED, *manifests.FILES})
     if foreign or not manifests.holds_dataset(target):
-        raise UsageError(f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone")
+        raise UsageError(
+            f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone"
+        )
     if not force:
         raise UsageError(f"{target}: already holds a prepared dataset; --force replaces it")
 
@@ -171,8 +182,12 @@ def _copy(
         done += read
         _judge(path, malformed, lines, first, max_malformed)
         if progress and malformed:
-            progress.note(f"{path}: {counted(malformed, 'malformed line')} skipped, {writer.rows - first_row:,} rows read")
-        sources.append({"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed})
+            progress.note(
+                f"{path}: {counted(malformed, 'malformed line')} skipped, {writer.rows - first_row:,} rows read"
+            )
+        sources.append(
+            {"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed}
+        )
     return sources
 
 
@@ -235,7 +250,9 @@ class _Writer:
         self._sizes = sizes
         self._clicks = 0
         self._missing = np.zeros(INTEGERS + CATEGORIES, np.int64)
-        self._files = {name: stack.enter_context(open(directory / name, "wb")) for name in manifests.FILES}
+        self._files = {
+            name: stack.enter_context(open(directory / name, "wb")) for name in manifests.FILES
+        }
         self._digests = {name: hashlib.sha256() for name in manifests.FILES}
 
     def write(self, rows: Rows) -> None:
@@ -245,7 +262,10 @@ class _Writer:
         self._missing += np.count_nonzero(rows.missing, axis=0)
         self._append("labels.bin", rows.labels)
         self._append("dense.bin", transform_integers(rows.integers))
-        self._append("sparse.bin", row_ids(rows.categories, rows.missing[:, INTEGERS:], np.array(self._sizes)))
+        self._append(
+            "sparse.bin",
+            row_ids(rows.categories, rows.missing[:, INTEGERS:], np.array(self._sizes)),
+        )
 
     def _append(self, name: str, array: np.ndarray) -> None:
         data = np.ascontiguousarray(array, manifests.FILES[name][0]).data

@@ -12,14 +12,17 @@ _CATEGORY_WIDTH = 9
 _HEX4 = np.frombuffer(b"".join(b"%04x" % i for i in range(65536)), np.uint32)
 _DECIMAL4 = np.frombuffer(b"".join(b"%04d" % i for i in range(10_000)), np.uint32)
 _POWERS_OF_TEN = 10 ** np.arange(1, 8)
-_LAST_BYTES = np.uint64(2**64 - 1) << (np.uint64(64) - 8 * np.arange(9, dtype=np.uint64))  # a shift by 64 gives 0
+# a shift by 64 gives 0
+_LAST_BYTES = np.uint64(2**64 - 1) << (np.uint64(64) - 8 * np.arange(9, dtype=np.uint64))
 
 
-def format_rows(labels: np.ndarray, integers: np.ndarray, categories: np.ndarray, missing: np.ndarray) -> bytes:
+def format_rows(
+    labels: np.ndarray, integers: np.ndarray, categories: np.ndarray, missing: np.ndarray
+) -> bytes:
     """Return R lines in the layout of Kaggle's `train.txt`, missing values as empty fields.
 
-    `labels` uint8 [R] in {0, 1}, `integers` int64 [R, 13] in -99,999,999 to 99,999,999 (not checked),
-    `categories` uint32 [R, 26], `missing` bool [R, 39], integers first.
+    `labels` uint8 [R] in {0, 1}, `integers` int64 [R, 13] in -99,999,999 to 99,999,999 (not
+    checked), `categories` uint32 [R, 26], `missing` bool [R, 39], integers first.
     """
     # Every field gets its full width, with NUL where a shorter text has nothing; then the NULs go.
     rows = len(labels)
@@ -39,7 +42,9 @@ def _put_integers(fields: np.ndarray, integers: np.ndarray, missing: np.ndarray)
     magnitude = np.abs(integers)
     length = 1 + np.searchsorted(_POWERS_OF_TEN, magnitude, side="right")
     length[missing] = 0
-    digits = np.stack((_DECIMAL4[magnitude // 10_000], _DECIMAL4[magnitude % 10_000]), axis=-1).view(np.uint64)[..., 0]
+    digits = np.stack(
+        (_DECIMAL4[magnitude // 10_000], _DECIMAL4[magnitude % 10_000]), axis=-1
+    ).view(np.uint64)[..., 0]
     fields[..., 1:9] = (digits & _LAST_BYTES[length])[..., None].view(np.uint8)
     row, column = np.nonzero((integers < 0) & ~missing)
     fields[row, column, 8 - length[row, column]] = _MINUS

@@ -45,7 +45,9 @@ class HostKill:
             return self.host
         if self.host.isdecimal() and int(self.host) < len(names):
             return names[int(self.host)]
-        raise UsageError(f"--kill-host {self}: there is no host {self.host}; hosts are {', '.join(names)}, or 0 to {len(names) - 1}")
+        raise UsageError(
+            f"--kill-host {self}: there is no host {self.host}; hosts are {', '.join(names)}, or 0 to {len(names) - 1}"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,20 @@ class Disturbance:
     def __str__(self) -> str:
         if self.random:
             return str(self.random)
-        return " ".join([*(f"--kill {kill}" for kill in self.scheduled), *(f"--kill-host {kill}" for kill in self.hosts)])
+        return " ".join(
+            [
+                *(f"--kill {kill}" for kill in self.scheduled),
+                *(f"--kill-host {kill}" for kill in self.hosts),
+            ]
+        )
 
 
 def parse_disturbance(
-    kills: Sequence[str], mtbf: str | None, count: str | None, seed: str | None, hosts: Sequence[str] = ()
+    kills: Sequence[str],
+    mtbf: str | None,
+    count: str | None,
+    seed: str | None,
+    hosts: Sequence[str] = (),
 ) -> Disturbance:
     """The disturbance that the options --kill, --mtbf, --kills, --seed and --kill-host describe; raises UsageError."""
     if hosts and (kills or mtbf is not None):
@@ -100,10 +111,14 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
     the run of that many `steps`."""
     for kill in disturbance.hosts:
         if kill.step >= steps:
-            raise UsageError(f"--kill-host {kill}: there is no step {kill.step} to follow, the last is {steps - 1}")
+            raise UsageError(
+                f"--kill-host {kill}: there is no step {kill.step} to follow, the last is {steps - 1}"
+            )
         imitated = config.testing.imitated_hosts
         if imitated and kill.host.isdecimal() and int(kill.host) >= imitated:
-            raise UsageError(f"--kill-host {kill}: there is no host {kill.host}; hosts are 0 to {imitated - 1}")
+            raise UsageError(
+                f"--kill-host {kill}: there is no host {kill.host}; hosts are 0 to {imitated - 1}"
+            )
     if disturbance.hosts and config.cluster.failure_domain != "host":
         raise UsageError(
             "--kill-host: cluster.failure_domain is rank, so units of a stripe may share a host",
@@ -112,10 +127,18 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
     wanted = disturbance.random
     if wanted is None:
         return
-    if config.failures_survived == 0 and config.protection.name != "mapped" and not config.checkpoints:
-        raise UsageError("--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"})
+    if (
+        config.failures_survived == 0
+        and config.protection.name != "mapped"
+        and not config.checkpoints
+    ):
+        raise UsageError(
+            "--mtbf: protection.name is none, no rank may die", {"protection.name": "erasure"}
+        )
     if wanted.count is not None and wanted.count >= config.world_size:
-        raise UsageError(f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left")
+        raise UsageError(
+            f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left"
+        )
 
 
 def with_steps_told(

@@ -1,6 +1,7 @@
 """SIGKILLs from outside, by pid, while a run goes on.
 
-Of ranks that wait for it in a phase of a step, of random ranks where the run can survive it, or of whole hosts.
+Of ranks that wait for it in a phase of a step, of random ranks where the run can survive it, or of
+whole hosts.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.launch.events import Event, EventTail
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.record import KillDone
+from ecrm.launch.events import Event, EventTail
 from ecrm.launch.supervise import read_json
 from ecrm.train.kill import KILL_DUE, Kill
 from ecrm.train.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05
 DUE_POLL_SECONDS = 0.005  # a rank waits for its death and the others for it
-OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)  # after the draft nobody may be left who has to notice
+# after the draft nobody may be left who has to notice
+OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)
 
 
 @dataclass
 class Survivability:
     """What a run's events say about the next kill.
 
-    `failures_left` is None until the run has said so once; `dead` are the ranks whose death it has noticed.
+    `failures_left` is None until the run has said so once; `dead` are the ranks whose death it has
+    noticed.
     """
 
     started: bool = False
@@ -50,10 +53,13 @@ class Survivability:
                 self.started, self.world = True, frozenset(range(event["world_size"]))
             elif event["event"] == "failure":
                 self.dead |= set(event["ranks"])
-            elif event["event"] == "view":  # names also those whose failure event died with the rank that writes
+            # names also those whose failure event died with the rank that writes
+            elif event["event"] == "view":
                 self.dead |= self.world - set(event["live"])
 
-    def victims(self, ranks: Sequence[dict[str, Any]], killed: Iterable[int]) -> list[dict[str, Any]]:
+    def victims(
+        self, ranks: Sequence[dict[str, Any]], killed: Iterable[int]
+    ) -> list[dict[str, Any]]:
         """Entries of ranks.json to choose from, by rank; none when the run could not survive one more death now.
 
         A killed rank whose death was not noticed yet is already one death of those left.
@@ -62,7 +68,10 @@ class Survivability:
         unnoticed = set(killed) - self.dead
         if self.failures_left is None or self.failures_left - len(unnoticed) < 1:
             return []
-        return sorted((entry for entry in ranks if entry["live"] and entry["rank"] not in gone), key=lambda e: e["rank"])
+        return sorted(
+            (entry for entry in ranks if entry["live"] and entry["rank"] not in gone),
+            key=lambda e: e["rank"],
+        )
 
 
 def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
@@ -78,8 +87,8 @@ def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
 class KillerThread(threading.Thread, ABC):
     """Kills ranks of the run in `folder` until it has killed all it is to or `finish` is called; `done` are the kills so far.
 
-    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be survived. `say` gets a line
-    per kill. What to kill, and when, is the `_kill_all` of each kind.
+    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be
+    survived. `say` gets a line per kill. What to kill, and when, is the `_kill_all` of each kind.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -102,7 +111,7 @@ class KillerThread(threading.Thread, ABC):
         """The thread; an error waits for `finish`."""
         try:
             self._kill_all()
-        except Exception as error:  # noqa: BLE001 - raised again where the drill waits for this thread
+        except Exception as error:
             self._error = error
 
     @abstractmethod
@@ -113,7 +122,9 @@ class KillerThread(threading.Thread, ABC):
         """True if there is nothing more to kill."""
         return self._ending.wait(seconds) or any((self._folder / name).exists() for name in OVER)
 
-    def _kill(self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None) -> bool:
+    def _kill(
+        self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
+    ) -> bool:
         """SIGKILL one rank unless its process is gone."""
         kill = kill_rank(self._folder, entry, waited_seconds, scheduled)
         if kill is None:
@@ -146,7 +157,9 @@ class RandomKiller(KillerThread):
         while True:
             self._state.take(self._tail.new_events())
             victims = self._state.victims(_here(self._folder), [kill.rank for kill in self.done])
-            if victims and self._kill(victims[int(position * len(victims))], time.monotonic() - due):
+            if victims and self._kill(
+                victims[int(position * len(victims))], time.monotonic() - due
+            ):
                 return True
             if self._wait(POLL_SECONDS):
                 self.held_back_seconds = time.monotonic() - due
@@ -164,9 +177,14 @@ class ScheduledKiller(KillerThread):
         waiting: list[str] = []
         while self._due and not self._ending.wait(DUE_POLL_SECONDS):
             events = self._tail.new_events()
-            waiting += [event["scheduled"] for event in events if event["event"] == KILL_DUE and event["scheduled"] in self._due]
+            waiting += [
+                event["scheduled"]
+                for event in events
+                if event["event"] == KILL_DUE and event["scheduled"] in self._due
+            ]
             entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
-            for kill in [kill for kill in waiting if self._due[kill] in entries]:  # ranks.json may come after the first of them
+            # ranks.json may come after the first of them
+            for kill in [kill for kill in waiting if self._due[kill] in entries]:
                 waiting.remove(kill)
                 self._kill(entries[self._due.pop(kill)], scheduled=kill)
 
@@ -174,14 +192,25 @@ class ScheduledKiller(KillerThread):
 class HostKiller(KillerThread):
     """Kills whole hosts, each once its step is known to be finished; `wanted` are the kills and the hosts' names."""
 
-    def __init__(self, folder: Path, wanted: Sequence[tuple[HostKill, str]], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, wanted: Sequence[tuple[HostKill, str]], say: Callable[[str], None]
+    ) -> None:
         super().__init__(folder, say)
         self._wanted = sorted(wanted, key=lambda one: one[0].step)
 
     def _kill_all(self) -> None:
         left, step = list(self._wanted), 0
         while left and not self._wait(POLL_SECONDS):
-            step = max([step, *(event["step"] for event in self._tail.new_events() if event["event"] == "progress")])
+            step = max(
+                [
+                    step,
+                    *(
+                        event["step"]
+                        for event in self._tail.new_events()
+                        if event["event"] == "progress"
+                    ),
+                ]
+            )
             while left and step >= left[0][0].step:
                 kill, name = left.pop(0)
                 self._say(f"! drill: host {name} is to die after step {kill.step}")
@@ -193,7 +222,11 @@ class HostKiller(KillerThread):
 def hosts_of(folder: Path) -> list[str]:
     """Names of the failure domains of a run, in the order of their lowest ranks."""
     ranks = read_json(folder / "ranks.json").get("ranks", [])
-    return list(dict.fromkeys(entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])))
+    return list(
+        dict.fromkeys(
+            entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])
+        )
+    )
 
 
 def kill_rank(
@@ -201,7 +234,9 @@ def kill_rank(
 ) -> KillDone | None:
     """SIGKILL a rank of the run in `folder`; None if its process is gone, or its pid is another program's by now."""
     try:
-        if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(b"\0"):
+        if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(
+            b"\0"
+        ):
             return None
         now = time.time()
         os.kill(entry["pid"], signal.SIGKILL)

@@ -61,13 +61,17 @@ def page(report: Report, facts: Mapping[str, str], config: str, light: bytes, da
         _legend(PACE_LEGEND),
         *_notes(report),
         "<h2>What ran</h2>",
-        "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items()) + "</dl>",
+        "<dl>"
+        + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
+        + "</dl>",
         f"<details><summary>The config of both runs</summary><pre>{escape(config)}</pre></details>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
     )
 
 
@@ -89,17 +93,28 @@ def _failures(report: Report) -> str:
 def _notes(report: Report) -> list[str]:
     if not report.notes:
         return []
-    return ["<h2>Notes</h2>", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"]
+    return [
+        "<h2>Notes</h2>",
+        "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>",
+    ]
 
 
-def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], words: Sequence[int]) -> str:
+def _table(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], words: Sequence[int]
+) -> str:
     def cell(tag: str, number: int, inner: str) -> str:
-        return f'<{tag} class="word">{inner}</{tag}>' if number in words else f"<{tag}>{inner}</{tag}>"
+        return (
+            f'<{tag} class="word">{inner}</{tag}>' if number in words else f"<{tag}>{inner}</{tag}>"
+        )
 
     head = "".join(
-        cell("th", i, escape(name) + f"<small>{escape(unit) or '&nbsp;'}</small>") for i, (name, unit) in enumerate(columns)
+        cell("th", i, escape(name) + f"<small>{escape(unit) or '&nbsp;'}</small>")
+        for i, (name, unit) in enumerate(columns)
     )
-    body = "\n".join("<tr>" + "".join(cell("td", i, escape(text)) for i, text in enumerate(row)) + "</tr>" for row in rows)
+    body = "\n".join(
+        "<tr>" + "".join(cell("td", i, escape(text)) for i, text in enumerate(row)) + "</tr>"
+        for row in rows
+    )
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 

@@ -48,7 +48,9 @@ class Label:
 def require_matplotlib() -> None:
     """Raise UsageError unless matplotlib is installed; does not import it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("a drill draws its time line with matplotlib, which is not installed: type pip install matplotlib")
+        raise UsageError(
+            "a drill draws its time line with matplotlib, which is not installed: type pip install matplotlib"
+        )
 
 
 def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Label]:
@@ -64,7 +66,11 @@ def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Lab
     ends: list[float] = []
     labels = []
     for time, ranks in together:
-        text = named("rank", sorted(ranks)) if len(line.kills) <= NAMED_KILLS else ", ".join(map(str, sorted(ranks)))
+        text = (
+            named("rank", sorted(ranks))
+            if len(line.kills) <= NAMED_KILLS
+            else ", ".join(map(str, sorted(ranks)))
+        )
         half = 0.31 * LABEL_POINTS * len(text) + 2
         centre = time / seconds * width_points
         level = next((i for i, end in enumerate(ends) if end <= centre - half), len(ends))
@@ -120,9 +126,17 @@ def _fill(figure, report: Report, colours: Colours, titled: bool) -> None:
     axes.grid(axis="y", color=colours.faint, linewidth=0.6)
     axes.set_axisbelow(True)
     if titled:
-        figure.text(left, 1 - 14 / height, headline(report), fontsize=12.5, fontweight="bold", va="top")
+        figure.text(
+            left, 1 - 14 / height, headline(report), fontsize=12.5, fontweight="bold", va="top"
+        )
     handles = [handle for each in figure.axes for handle in each.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(left - 0.008, 0.0), ncols=4, frameon=False)
+    figure.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(left - 0.008, 0.0),
+        ncols=4,
+        frameon=False,
+    )
 
 
 def _throughput(axes, line: Timeline, colours: Colours) -> None:
@@ -135,7 +149,9 @@ def _throughput(axes, line: Timeline, colours: Colours) -> None:
         edges = [i * line.bucket_seconds for i in range(len(values))]
         edges.append(max(end, edges[-1]))  # the last bucket ends with the run
         axes.stairs(values, edges, baseline=None, color=colour, linewidth=width, label=name)
-    fastest = max((rate for rate in (*line.undisturbed, *line.disturbed) if rate is not None), default=1.0)
+    fastest = max(
+        (rate for rate in (*line.undisturbed, *line.disturbed) if rate is not None), default=1.0
+    )
     axes.set_ylim(0, fastest * 1.08)
     axes.set_ylabel(f"throughput (samples/s, per {line.bucket_seconds:g} s)")
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -149,7 +165,9 @@ def _rebuilding(axes, line: Timeline, colours: Colours) -> None:
     for number, curve in enumerate(line.rebuilt):
         times, shares = [time for time, _ in curve], [100 * share for _, share in curve]
         name = "lost rows rebuilt (right axis)" if number == 0 else None
-        second.fill_between(times, shares, color=colours.rebuilt, alpha=0.28, linewidth=0, label=name)
+        second.fill_between(
+            times, shares, color=colours.rebuilt, alpha=0.28, linewidth=0, label=name
+        )
         second.plot(times, shares, color=colours.rebuilt, linewidth=1.2)
         second.axvspan(times[0], times[-1], color=colours.rebuilt, alpha=0.08, linewidth=0)
     second.set_ylim(0, 108)

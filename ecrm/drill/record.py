@@ -27,9 +27,10 @@ class KillDone:
 class FailureRecord:
     """One failure that the run survived; None is what nobody lived to write, or what did not happen any more.
 
-    `step`, `phase`: where the survivors noticed. `noticed_at`, `whole_at`: seconds since the epoch, the
-    latter when no row lost by this failure was missing any more. `lost_bytes`: bytes of the lost
-    shards' rows, optimizer state and parity, also of rows never updated, which there is nothing to rebuild of.
+    `step`, `phase`: where the survivors noticed. `noticed_at`, `whole_at`: seconds since the epoch,
+    the latter when no row lost by this failure was missing any more. `lost_bytes`: bytes of the
+    lost shards' rows, optimizer state and parity, also of rows never updated, which there is
+    nothing to rebuild of.
     """
 
     ranks: tuple[int, ...]
@@ -70,8 +71,8 @@ class ReshapeRecord:
 class RunRecord:
     """One run. `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
 
-    `rebuilt`: (seconds since the epoch, share of lost rows that is back); `evaluations`: (step, when it was
-    done); `damaged_lines` counts lines of events.jsonl that could not be read.
+    `rebuilt`: (seconds since the epoch, share of lost rows that is back); `evaluations`: (step,
+    when it was done); `damaged_lines` counts lines of events.jsonl that could not be read.
     """
 
     started_at: float | None = None
@@ -108,11 +109,19 @@ class RunRecord:
 
 
 def run_record(
-    events: Sequence[Event], summary: dict[str, Any], outside: Sequence[KillDone] = (), damaged_lines: int = 0
+    events: Sequence[Event],
+    summary: dict[str, Any],
+    outside: Sequence[KillDone] = (),
+    damaged_lines: int = 0,
 ) -> RunRecord:
     """Put a run together; `outside` are the kills that were not the run's own."""
-    of = {kind: [event for event in events if event["event"] == kind] for kind in {event["event"] for event in events}}
-    own = [KillDone(event["time"], event["rank"], event["scheduled"]) for event in of.get("kill", [])]
+    of = {
+        kind: [event for event in events if event["event"] == kind]
+        for kind in {event["event"] for event in events}
+    }
+    own = [
+        KillDone(event["time"], event["rank"], event["scheduled"]) for event in of.get("kill", [])
+    ]
     kills = sorted([*own, *outside], key=lambda kill: kill.time)
     finished = sorted(
         ((step, time) for event in of.get("progress", []) for step, time in event["finished"]),
@@ -129,7 +138,8 @@ def run_record(
         rebuilt=tuple((event["time"], event["rebuilt"]) for event in of.get("progress", [])),
         evaluations=tuple((event["step"], event["time"]) for event in of.get("evaluation", [])),
         reshapes=tuple(
-            ReshapeRecord(**{name: event[name] for name in ReshapeRecord.__dataclass_fields__}) for event in of.get("reshaped", [])
+            ReshapeRecord(**{name: event[name] for name in ReshapeRecord.__dataclass_fields__})
+            for event in of.get("reshaped", [])
         ),
         damaged_lines=damaged_lines,
     )
@@ -150,7 +160,8 @@ def _failures(
     failures = []
     for ranks in {**known, **written}:
         event, entry = written.get(ranks), known.get(ranks, {})
-        # Events last: they are what was printed when it happened, the summary is another rank's view of the same.
+        # Events last: they are what was printed when it happened, the summary is another rank's
+        # view of the same.
         either = {**entry, **(event or {}), **resumed.get(ranks, {}), **rebuilt.get(ranks, {})}
         noticed_at = None
         if event is not None:
@@ -181,7 +192,9 @@ def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:
     noticed_at = failure.noticed_at if failure.noticed_at is not None else failure.killed_at
     if not failure.shards:
         whole_at = None if noticed_at is None else noticed_at + failure.recovery_seconds
-        return replace(failure, rebuild_seconds=0.0, lost_bytes=0, on_demand_rows=0, whole_at=whole_at)
+        return replace(
+            failure, rebuild_seconds=0.0, lost_bytes=0, on_demand_rows=0, whole_at=whole_at
+        )
     if rebuilt is not None:
         return replace(failure, whole_at=rebuilt["time"])
     if failure.rebuild_seconds is not None and noticed_at is not None:

@@ -39,7 +39,9 @@ class Report:
     @property
     def hashes(self) -> tuple[str | None, str | None]:
         """model_sha256 of the undisturbed and of the disturbed run; None where a run did not complete."""
-        return self.undisturbed.summary.get("model_sha256"), self.disturbed.summary.get("model_sha256")
+        return self.undisturbed.summary.get("model_sha256"), self.disturbed.summary.get(
+            "model_sha256"
+        )
 
     @property
     def equal(self) -> bool:
@@ -59,7 +61,10 @@ class Report:
 
     def ratio(self, name: str) -> float | None:
         """That pace as a multiple of the undisturbed run's."""
-        mine, whole = self.paces[name].samples_per_second, self.paces["undisturbed"].samples_per_second
+        mine, whole = (
+            self.paces[name].samples_per_second,
+            self.paces["undisturbed"].samples_per_second,
+        )
         return None if mine is None or not whole else mine / whole
 
     def since_start(self, time: float | None) -> float | None:
@@ -102,7 +107,10 @@ def make_report(
 
 
 def problems(
-    disturbance: Disturbance, undisturbed: RunRecord, disturbed: RunRecord, reason: str | None = None
+    disturbance: Disturbance,
+    undisturbed: RunRecord,
+    disturbed: RunRecord,
+    reason: str | None = None,
 ) -> list[str]:
     """Why the drill failed; empty when both runs completed, every kill happened, and the models are equal, or need not be."""
     found = []
@@ -123,7 +131,12 @@ def problems(
             else f"the run was over before any rank was killed (mean gap {wanted.mtbf_seconds:g} s)"
         )
     first, second = undisturbed.summary.get("model_sha256"), disturbed.summary.get("model_sha256")
-    if undisturbed.completed and disturbed.completed and first != second and promises_the_same_model(disturbed):
+    if (
+        undisturbed.completed
+        and disturbed.completed
+        and first != second
+        and promises_the_same_model(disturbed)
+    ):
         found.append(f"model_sha256 NOT EQUAL: undisturbed {first}, disturbed {second}")
     for name, run in (("undisturbed", undisturbed), ("disturbed", disturbed)):
         wrong = (run.summary.get("parity") or {}).get("mismatches", 0)
@@ -141,7 +154,9 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
                 "reports; they are counted between the steps around them"
             )
         if run.damaged_lines:
-            notes.append(f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out")
+            notes.append(
+                f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out"
+            )
     notes += [
         f"laid out anew over {counted(reshape.servers, 'server')} (k={reshape.k} m={reshape.m}) before step {reshape.step}: training waited "
         f"{reshape.seconds:.2f} s, {reshape.moved_bytes:,} bytes were moved"
@@ -156,7 +171,9 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
     noticed = {rank for failure in disturbed.failures for rank in failure.ranks}
     late = [kill.rank for kill in disturbed.kills if kill.rank not in noticed]
     if late and disturbed.completed:
-        notes.append(f"killed as the run ended, when nobody had to notice any more: {', '.join(map(str, late))}")
+        notes.append(
+            f"killed as the run ended, when nobody had to notice any more: {', '.join(map(str, late))}"
+        )
     waited = [kill for kill in disturbed.kills if kill.waited_seconds >= 0.1]
     if waited:
         notes.append(
@@ -169,7 +186,12 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
 def _noise(paces: dict[str, Pace]) -> list[str]:
     """Up to the first failure both runs do the same, so a difference there is the machine's."""
     whole, before = paces["undisturbed"].samples_per_second, paces["before"].samples_per_second
-    if not whole or before is None or paces["before"].steps < JUDGED_STEPS or abs(before / whole - 1) < NOISE:
+    if (
+        not whole
+        or before is None
+        or paces["before"].steps < JUDGED_STEPS
+        or abs(before / whole - 1) < NOISE
+    ):
         return []
     return [
         f"nothing had failed yet when the disturbed run was {before / whole:.2f} times as fast as the undisturbed one: "
@@ -202,15 +224,33 @@ def to_dict(report: Report) -> dict[str, Any]:
             }
             for failure in report.disturbed.failures
         ],
-        "reshapes": [{**asdict(reshape), "since_start": report.since_start(reshape.time)} for reshape in report.disturbed.reshapes],
-        "kills": [{**asdict(kill), "seconds": report.since_start(kill.time)} for kill in report.disturbed.kills],
-        "throughput": {name: {**asdict(found), "ratio": report.ratio(name)} for name, found in report.paces.items()},
+        "reshapes": [
+            {**asdict(reshape), "since_start": report.since_start(reshape.time)}
+            for reshape in report.disturbed.reshapes
+        ],
+        "kills": [
+            {**asdict(kill), "seconds": report.since_start(kill.time)}
+            for kill in report.disturbed.kills
+        ],
+        "throughput": {
+            name: {**asdict(found), "ratio": report.ratio(name)}
+            for name, found in report.paces.items()
+        },
         "timeline": asdict(report.line),
     }
 
 
 def _run_dict(run: RunRecord) -> dict[str, Any]:
-    kept = ("steps", "samples", "training_seconds", "eval_auc", "eval_logloss", "step_seconds", "failures_left", "parity")
+    kept = (
+        "steps",
+        "samples",
+        "training_seconds",
+        "eval_auc",
+        "eval_logloss",
+        "step_seconds",
+        "failures_left",
+        "parity",
+    )
     return {
         "completed": run.completed,
         "started_at": run.started_at,

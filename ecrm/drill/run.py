@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrm.config import Config, effective, load_config
-from ecrm.launch.events import parse_events
 from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_steps_told
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
@@ -20,6 +19,7 @@ from ecrm.drill.record import KillDone, RunRecord, run_record
 from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
+from ecrm.launch.events import parse_events
 from ecrm.launch.machine import physical_cores
 from ecrm.launch.run import RunFailed, fresh_run_dir, launch
 from ecrm.launch.supervise import read_json
@@ -50,8 +50,10 @@ def drill(
 ) -> int:
     """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
 
-    Returns 0 if both completed, every kill happened and the models are equal, or need not be. Raises UsageError before anything
-    is started or written, but for a host that does not exist: the undisturbed run tells their names. Raises RunFailed when stopped by a signal, DrillFailed otherwise.
+    Returns 0 if both completed, every kill happened and the models are equal, or need not be.
+    Raises UsageError before anything is started or written, but for a host that does not exist: the
+    undisturbed run tells their names. Raises RunFailed when stopped by a signal, DrillFailed
+    otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)
@@ -62,7 +64,9 @@ def drill(
     name = Path(config_name).name.removesuffix(".toml")
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
     check_run_dir(folder)
-    apart = {which: [*overrides, *_own_files(config, which)] for which in ("undisturbed", "disturbed")}
+    apart = {
+        which: [*overrides, *_own_files(config, which)] for which in ("undisturbed", "disturbed")
+    }
 
     print(f"drill: the undisturbed run, in {folder / 'undisturbed'}", flush=True)
     reason = _launch(config_name, apart["undisturbed"], folder / "undisturbed", ())
@@ -70,13 +74,20 @@ def drill(
         raise DrillFailed(f"the undisturbed run did not complete: {reason}")
     undisturbed = read_run(folder / "undisturbed")
     print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
-    reason, outside, more = _disturbed_run(config_name, apart["disturbed"], folder / "disturbed", disturbance)
+    reason, outside, more = _disturbed_run(
+        config_name, apart["disturbed"], folder / "disturbed", disturbance
+    )
     disturbed = read_run(folder / "disturbed", outside)
 
     notes = [text for text in (note, more, _crowding(config)) if text is not None]
-    report = make_report(name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes)
+    report = make_report(
+        name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes
+    )
     write(report, folder, config, _command(config_name, overrides, disturbance))
-    print(f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json", flush=True)
+    print(
+        f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json",
+        flush=True,
+    )
     if report.problems:
         raise DrillFailed(f"the drill failed: {'; '.join(report.problems)}")
     return 0
@@ -118,7 +129,9 @@ def _disturbed_run(
     kills: list[str] = []
     if disturbance.scheduled:
         kills = [str(kill) for kill in disturbance.scheduled]
-        killer: outside.KillerThread = outside.ScheduledKiller(folder.absolute(), disturbance.scheduled, say)
+        killer: outside.KillerThread = outside.ScheduledKiller(
+            folder.absolute(), disturbance.scheduled, say
+        )
     elif disturbance.hosts:
         names = outside.hosts_of(folder.with_name("undisturbed"))
         wanted = [(kill, kill.name_among(names)) for kill in disturbance.hosts]
@@ -131,7 +144,11 @@ def _disturbed_run(
     finally:
         killer.finish()
     held = killer.held_back_seconds
-    note = f"for its last {held:.1f} s the run could not have survived another kill, so none was made" if held > 1 else None
+    note = (
+        f"for its last {held:.1f} s the run could not have survived another kill, so none was made"
+        if held > 1
+        else None
+    )
     return reason, killer.done, note
 
 
@@ -143,10 +160,18 @@ def _own_files(config: Config, which: str) -> list[str]:
     return [f"mapped.path={folder_of(own, 0, None, None)}"]
 
 
-def _launch(config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]) -> str | None:
+def _launch(
+    config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]
+) -> str | None:
     """Run it; why it did not complete, or None. Ranks wait for `kills` from outside. A signal ends the whole drill."""
     try:
-        launch(config_name, overrides, folder, kills, ["-x", f"{KILLED_FROM_OUTSIDE}=1"] if kills else ())
+        launch(
+            config_name,
+            overrides,
+            folder,
+            kills,
+            ["-x", f"{KILLED_FROM_OUTSIDE}=1"] if kills else (),
+        )
     except RunFailed as error:
         if error.exit_code > SIGNALLED:
             raise
@@ -169,7 +194,13 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
         "ranks": f"{config.world_size}: {config.ranks_in_words}",
         "protection": _protection(config),
         "storage, dense arch": f"{start.get('storage', '?')}, {start.get('dense_arch', '?')}",
-        "versions": ", ".join([f"ecrm {start.get('version', '?')}", f"Python {platform.python_version()}", *_versions()]),
+        "versions": ", ".join(
+            [
+                f"ecrm {start.get('version', '?')}",
+                f"Python {platform.python_version()}",
+                *_versions(),
+            ]
+        ),
         "machine": f"{platform.node()}, {physical_cores()} cores, {platform.system()} {platform.release()}",
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }

@@ -34,7 +34,13 @@ FAILURE_LEGEND = (
     "every lost row was back; lost: the size of the lost shards, with rows never updated, which need no rebuilding"
 )
 
-PACE_COLUMNS = (("throughput", ""), ("useful", "samples/s"), ("ratio", ""), ("steps", ""), ("time", "s"))
+PACE_COLUMNS = (
+    ("throughput", ""),
+    ("useful", "samples/s"),
+    ("ratio", ""),
+    ("steps", ""),
+    ("time", "s"),
+)
 """(name, unit) of each column of the table of throughput."""
 
 PACE_NAMES = {
@@ -68,7 +74,11 @@ def _failure_row(report: Report, failure: FailureRecord) -> list[str]:
         _milliseconds(failure.recovery_seconds),
         "none" if failure.stall_seconds is None else _milliseconds(failure.stall_seconds),
         str(failure.redone_steps),
-        "-" if not lost else f"{failure.on_demand_rows:,}" if failure.on_demand_rows is not None else "?",
+        "-"
+        if not lost
+        else f"{failure.on_demand_rows:,}"
+        if failure.on_demand_rows is not None
+        else "?",
         "-" if not lost else f"{failure.rebuild_seconds:.2f}" if rebuilt else "never",
         "-" if not lost else f"{failure.lost_bytes:,}" if failure.lost_bytes is not None else "?",
     ]
@@ -99,8 +109,12 @@ def hash_line(report: Report) -> str:
         return f"model_sha256 equal: {first}"
     if not report.exact:
         name = report.disturbed.summary["protection"]["name"]
-        return f"model_sha256 not equal, by nature of {name}: undisturbed {first}, disturbed {second}"
-    return f"model_sha256 NOT EQUAL: undisturbed {first or 'unknown'}, disturbed {second or 'unknown'}"
+        return (
+            f"model_sha256 not equal, by nature of {name}: undisturbed {first}, disturbed {second}"
+        )
+    return (
+        f"model_sha256 NOT EQUAL: undisturbed {first or 'unknown'}, disturbed {second or 'unknown'}"
+    )
 
 
 def accuracy_line(report: Report) -> str | None:
@@ -109,8 +123,16 @@ def accuracy_line(report: Report) -> str | None:
         return None
     parts = []
     for title, name in (("evaluation auc", "eval_auc"), ("log loss", "eval_logloss")):
-        first, second, off = report.undisturbed.summary.get(name), report.disturbed.summary.get(name), report.difference(name)
-        parts.append(f"{title} - " if off is None else f"{title} {first:.4f} undisturbed, {second:.4f} disturbed ({off:+.4f})")
+        first, second, off = (
+            report.undisturbed.summary.get(name),
+            report.disturbed.summary.get(name),
+            report.difference(name),
+        )
+        parts.append(
+            f"{title} - "
+            if off is None
+            else f"{title} {first:.4f} undisturbed, {second:.4f} disturbed ({off:+.4f})"
+        )
     return "; ".join(parts)
 
 
@@ -120,7 +142,13 @@ def headline(report: Report) -> str:
     start = f"drill of {report.name}: {counted(killed, 'rank')} killed"
     if not report.disturbed.completed:
         return f"{start}, the disturbed run did not complete"
-    same = "the same model to the bit" if report.equal else "but NOT the same model" if report.exact else "not the same model, by nature"
+    same = (
+        "the same model to the bit"
+        if report.equal
+        else "but NOT the same model"
+        if report.exact
+        else "not the same model, by nature"
+    )
     return f"{start}, {counted(failures, 'failure')} survived, {same}"
 
 
@@ -133,7 +161,9 @@ def as_text(report: Report) -> str:
     else:
         blocks.append(NO_FAILURE)
     blocks += [_grid(PACE_COLUMNS, pace_cells(report), left=(0,)), _legend(PACE_LEGEND)]
-    blocks += [textwrap.fill(f"note: {note}", TEXT_WIDTH, subsequent_indent="  ") for note in report.notes]
+    blocks += [
+        textwrap.fill(f"note: {note}", TEXT_WIDTH, subsequent_indent="  ") for note in report.notes
+    ]
     blocks += filter(None, (hash_line(report), accuracy_line(report)))
     return "\n".join(blocks)
 
@@ -142,13 +172,18 @@ def _legend(text: str) -> str:
     return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _grid(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], left: Sequence[int]) -> str:
+def _grid(
+    columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], left: Sequence[int]
+) -> str:
     """Columns as wide as needed, numbers to the right; `left` are the columns of words."""
     head = [[f"{name} {unit}".strip() for name, unit in columns]]
     widths = [max(len(row[i]) for row in [*head, *rows]) for i in range(len(columns))]
     lines = []
     for row in [*head, *rows]:
-        cells = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]
+        cells = [
+            cell.ljust(widths[i]) if i in left else cell.rjust(widths[i])
+            for i, cell in enumerate(row)
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -19,7 +19,8 @@ STEPS_PER_BUCKET = 3
 class Span:
     """From one finishing of a step to the next; `steps` are those finished for the first time at its end.
 
-    That is 0 where an undone step was finished again, and more than 1 where times in between were lost.
+    That is 0 where an undone step was finished again, and more than 1 where times in between were
+    lost.
     """
 
     begin: float
@@ -54,13 +55,21 @@ def spans(record: RunRecord) -> list[Span]:
 def _evaluations_after(record: RunRecord, step: int, begin: float, end: float) -> list[float]:
     """When an evaluation between two steps was done; one that a failure interrupted counts as training time."""
     disturbed = any(f.began_at is not None and begin <= f.began_at <= end for f in record.failures)
-    return [time for at, time in record.evaluations if at == step and begin < time < end and not disturbed]
+    return [
+        time
+        for at, time in record.evaluations
+        if at == step and begin < time < end and not disturbed
+    ]
 
 
 def open_times(failures: Sequence[FailureRecord]) -> list[tuple[float, float]]:
     """When the run was not whole: (begin, end) in ascending order, overlapping ones merged; the end may be infinite."""
     merged: list[tuple[float, float]] = []
-    known = [(f.began_at, math.inf if f.whole_at is None else f.whole_at) for f in failures if f.began_at is not None]
+    known = [
+        (f.began_at, math.inf if f.whole_at is None else f.whole_at)
+        for f in failures
+        if f.began_at is not None
+    ]
     for begin, end in sorted(known):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -95,14 +104,19 @@ def bucket_seconds(duration: float, step_seconds: float) -> float:
     """A round width (1, 2 or 5 times a power of ten) for buckets of a time line of this length."""
     least = max(duration / BUCKETS, STEPS_PER_BUCKET * step_seconds, 1e-3)
     power = 10.0 ** math.floor(math.log10(least))
-    return next(width for width in (power, 2 * power, 5 * power, 10 * power) if width >= least * (1 - 1e-9))
+    return next(
+        width for width in (power, 2 * power, 5 * power, 10 * power) if width >= least * (1 - 1e-9)
+    )
 
 
-def bucket_rates(found: Sequence[Span], origin: float, width: float, global_batch: int) -> list[float | None]:
+def bucket_rates(
+    found: Sequence[Span], origin: float, width: float, global_batch: int
+) -> list[float | None]:
     """Samples per second in each bucket of `width` seconds from `origin` on; None where no step was running.
 
-    A span's steps are spread evenly over its time. The last bucket reaches to the end of the last span;
-    it is half to one and a half times as wide, so that no single step makes a peak of its own.
+    A span's steps are spread evenly over its time. The last bucket reaches to the end of the last
+    span; it is half to one and a half times as wide, so that no single step makes a peak of its
+    own.
     """
     if not found:
         return []

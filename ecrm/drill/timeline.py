@@ -15,7 +15,8 @@ Curve = tuple[tuple[float, float], ...]
 class Timeline:
     """Samples per second of both runs per bucket, (time, rank) of each kill, and curves of (time, share rebuilt).
 
-    `seconds` is the time of the last thing to show, `last_steps` when each run's last step was finished.
+    `seconds` is the time of the last thing to show, `last_steps` when each run's last step was
+    finished.
     """
 
     bucket_seconds: float
@@ -29,17 +30,25 @@ class Timeline:
 
 def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int) -> Timeline:
     """The time lines of both runs, each laid from its own start."""
-    kills = tuple((time - (disturbed.started_at or time), rank) for time, rank in kill_times(disturbed))
+    kills = tuple(
+        (time - (disturbed.started_at or time), rank) for time, rank in kill_times(disturbed)
+    )
     curves = tuple(
         tuple((time - (disturbed.started_at or time), share) for time, share in curve)
         for curve in rebuild_curves(disturbed)
     )
-    ends = tuple(run.finished[-1][1] - run.started_at if run.finished else 0.0 for run in (undisturbed, disturbed))
-    seconds = max([*ends, *(time for time, _ in kills), *(time for curve in curves for time, _ in curve)])
+    ends = tuple(
+        run.finished[-1][1] - run.started_at if run.finished else 0.0
+        for run in (undisturbed, disturbed)
+    )
+    seconds = max(
+        [*ends, *(time for time, _ in kills), *(time for curve in curves for time, _ in curve)]
+    )
     lengths = [span.seconds for span in spans(undisturbed) if span.steps]
     width = bucket_seconds(seconds, statistics.median(lengths) if lengths else 0.0)
     rates = [
-        tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch)) for run in (undisturbed, disturbed)
+        tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch))
+        for run in (undisturbed, disturbed)
     ]
     return Timeline(width, seconds, ends, *rates, kills, curves)
 
@@ -62,11 +71,17 @@ def rebuild_curves(record: RunRecord) -> list[Curve]:
 
     Known at each progress event; a failure in between adds its shards with nothing back.
     """
-    losing = [failure for failure in record.failures if failure.shards and failure.began_at is not None]
+    losing = [
+        failure for failure in record.failures if failure.shards and failure.began_at is not None
+    ]
     last = max([time for _, time in record.finished], default=0.0)
     curves = []
     for begin, end in open_times(losing):
-        lost = [(failure.began_at, set(failure.shards)) for failure in losing if begin <= failure.began_at <= end]
+        lost = [
+            (failure.began_at, set(failure.shards))
+            for failure in losing
+            if begin <= failure.began_at <= end
+        ]
         samples = [(time, share) for time, share in record.rebuilt if begin < time < end]
         points: list[tuple[float, float]] = []
         share, missing = 0.0, set()

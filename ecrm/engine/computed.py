@@ -12,8 +12,9 @@ Result = TypeVar("Result")
 class Computed(dict[int, Result]):
     """Results of slots of the step that is under way, by slot.
 
-    Whoever runs a slot again gets the same bits from the same step, rows and dense replica; so what a rank that lives on had computed holds,
-    wherever lost rows come back exactly, and where the rows it was computed from are known to be those that were sent.
+    Whoever runs a slot again gets the same bits from the same step, rows and dense replica; so what
+    a rank that lives on had computed holds, wherever lost rows come back exactly, and where the
+    rows it was computed from are known to be those that were sent.
     """
 
     def __init__(self) -> None:

@@ -11,12 +11,15 @@ from ecrm.protection.scrub import Finding
 FLOAT_BYTES = 4
 
 
-def corruption_event(finding: Finding, step: int, spaces: Sequence[RowSpace], shape: StripeShape) -> dict[str, object]:
+def corruption_event(
+    finding: Finding, step: int, spaces: Sequence[RowSpace], shape: StripeShape
+) -> dict[str, object]:
     """The event of one finding, which `step` commits.
 
-    `kind` is `data` (bytes of a row), `state` (its optimizer state), `parity`, or `unknown` where the unit cannot be
-    told; `table` and `row` (within the table) name a wrong row and are None for the last two, and for a row that only fills
-    its stripe up. `rows` are the first and last row, numbered within the row space, that the stripe protects.
+    `kind` is `data` (bytes of a row), `state` (its optimizer state), `parity`, or `unknown` where
+    the unit cannot be told; `table` and `row` (within the table) name a wrong row and are None for
+    the last two, and for a row that only fills its stripe up. `rows` are the first and last row,
+    numbered within the row space, that the stripe protects.
     """
     space, unit = spaces[finding.space], finding.unit
     kind, table, row = "unknown", None, None

@@ -42,8 +42,8 @@ class DenseReplica(Protocol):
 class SlicedSum:
     """The sum of all slots' contributions on every holder of the dense replica, each holder summing a slice of it.
 
-    Slots are added in slot order, element by element, so the result has the same bits as one sum over
-    whole contributions, while every holder receives each of them by a slice only.
+    Slots are added in slot order, element by element, so the result has the same bits as one sum
+    over whole contributions, while every holder receives each of them by a slice only.
     """
 
     def __init__(self, holders: Sequence[int]) -> None:
@@ -68,15 +68,21 @@ class SlicedSum:
 
 
 def spread_dense(
-    transport: Transport, due: Sequence[int], holders: Sequence[int], export: Callable[[], list[Tensor]]
+    transport: Transport,
+    due: Sequence[int],
+    holders: Sequence[int],
+    export: Callable[[], list[Tensor]],
 ) -> list[Tensor] | None:
     """Collective: send what the lowest of its `holders`, known to all, `export`s to those ranks of `due` that have none.
 
-    Returns the state that this rank has been given, if it has. Raises Unrecoverable on every rank when nobody holds one.
+    Returns the state that this rank has been given, if it has. Raises Unrecoverable on every rank
+    when nobody holds one.
     """
     needing = [rank for rank in due if rank not in holders]
     if not holders:
-        raise Unrecoverable(f"every replica of the dense model is lost (ranks {list(due)} had none yet)")
+        raise Unrecoverable(
+            f"every replica of the dense model is lost (ranks {list(due)} had none yet)"
+        )
     if not needing:
         return None
     outgoing = dict.fromkeys(needing, export()) if transport.rank == holders[0] else {}

@@ -18,7 +18,8 @@ CHUNK_ROWS = 65_536
 def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     """Collective, with nothing missing: {table: sha256 of its rows, then its optimizer state, in row order}.
 
-    Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do, and StopAgreed.
+    Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do, and
+    StopAgreed.
     """
     digests: dict[str, str] = {}
     for space, row_space in enumerate(engine.spaces):

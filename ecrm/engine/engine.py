@@ -44,8 +44,9 @@ from ecrm.transport.message import Came, Part
 class Engine(Recovery):
     """One rank's part in the run: its state (`EngineState`), what becomes of it when ranks die (`Recovery`), and here the steps.
 
-    `confirmed` is whether all rows that the last `lookup` returned here had come with the `apply` before it: if the step then begins again, it
-    is since an agreement has confirmed that nobody died while they came.
+    `confirmed` is whether all rows that the last `lookup` returned here had come with the `apply`
+    before it: if the step then begins again, it is since an agreement has confirmed that nobody
+    died while they came.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Engine(Recovery):
     ) -> None:
         self._riding = RidingTransport(transport)
         stores = ShardStores(make_store, tables, seed, allocate, transport.lendable)
-        super().__init__(self._riding, stores, view, protection, make_dense, policy, hooks, clock, durable)
+        super().__init__(
+            self._riding, stores, view, protection, make_dense, policy, hooks, clock, durable
+        )
         self.confirmed = False
         self._gradients: dict[tuple[int, int], Room] = {}
         self._last_finished = clock()
@@ -76,18 +79,23 @@ class Engine(Recovery):
         self._hooks.phase(self.step, phase)
 
     def lookup(
-        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int] = (), apply_follows: bool = False
+        self,
+        rows: Mapping[int, Sequence[Tensor]],
+        computed: Collection[int] = (),
+        apply_follows: bool = False,
     ) -> dict[int, list[Tensor]]:
         """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
 
-        `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r of
-        a table is row `offset + r` of its space). Lost rows among them are recovered first, or the protection's
-        stand-in gives values in their place. Values that
-        came ahead with the last `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply` follow.
-        `apply_follows`, the same on every rank, lets what nobody waits for come with that `apply`. A lookup without it only reads: with a stand-in it restores
-        nothing, which each step's must, and the stand-in remembers nothing of it. For slots that are `computed`, that `apply`
-        will be given what was computed for this step before a failure: their values are not returned, and need not be there yet. None may
-        be with a stand-in; whoever uses it must do so wherever the same step begins again and `confirmed` is true, since a step may be resumed on
+        `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r
+        of a table is row `offset + r` of its space). Lost rows among them are recovered first, or
+        the protection's stand-in gives values in their place. Values that came ahead with the last
+        `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply`
+        follow. `apply_follows`, the same on every rank, lets what nobody waits for come with that
+        `apply`. A lookup without it only reads: with a stand-in it restores nothing, which each
+        step's must, and the stand-in remembers nothing of it. For slots that are `computed`, that
+        `apply` will be given what was computed for this step before a failure: their values are not
+        returned, and need not be there yet. None may be with a stand-in; whoever uses it must do so
+        wherever the same step begins again and `confirmed` is true, since a step may be resumed on
         that (`ecrm/engine/resume.py`). Raises StepAborted after a failure.
         """
         assert self.protection.stand_in is None or not computed
@@ -113,10 +121,13 @@ class Engine(Recovery):
         if problem := stray_row(rows, self.spaces):
             self.refuse(f"step {step}, {problem}")
 
-    def _ask(self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int], restores: bool) -> Lookup:
+    def _ask(
+        self, rows: Mapping[int, Sequence[Tensor]], computed: Collection[int], restores: bool
+    ) -> Lookup:
         """Ask shards for rows, and begin a round of repair if anything is rebuilding; with a stand-in only where this `restores`."""
         stand_in, budget = self.protection.stand_in, self._rebuild_rows
-        if self.view.rebuilding and stand_in is not None and restores:  # a shard that this makes whole is asked for its rows
+        # a shard that this makes whole is asked for its rows
+        if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
         lookup = Lookup(self._where, rows, computed=computed)
         lookup.hear(self.transport.exchange(lookup.requests()))
@@ -133,8 +144,9 @@ class Engine(Recovery):
     def _answer_repair(self, lookup: Lookup, at_once: bool) -> dict[int, list[Came]]:
         """At a commit: recover the rows that slots wait for and send them.
 
-        Units of other rows come along and are decoded then; where no slot waits they ride along with the step's results, and cost no
-        exchange, unless that must be `at_once`, since an `apply` may not come next.
+        Units of other rows come along and are decoded then; where no slot waits they ride along
+        with the step's results, and cost no exchange, unless that must be `at_once`, since an
+        `apply` may not come next.
         """
         self.enter("repair")
         repair, late = lookup.repair, {}
@@ -154,7 +166,9 @@ class Engine(Recovery):
         anything: from there they reach ranks of this host uncopied. From `lookup` on it may be written; it is the memory of the last call's result
         for the slot and space."""
         if (slot, space) not in self._gradients:
-            self._gradients = {key: room for key, room in self._gradients.items() if key[0] in self.slots}
+            self._gradients = {
+                key: room for key, room in self._gradients.items() if key[0] in self.slots
+            }
             self._gradients[slot, space] = Room(self.spaces[space].dim, self.transport.lendable)
         return self._gradients[slot, space].of(rows)
 
@@ -171,25 +185,37 @@ class Engine(Recovery):
         """Collective: finish the step begun by `lookup`.
 
         `row_gradients[slot][space]`, float32 [U, dim], are summed gradients of the rows looked up;
-        `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval is
-        full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop: then all
-        ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the rows of the next
-        `lookup`: they ride along, with what a round of repair asks for, and save it two exchanges. `rows_soon`, with which any rank may
-        go without, are likely those of the `lookup` after that: with `repairs_ahead`, those that are missing are recovered before slots
-        have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense holder: a note on this step, which is there
-        once, however often the step is done. `troubles[slot]` is told to all ranks: the hook
-        `troubled` gets those of all slots, on every rank, before anything is changed, and may end the run. Raises StepAborted after a failure.
+        `contributions[slot]`, float32 [P], goes to every dense replica. Commits when the interval
+        is full, while anything is rebuilding, when `commit` says so, or when a rank asks to stop:
+        then all ranks have `stopping` set. `rows_ahead`, given by every rank or by none, are the
+        rows of the next `lookup`: they ride along, with what a round of repair asks for, and save
+        it two exchanges. `rows_soon`, with which any rank may go without, are likely those of the
+        `lookup` after that: with `repairs_ahead`, those that are missing are recovered before slots
+        have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense holder: a
+        note on this step, which is there once, however often the step is done. `troubles[slot]` is
+        told to all ranks: the hook `troubled` gets those of all slots, on every rank, before
+        anything is changed, and may end the run. Raises StepAborted after a failure.
         """
         with self.recovering():
             self.enter("update")
             self._updating = True
-            self._resume = Resume(self.step, self._lookup, self.view) if self.confirmed and self.protection.foresees_repair else None
-            looks_ahead = rows_ahead is not None and (not self.view.rebuilding or self.protection.repairs_ahead)
+            self._resume = (
+                Resume(self.step, self._lookup, self.view)
+                if self.confirmed and self.protection.foresees_repair
+                else None
+            )
+            looks_ahead = rows_ahead is not None and (
+                not self.view.rebuilding or self.protection.repairs_ahead
+            )
             if looks_ahead:
                 self._check(rows_ahead, self.step + 1)
                 self._check(rows_soon or {}, self.step + 2)
             ahead = Lookup(self._where, rows_ahead, rows_soon) if looks_ahead else None
-            came = Results.of(self.transport.exchange(self._results(row_gradients, contributions, ahead, notes or {}, troubles or {})))
+            came = Results.of(
+                self.transport.exchange(
+                    self._results(row_gradients, contributions, ahead, notes or {}, troubles or {})
+                )
+            )
             if came.troubles:
                 self._heed(came.troubles)
             if self._lookup.repair_rides:  # before the rows that it read are updated
@@ -207,7 +233,8 @@ class Engine(Recovery):
                     riders.setdefault(holder, []).extend(((DENSE,), total))
             self._riding.board(riders)
             committing = commit or came.stop or bool(self.view.rebuilding) or self._commit_is_due()
-            held = ahead.shard_side if ahead is not None and ahead.repair is None else None  # with a repair some of it comes late
+            # with a repair some of it comes late
+            held = ahead.shard_side if ahead is not None and ahead.repair is None else None
             if committing:
                 self._protect(held)
             self.enter("dense")
@@ -243,7 +270,9 @@ class Engine(Recovery):
 
     def _protect(self, ahead: ShardRequests | None = None) -> None:
         self.enter("parity")
-        self.protection.protect({key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view, ahead)
+        self.protection.protect(
+            {key: h.deltas_since_commit() for key, h in self.hosted.items()}, self.view, ahead
+        )
         self._note_undo_bytes()
 
     def heed_stop(self) -> None:
@@ -300,7 +329,13 @@ class Engine(Recovery):
     def _step_finished(self) -> None:
         now = self._clock()
         for failure in self.failures.step_finished(self._last_finished, now):
-            self._hooks.event({"event": "resumed", "ranks": list(failure.ranks), "stall_seconds": failure.stall_seconds})
+            self._hooks.event(
+                {
+                    "event": "resumed",
+                    "ranks": list(failure.ranks),
+                    "stall_seconds": failure.stall_seconds,
+                }
+            )
         self._last_finished = now
 
     def _repair(self, wanted: dict[ShardSpace, Tensor], budget: int) -> None:
@@ -313,7 +348,11 @@ class Engine(Recovery):
 
     def _reshape_if_needed(self) -> None:
         """At a commit with nothing rebuilding, where the view cannot keep stripe members apart: lay everything out anew."""
-        due = self.view.epoch != self._reshape_considered and not self.view.rebuilding and self.step == self.committed
+        due = (
+            self.view.epoch != self._reshape_considered
+            and not self.view.rebuilding
+            and self.step == self.committed
+        )
         if not due or not self._policy.reshape:
             return
         self._reshape_considered = self.view.epoch
@@ -331,8 +370,8 @@ class Engine(Recovery):
     def rebuild_all(self, in_time: Callable[[], bool] | None = None) -> bool:
         """Collective, at a commit: recover everything that is still missing; whether all of it is back.
 
-        With `in_time` it ends early once a rank is not; without it raises StopAgreed where one asks to
-        stop. Raises StepAborted after a failure.
+        With `in_time` it ends early once a rank is not; without it raises StopAgreed where one asks
+        to stop. Raises StepAborted after a failure.
         """
         self._ahead = self._resumed = None  # what they wait for comes now
         with self.recovering():
@@ -364,5 +403,7 @@ class Engine(Recovery):
         with self.recovering():
             mine = self.protection.verify(self.view)
             shared = self.transport.share([torch.tensor([mine.stripes, mine.mismatches])])
-            stripes, mismatches = torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
+            stripes, mismatches = (
+                torch.stack([tensors[0] for tensors in shared.values()]).sum(0).tolist()
+            )
             return VerifyReport(stripes, mismatches)

@@ -12,7 +12,11 @@ def failure_event(
 ) -> dict[str, object]:
     """Ranks died; `view` says who has their roles now, `left` how many more may be lost at once now, and once rebuilt. What was being
     rebuilt on others and begins again elsewhere is `moved`."""
-    moved = [shard for shard in before.rebuilding if shard not in failure.shards and view.shards[shard] != before.shards[shard]]
+    moved = [
+        shard
+        for shard in before.rebuilding
+        if shard not in failure.shards and view.shards[shard] != before.shards[shard]
+    ]
     return {
         "event": "failure",
         "ranks": list(failure.ranks),
@@ -63,7 +67,9 @@ def restored_event(step: int, view: View, accounts: list[dict[str, object]]) -> 
     return {"event": "restored", "step": step, "epoch": view.epoch, "shards": accounts}
 
 
-def reshaped_event(step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int) -> dict[str, object]:
+def reshaped_event(
+    step: int, shape: StripeShape, seconds: float, moved_bytes: int, left: int
+) -> dict[str, object]:
     """Everything lies in stripes of `shape` now."""
     return {
         "event": "reshaped",
@@ -77,6 +83,15 @@ def reshaped_event(step: int, shape: StripeShape, seconds: float, moved_bytes: i
     }
 
 
-def rolled_back_event(step: int, view: View, from_step: int, why: str, seconds: float) -> dict[str, object]:
+def rolled_back_event(
+    step: int, view: View, from_step: int, why: str, seconds: float
+) -> dict[str, object]:
     """All have gone back to what the durable tier holds."""
-    return {"event": "rolled_back", "step": step, "epoch": view.epoch, "from_step": from_step, "why": why, "seconds": seconds}
+    return {
+        "event": "rolled_back",
+        "step": step,
+        "epoch": view.epoch,
+        "from_step": from_step,
+        "why": why,
+        "seconds": seconds,
+    }

@@ -14,7 +14,8 @@ class Failure:
 
     `stall_seconds` is the time from the last step finished before the failure to the first finished
     after it; `rebuild_seconds` from noticing to the lost shards being whole (0 when none was lost).
-    None until known. `redone_steps` counts steps, the last one perhaps begun only, whose updates were undone.
+    None until known. `redone_steps` counts steps, the last one perhaps begun only, whose updates
+    were undone.
     """
 
     ranks: tuple[int, ...]
@@ -58,8 +59,9 @@ MOST_IN_VAIN = 3
 class FailureLog:
     """All failures so far, oldest first; `restored`, what did not come back of shards that were restored (`Protection.accounts`).
 
-    `interruptions` counts recoveries in which no rank had died, `in_vain` those of them since a step was last committed
-    for the first time or a rank died. All ranks count the same, but for `in_vain` where one has missed a commit.
+    `interruptions` counts recoveries in which no rank had died, `in_vain` those of them since a
+    step was last committed for the first time or a rank died. All ranks count the same, but for
+    `in_vain` where one has missed a commit.
     """
 
     failures: list[Failure] = field(default_factory=list)

@@ -19,7 +19,8 @@ class EnginePolicy:
     """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
     whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
 
-    `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model wrong.
+    `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model
+    wrong.
     """
 
     commit_interval: int = 1
@@ -45,7 +46,8 @@ class Hooks:
     `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through, `troubled(step, {slot: trouble})`
     what slots told of a step, the same on all ranks: it may raise an EcrmError to end the run on all of them.
 
-    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any rank.
+    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any
+    rank.
     """
 
     phase: Callable[[int, str], None] = _ignore

@@ -31,7 +31,8 @@ class Ledger:
     is known; where it `noticed` that a recovery is needed; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask
     of lost shards then, `told` by rank.
 
-    `in_vain` is as in `FailureLog`; by rank, `why` has what failed where that was seen, and `refusals` why a rank wants all to end."""
+    `in_vain` is as in `FailureLog`; by rank, `why` has what failed where that was seen, and
+    `refusals` why a rank wants all to end."""
 
     commits: int
     view: View
@@ -61,7 +62,9 @@ class Ledger:
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
         numbers = torch.tensor([self.commits, self.begun, *flags, self.resumes, self.in_vain])
         words = json.dumps([self.noticed, self.why.get(mine, ""), self.refusals.get(mine, "")])
-        shared = transport.share([numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())])
+        shared = transport.share(
+            [numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())]
+        )
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
@@ -72,10 +75,19 @@ class Ledger:
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
-                    commits, View.from_json(_from_bytes(view)), begun, *flags, (rank,) if holds else (), Noticed(*noticed), resumes,
-                    {rank: told}, in_vain, why, refusal,
+                    commits,
+                    View.from_json(_from_bytes(view)),
+                    begun,
+                    *flags,
+                    (rank,) if holds else (),
+                    Noticed(*noticed),
+                    resumes,
+                    {rank: told},
+                    in_vain,
+                    why,
+                    refusal,
                 )
-            )  # fmt: skip
+            )
         resumed = {(ledger.resumes, ledger.view.epoch) for ledger in said}
         commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
         return Ledger(
@@ -86,7 +98,9 @@ class Ledger:
             any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
-            Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(1)[0][0],
+            Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(1)[0][
+                0
+            ],
             resumed.pop()[0] if len(resumed) == 1 else -1,
             {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
             min(ledger.in_vain for ledger in said),

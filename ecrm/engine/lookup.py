@@ -38,8 +38,9 @@ class Lookup:
     """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_rides` while
     its answers ride along with the step's results.
 
-    `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the first and the third return being
-    exchanged in between; the slots' `rows` may then be collected, once.
+    `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the
+    first and the third return being exchanged in between; the slots' `rows` may then be collected,
+    once.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Lookup:
         computed: Collection[int] = (),
     ) -> None:
         self._where, self._soon = where, soon if where.repairs_ahead else None
-        self.slot_side = SlotRequests(rows, where.layouts, where.view, where.protection.stand_in, computed)
+        self.slot_side = SlotRequests(
+            rows, where.layouts, where.view, where.protection.stand_in, computed
+        )
         self.repair: RepairRound | None = None
         self.repair_rides = False
 
@@ -58,7 +61,13 @@ class Lookup:
         """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
         for it: `rows` may be collected at once."""
         lookup = Lookup.__new__(Lookup)
-        lookup._where, lookup._soon, lookup._came, lookup.repair, lookup.repair_rides = where, None, {}, None, False
+        lookup._where, lookup._soon, lookup._came, lookup.repair, lookup.repair_rides = (
+            where,
+            None,
+            {},
+            None,
+            False,
+        )
         lookup.slot_side = self.slot_side.again(where.view)
         lookup.shard_side = self.shard_side.again(told, where.hosted)
         if where.view.rebuilding:
@@ -69,7 +78,11 @@ class Lookup:
     def requests(self) -> dict[int, list[Part]]:
         """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
         outgoing = self.slot_side.requests()
-        for rank, tensors in soon_requests(self._soon, self._where.layouts, self._where.view).items() if self._soon is not None else ():
+        for rank, tensors in (
+            soon_requests(self._soon, self._where.layouts, self._where.view).items()
+            if self._soon is not None
+            else ()
+        ):
             outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
 
@@ -86,8 +99,13 @@ class Lookup:
             unawaited = {key: [rows] for key, rows in self.shard_side.unawaited().items()}
             for key, rows in soon.items():
                 unawaited.setdefault(key, []).extend(rows)
-            missing = {key: hosted[key].missing_among(torch.cat(rows).unique()) for key, rows in unawaited.items()}
-            self.repair = protection.begin_repair(self.shard_side.awaited(), missing, self._where.rebuild_rows, view)
+            missing = {
+                key: hosted[key].missing_among(torch.cat(rows).unique())
+                for key, rows in unawaited.items()
+            }
+            self.repair = protection.begin_repair(
+                self.shard_side.awaited(), missing, self._where.rebuild_rows, view
+            )
             for rank, tensors in self.repair.requests().items():
                 outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
@@ -114,7 +132,9 @@ def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) 
             lowest, highest = map(int, wanted.aminmax())
             if lowest < 0 or highest >= space.rows:
                 row = lowest if lowest < 0 else highest
-                table, offset = (space.tables[0], 0) if row < 0 else (space.tables[-1], space.offsets[-1])
+                table, offset = (
+                    (space.tables[0], 0) if row < 0 else (space.tables[-1], space.offsets[-1])
+                )
                 return (
                     f"slot {slot}: id {row - offset} is not in table {table.name}, whose ids are 0 to {table.rows - 1} "
                     f"(row {row} of row space {number}, which has rows 0 to {space.rows - 1})"

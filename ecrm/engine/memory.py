@@ -28,5 +28,8 @@ def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Mem
     """
     shared = transport.share([torch.tensor((shards, *held))])
     names = ("shards", *MEMORY_KINDS)
-    per_rank = [{"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))} for rank, tensors in shared.items()]
+    per_rank = [
+        {"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))}
+        for rank, tensors in shared.items()
+    ]
     return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)

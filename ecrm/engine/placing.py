@@ -19,18 +19,24 @@ Message = dict[int, list[Part]]
 def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(shard, places in `numbers`, local rows) of row numbers of a space, int64 [R], for each shard that holds some."""
     counts, places, local = layout.split(numbers)
-    for shard, (here, rows) in enumerate(zip(places.split(counts), local.split(counts), strict=True)):
+    for shard, (here, rows) in enumerate(
+        zip(places.split(counts), local.split(counts), strict=True)
+    ):
         if counts[shard]:
             yield shard, here, rows
 
 
-def address(outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor) -> None:
+def address(
+    outgoing: Message, view: View, shard: int, space: int, local: Tensor, records: Tensor
+) -> None:
     """Add records, uint8 [R, B], of a shard's local rows to what goes to its host."""
     outgoing.setdefault(view.shards[shard], []).extend(((shard, space), local, records))
 
 
 def place(
-    received: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard], begins: bool = False
+    received: Mapping[int, Sequence[Came]],
+    hosted: Mapping[ShardSpace, HostedShard],
+    begins: bool = False,
 ) -> dict[ShardSpace, Deltas]:
     """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most.
 
@@ -44,6 +50,8 @@ def place(
             records = flat.view(local.numel(), -1)
             if begins:
                 records = store.begun(records)
-            deltas.setdefault((shard, space), []).append((local, store.read(local).bitwise_xor_(records)))
+            deltas.setdefault((shard, space), []).append(
+                (local, store.read(local).bitwise_xor_(records))
+            )
             store.write(local, records)
     return deltas

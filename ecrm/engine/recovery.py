@@ -29,8 +29,9 @@ from ecrm.wording import named
 class Recovery(EngineState):
     """The state of one rank that outlives failures of others.
 
-    `stopping` is whether all are to stop at this commit since one of them asks for it, `doubts`, for others to set, whether this rank doubts
-    its input, `doubted` whether one did in the last recovery, `rollbacks` how often everything was loaded from the durable tier.
+    `stopping` is whether all are to stop at this commit since one of them asks for it, `doubts`,
+    for others to set, whether this rank doubts its input, `doubted` whether one did in the last
+    recovery, `rollbacks` how often everything was loaded from the durable tier.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Recovery(EngineState):
         self._durable = durable
         self.stopping = self.doubts = self.doubted = False
         self.rollbacks = 0
-        self._state_lost = False  # from the moment a rollback begins until all agree that it is through
+        # from the moment a rollback begins until all agree that it is through
+        self._state_lost = False
         self._recovered = False  # and nothing was looked up since
         self._refusal = ""  # why this rank wants all to end
         # Of the step that is under way, which a recovery gives up:
         self._phase = "start"
-        self._updating = self._changed = False  # whether it is being applied, and whether rows may have changed
+        # whether it is being applied, and whether rows may have changed
+        self._updating = self._changed = False
         self._lookup: Lookup | None = None
         self._ahead: Lookup | None = None  # the next one's
         self._resume: Resume | None = None  # once all slots have computed
@@ -73,8 +76,9 @@ class Recovery(EngineState):
     def recovering(self) -> Iterator[None]:
         """Around collective calls of the transport: turn a peer's failure into a recovery and StepAborted.
 
-        A peer's failure is what the transport calls one. Anything else passes, also while a peer dies, and the rank must then end: an update may
-        have been made that its log does not have. The others recover from that as from any death.
+        A peer's failure is what the transport calls one. Anything else passes, also while a peer
+        dies, and the rank must then end: an update may have been made that its log does not have.
+        The others recover from that as from any death.
         """
         try:
             if self.view.live != self.transport.live:
@@ -93,11 +97,14 @@ class Recovery(EngineState):
     def recover(self, why: str = "") -> None:
         """Collective among survivors: agree on the commit, go back to it, share out the dead ranks' roles.
 
-        A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has seen fail, if it has. Raises Unrecoverable, on
-        every survivor, when more was lost than the protection covers, or when calls keep failing though nobody dies.
+        A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has
+        seen fail, if it has. Raises Unrecoverable, on every survivor, when more was lost than the
+        protection covers, or when calls keep failing though nobody dies.
         """
         began = self._clock()
-        self._noticed = Noticed(self.step - (self._phase == "commit"), self._phase, self.step + self._updating)
+        self._noticed = Noticed(
+            self.step - (self._phase == "commit"), self._phase, self.step + self._updating
+        )
         resume, self._resume = self._resume, None
         self._ahead = self._lookup = self._resumed = None  # with what they hold
         self._recovered = True
@@ -107,7 +114,8 @@ class Recovery(EngineState):
                 live = self.transport.live
                 self.transport.shrink()
                 self.failures.shrunk(died=self.transport.live != live)
-                self.failures.check(self.failures.in_vain, why, 2 * MOST_IN_VAIN)  # where not even the ledger comes through
+                # where not even the ledger comes through
+                self.failures.check(self.failures.in_vain, why, 2 * MOST_IN_VAIN)
                 self._hooks.phase(self.step, "recover")
                 heir, agreed, self._resumed = None, False, None
                 ledger = self._ledger(resume, why).agreed(self.transport)
@@ -119,9 +127,16 @@ class Recovery(EngineState):
                     last = self.view
                     self._take_over()
                     if ledger.resumes == self.committed:
-                        self._resumed = resume.again(self._where, last, self.transport.live, ledger.told)
-                    agreed = bool(ledger.dense) and not set(self.view.dense).difference(ledger.dense)  # and nothing was sent after it
-                    heir = spread_dense(self.transport, self.view.dense, ledger.dense, self.export_dense)
+                        self._resumed = resume.again(
+                            self._where, last, self.transport.live, ledger.told
+                        )
+                    # and nothing was sent after it
+                    agreed = bool(ledger.dense) and not set(self.view.dense).difference(
+                        ledger.dense
+                    )
+                    heir = spread_dense(
+                        self.transport, self.view.dense, ledger.dense, self.export_dense
+                    )
                 except Unrecoverable as error:
                     self._roll_back(error, began)
                     agreed, self._resumed = False, None
@@ -141,7 +156,11 @@ class Recovery(EngineState):
         else:
             step, phase, _ = self._noticed
             number, seconds = self.failures.interruptions, self._clock() - began
-            self._hooks.event(interrupted_event(number, step, phase, self.committed, self._redone, seconds, ledger.why_in_words))
+            self._hooks.event(
+                interrupted_event(
+                    number, step, phase, self.committed, self._redone, seconds, ledger.why_in_words
+                )
+            )
         if self.rollbacks > rollbacks:
             self.failures.shards_whole(list(range(len(before.shards))), (), {}, self._clock())
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
@@ -150,11 +169,20 @@ class Recovery(EngineState):
     def _ledger(self, resume: Resume | None, why: str) -> Ledger:
         """What this rank has to say."""
         return Ledger(
-            self._commits, self.view, self.step + self._changed - self.committed, self.stopping or self._hooks.asks(), self.doubts,
-            self._state_lost, () if self.dense is None else (self.rank,), self._noticed, -1 if resume is None else resume.step,
+            self._commits,
+            self.view,
+            self.step + self._changed - self.committed,
+            self.stopping or self._hooks.asks(),
+            self.doubts,
+            self._state_lost,
+            () if self.dense is None else (self.rank,),
+            self._noticed,
+            -1 if resume is None else resume.step,
             {} if resume is None else {self.rank: resume.told(self.transport.live)},
-            self.failures.in_vain, {self.rank: why} if why else {}, {self.rank: self._refusal} if self._refusal else {},
-        )  # fmt: skip
+            self.failures.in_vain,
+            {self.rank: why} if why else {},
+            {self.rank: self._refusal} if self._refusal else {},
+        )
 
     def _end_if_all_must(self, agreed: Ledger) -> None:
         """Raise what ends the run, the same on all ranks: what one refuses, or LostTouch."""
@@ -171,13 +199,16 @@ class Recovery(EngineState):
         if agreed.state_lost:
             raise Unrecoverable("a rank died while all were rolling back")
         commits, begun = agreed.commits, agreed.begun
-        if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:  # deaths: _take_over
+        # deaths: _take_over
+        if begun and not self.protection.keeps_deltas and self.view.live == self.transport.live:
             raise Unrecoverable(
                 f"ranks lost touch with each other, none of them died: protection {self.protection.name} cannot take back "
                 f"the updates since step {self.committed}"
             )
         if commits > self._commits:
-            assert commits == self._commits + 1, f"rank {self.rank} has {self._commits} commits, another {commits}"
+            assert commits == self._commits + 1, (
+                f"rank {self.rank} has {self._commits} commits, another {commits}"
+            )
             self._accept_commit()
             self._hooks.committed()
         elif self._policy.skip_undo:
@@ -202,11 +233,18 @@ class Recovery(EngineState):
             raise Unrecoverable(f"{named('rank', dead)} died: {self.protection.after_deaths}")
         if dead:
             protection = self.protection
-            protection.check_losses(self.view, dead, self._lost_since_commit(self.transport.live), self.committed)
+            protection.check_losses(
+                self.view, dead, self._lost_since_commit(self.transport.live), self.committed
+            )
             self.view = plan_recovery(
-                self.view, dead, protection.shape, self._policy.dense_replicas,
-                protection.in_words, protection.any_shards_may_be_lost, protection.rebuilding_may_move,
-            )  # fmt: skip
+                self.view,
+                dead,
+                protection.shape,
+                self._policy.dense_replicas,
+                protection.in_words,
+                protection.any_shards_may_be_lost,
+                protection.rebuilding_may_move,
+            )
         self._host_shards(missing=True)
         self.protection.adopt(self.view)
 
@@ -235,20 +273,32 @@ class Recovery(EngineState):
         self.hosted.clear()  # makes room; nothing of what is held is used any more
         self.protection = self.protection.with_shape(shape)
         loaded = Rollback(
-            self._durable, self.transport, (self._commits, self.view, shape), self.stores, self._context, self.protection,
+            self._durable,
+            self.transport,
+            (self._commits, self.view, shape),
+            self.stores,
+            self._context,
+            self.protection,
             self._policy.dense_replicas,
-        )  # fmt: skip
+        )
         self.step = self.committed = loaded.step
         self._commits = loaded.commits
         self._adopt(loaded)
         self._ahead = self._reshape = self._repaired = None
-        self.rebuild_left, self._reshape_considered, self._put_right, self._updating = {}, -1, False, False
+        self.rebuild_left, self._reshape_considered, self._put_right, self._updating = (
+            {},
+            -1,
+            False,
+            False,
+        )
         self.dense, self.log = None, StepLog()
         if self.rank in self.view.dense:
             self._load_dense(loaded.dense)
         self.rollbacks += 1
         if told:
-            self._hooks.event(rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began))
+            self._hooks.event(
+                rolled_back_event(self.step, self.view, begun, str(why), self._clock() - began)
+            )
 
     @property
     def _redone(self) -> int:
@@ -271,7 +321,14 @@ class Recovery(EngineState):
         )
         self.failures.failures.append(failure)
         self._hooks.event(
-            failure_event(failure, before, self.view, self.committed, self.failures_left, self.failures_left_when_rebuilt)
+            failure_event(
+                failure,
+                before,
+                self.view,
+                self.committed,
+                self.failures_left,
+                self.failures_left_when_rebuilt,
+            )
         )
 
 

@@ -37,7 +37,9 @@ class Reshape:
         self.shape, self.view, self.began = shape, view, began
         self.layouts = tuple(RowLayout(shape, layout.rows) for layout in old.layouts)
         self.protection = protection.with_shape(shape)
-        self.hosted = stores.host(view.shards_of(old.transport.rank), self.layouts, self.protection, missing=False)
+        self.hosted = stores.host(
+            view.shards_of(old.transport.rank), self.layouts, self.protection, missing=False
+        )
         self.context = replace(old, layouts=self.layouts, hosted=self.hosted)
         self.protection.start(self.context, view)
         self.moved_bytes = 0
@@ -63,7 +65,9 @@ class Reshape:
             if this != space:
                 continue
             local = window[hosted.store.updated(window)]
-            for target, here, places in by_shard(self.layouts[space], self._old.layouts[space].rows_of(shard, local)):
+            for target, here, places in by_shard(
+                self.layouts[space], self._old.layouts[space].rows_of(shard, local)
+            ):
                 records = hosted.store.read(local[here])
                 self.moved_bytes += records.nbytes
                 address(outgoing, self.view, target, space, places, records)

@@ -1,7 +1,8 @@
 """A step done again with what was asked for it before a failure.
 
-Where slots have computed their step and none of them is lost, only the new hosts of lost shards do not know what they are asked, and the rows are
-told them with the ledger. All ranks hear that, so the hosts of the units that lost rows are decoded from need not be asked for them either.
+Where slots have computed their step and none of them is lost, only the new hosts of lost shards do
+not know what they are asked, and the rows are told them with the ledger. All ranks hear that, so
+the hosts of the units that lost rows are decoded from need not be asked for them either.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Resume:
             return []
         return self.lookup.slot_side.of_shards(lost)
 
-    def again(self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Came]]) -> Lookup | None:
+    def again(
+        self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Came]]
+    ) -> Lookup | None:
         """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
         where that is not the view of the step, as after a recovery that was broken off, and where others than new hosts would have to be told more.
 
@@ -38,7 +41,11 @@ class Resume:
         view, lost = where.view, lost_shards(self.view, live)
         if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost:
             return None
-        moved = {shard for shard, (old, new) in enumerate(zip(before.shards, view.shards, strict=True)) if old != new}
+        moved = {
+            shard
+            for shard, (old, new) in enumerate(zip(before.shards, view.shards, strict=True))
+            if old != new
+        }
         return self.lookup.again(where, told) if moved <= lost else None
 
 

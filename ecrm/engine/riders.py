@@ -21,7 +21,10 @@ class RidingTransport(WrappedTransport):
 
     def board(self, outgoing: Mapping[int, Sequence[Part]]) -> None:
         """The next exchange also carries `outgoing`."""
-        self._riders, self._arrived = {rank: list(tensors) for rank, tensors in outgoing.items()}, None
+        self._riders, self._arrived = (
+            {rank: list(tensors) for rank, tensors in outgoing.items()},
+            None,
+        )
 
     def alight(self) -> dict[int, list[Came]]:
         """What other ranks had put aboard, as `exchange` returns it; exchanges now if nothing was exchanged since `board`."""

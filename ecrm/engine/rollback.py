@@ -23,13 +23,18 @@ class Durable(Protocol):
     """What outlives every rank."""
 
     def restore(
-        self, transport: Transport, layouts: Sequence[RowLayout], hosted: dict[ShardSpace, HostedShard],
-        protection: Protection, view: View,
-    ) -> tuple[int, list[Tensor] | None]:  # fmt: skip
+        self,
+        transport: Transport,
+        layouts: Sequence[RowLayout],
+        hosted: dict[ShardSpace, HostedShard],
+        protection: Protection,
+        view: View,
+    ) -> tuple[int, list[Tensor] | None]:
         """Collective: fill shards that are all zeros, and their redundancy; the steps that are in it, and the dense state.
 
-        That is an exported one, given to the holders of the dense replica; None for the undisturbed start, step 0.
-        Raises PeerFailure as transport calls do, an EcrmError on every rank when there is nothing to go on from.
+        That is an exported one, given to the holders of the dense replica; None for the undisturbed
+        start, step 0. Raises PeerFailure as transport calls do, an EcrmError on every rank when
+        there is nothing to go on from.
         """
 
 
@@ -37,8 +42,8 @@ class Rollback:
     """The state of a checkpoint on the ranks that are left: `view`, `layouts`, `hosted`, `protection` and its `context`, `step`,
     `dense` (exported state or None), `commits`, more than any rank has counted.
 
-    Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view, shape), of which the newest
-    counts. Nothing of the state before is used.
+    Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view,
+    shape), of which the newest counts. Nothing of the state before is used.
     """
 
     def __init__(
@@ -56,15 +61,23 @@ class Rollback:
         self.view = plan_rollback(newest, dead, shape, dense_replicas)
         self.layouts = tuple(RowLayout(shape, space.rows) for space in stores.spaces)
         self.protection = protection.with_shape(shape)
-        self.hosted = stores.host(self.view.shards_of(transport.rank), self.layouts, self.protection, missing=False)
+        self.hosted = stores.host(
+            self.view.shards_of(transport.rank), self.layouts, self.protection, missing=False
+        )
         self.context = replace(context, layouts=self.layouts, hosted=self.hosted, committed=0)
         self.protection.start(self.context, self.view)
-        self.step, self.dense = durable.restore(transport, self.layouts, self.hosted, self.protection, self.view)
+        self.step, self.dense = durable.restore(
+            transport, self.layouts, self.hosted, self.protection, self.view
+        )
 
 
-def _newest(transport: Transport, commits: int, view: View, shape: StripeShape) -> tuple[View, StripeShape, int]:
+def _newest(
+    transport: Transport, commits: int, view: View, shape: StripeShape
+) -> tuple[View, StripeShape, int]:
     """The newest view of all ranks with its stripes, and one commit more than any has seen."""
-    mine = json.dumps([view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]).encode()
+    mine = json.dumps(
+        [view.epoch, commits, [shape.shards, shape.k, shape.m], view.to_json()]
+    ).encode()
     shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
     if not transport.agree(True):  # nobody died: what was shared is what was sent
         raise PeerFailure("a rank died while rolling back")

@@ -30,8 +30,9 @@ ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
-    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not asked of them but of `stand_in`. Slots
-    that are `computed` have their gradients already and want no values.
+    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not
+    asked of them but of `stand_in`. Slots that are `computed` have their gradients already and want
+    no values.
     """
 
     def __init__(
@@ -42,7 +43,12 @@ class SlotRequests:
         stand_in: StandIn | None = None,
         computed: Collection[int] = (),
     ) -> None:
-        self._layouts, self._view, self._stand_in, self._computed = layouts, view, stand_in, computed
+        self._layouts, self._view, self._stand_in, self._computed = (
+            layouts,
+            view,
+            stand_in,
+            computed,
+        )
         away = frozenset() if stand_in is None else stand_in.away
         self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
@@ -65,7 +71,9 @@ class SlotRequests:
         for (slot, space), parts in self._parts.items():
             kind = COMPUTED if slot in self._computed else ROWS
             for shard, _, local in parts:
-                outgoing.setdefault(self._view.shards[shard], []).extend(((kind, slot, shard, space), local))
+                outgoing.setdefault(self._view.shards[shard], []).extend(
+                    ((kind, slot, shard, space), local)
+                )
         return outgoing
 
     def of_shards(self, shards: Collection[int]) -> list[Came]:
@@ -88,25 +96,37 @@ class SlotRequests:
         return next(local for number, _, local in self._parts[slot, space] if number == shard)
 
     @staticmethod
-    def found(*replies: Mapping[int, Sequence[Came]]) -> dict[tuple[int, int, int], Tensor | Picked]:
+    def found(
+        *replies: Mapping[int, Sequence[Came]],
+    ) -> dict[tuple[int, int, int], Tensor | Picked]:
         """{(slot, shard, space): rows in the order asked, float32}."""
         came = (tensors for some in replies for tensors in some.values())
         return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
-    def collect(self, *replies: Mapping[int, Sequence[Came]], remember: bool = True) -> dict[int, list[Tensor]]:
+    def collect(
+        self, *replies: Mapping[int, Sequence[Came]], remember: bool = True
+    ) -> dict[int, list[Tensor]]:
         """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together; a stand-in is to `remember`
         what came, and count what it gives."""
         found = self.found(*replies)
-        result: dict[int, list[Tensor]] = {slot: [] for slot in self._rows if slot not in self._computed}
+        result: dict[int, list[Tensor]] = {
+            slot: [] for slot in self._rows if slot not in self._computed
+        }
         for (slot, space), parts in self._parts.items():
             if slot not in result:
                 continue
             wanted = self._rows[slot][space]
-            pieces = [(place, *matrix(found[slot, shard, space], place.numel())) for shard, place, _ in parts]
+            pieces = [
+                (place, *matrix(found[slot, shard, space], place.numel()))
+                for shard, place, _ in parts
+            ]
             if self._stand_in is not None:
                 for place, piece, picked in pieces if remember else ():
                     self._stand_in.saw(space, wanted[place], piece, picked)
-                given = ((place, self._stand_in.values(shard, space, wanted[place], count=remember)) for shard, place, _ in self._away[slot, space])
+                given = (
+                    (place, self._stand_in.values(shard, space, wanted[place], count=remember))
+                    for shard, place, _ in self._away[slot, space]
+                )
                 pieces += [(place, values, None) for place, values in given]
             values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
             for place, piece, picked in pieces:
@@ -120,16 +140,22 @@ class SlotRequests:
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
                 part = Picked(gradients[slot][space], place)
-                outgoing.setdefault(self._view.shards[shard], []).extend(((GRADIENTS, slot, shard, space), part))
+                outgoing.setdefault(self._view.shards[shard], []).extend(
+                    ((GRADIENTS, slot, shard, space), part)
+                )
         return outgoing
 
     def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
         """Leave the gradients of a step that shards which are away should get to the stand-in."""
         for slot in self._rows if self._stand_in is not None else ():
-            parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {shard: [] for shard in self._stand_in.away}
+            parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {
+                shard: [] for shard in self._stand_in.away
+            }
             for space in range(len(self._rows[slot])):
                 for shard, place, local in self._away[slot, space]:
-                    parts[shard].append((space, local, gradients[slot][space].index_select(0, place)))
+                    parts[shard].append(
+                        (space, local, gradients[slot][space].index_select(0, place))
+                    )
             for shard, of_shard in parts.items():
                 self._stand_in.keep(shard, step, slot, of_shard)
 
@@ -151,7 +177,9 @@ def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
 class ShardRequests:
     """The shards' side of one step: which rows every slot asked of the shards hosted here."""
 
-    def __init__(self, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]) -> None:
+    def __init__(
+        self, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    ) -> None:
         self._hosted = hosted
         self._ranks: dict[int, int] = {}
         self._waiting: set[int] = set()
@@ -164,15 +192,24 @@ class ShardRequests:
                 if kind == ROWS:
                     self._waiting.add(slot)
                 asked.setdefault((shard, space), []).append((slot, local))
-        self._asked = {key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units) for key, parts in asked.items()}
+        self._asked = {
+            key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units)
+            for key, parts in asked.items()
+        }
 
-    def again(self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]) -> ShardRequests:
+    def again(
+        self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    ) -> ShardRequests:
         """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
         mine = {
-            rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair] for rank, tensors in told.items()
+            rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
+            for rank, tensors in told.items()
         }
         requests = ShardRequests(mine, hosted)
-        requests._asked = {**{key: asked for key, asked in self._asked.items() if key in hosted}, **requests._asked}
+        requests._asked = {
+            **{key: asked for key, asked in self._asked.items() if key in hosted},
+            **requests._asked,
+        }
         requests._ranks = {**self._ranks, **requests._ranks}
         return requests
 
@@ -193,7 +230,11 @@ class ShardRequests:
         for key, asked in self._asked.items():
             places = [place for slot, place in asked.places if slot in slots]
             if places:
-                rows = asked.rows if len(places) == len(asked.places) else asked.rows[torch.cat(places).unique()]
+                rows = (
+                    asked.rows
+                    if len(places) == len(asked.places)
+                    else asked.rows[torch.cat(places).unique()]
+                )
                 missing[key] = self._hosted[key].missing_among(rows)
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
@@ -229,10 +270,14 @@ class ShardRequests:
             waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
             rows = self._hosted[shard, space].lookup(asked.rows) if waiting else None
             for slot, place in waiting:
-                outgoing.setdefault(self._ranks[slot], []).extend(((ROWS, slot, shard, space), Picked(rows, place)))
+                outgoing.setdefault(self._ranks[slot], []).extend(
+                    ((ROWS, slot, shard, space), Picked(rows, place))
+                )
         return outgoing
 
-    def update(self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool) -> None:
+    def update(
+        self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool
+    ) -> None:
         """Sum gradients in slot order and run the sparse optimizer on every hosted shard that was asked.
 
         `gradients[slot, shard, space]` are float32, in the order of the rows requested.
@@ -240,7 +285,8 @@ class ShardRequests:
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
-            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)  # each row is asked by a slot at least
+            # each row is asked by a slot at least
+            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)
             for slot, place in asked.places:
                 values, picked = matrix(gradients[slot, shard, space], place.numel())
                 scatter_add(sums, place, values, seen=seen, picked=picked)
@@ -265,7 +311,9 @@ def soon_requests(
         for space, wanted in enumerate(spaces):
             shards, local = layouts[space].locate(wanted)
             for shard in view.rebuilding:
-                outgoing.setdefault(view.shards[shard], []).extend(((SOON, shard, space), local[shards == shard]))
+                outgoing.setdefault(view.shards[shard], []).extend(
+                    ((SOON, shard, space), local[shards == shard])
+                )
     return outgoing
 
 
@@ -325,5 +373,7 @@ class Riders:
                 if kind == DENSE:
                     found.dense[rank] = payload
                 else:
-                    (found.repairs if kind == REPAIR else found.replies).setdefault(rank, []).extend((head, payload))
+                    (found.repairs if kind == REPAIR else found.replies).setdefault(
+                        rank, []
+                    ).extend((head, payload))
         return found

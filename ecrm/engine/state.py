@@ -29,9 +29,11 @@ from ecrm.transport.base import Transport
 class EngineState:
     """One rank's shards, redundancy and dense replica at the last commit, with what it takes to go back to it.
 
-    `step` is the step to run next, `committed` the number of steps that cannot be taken back, `view`
-    the current map of roles, `dense` this rank's dense replica or None, `log` what slots have noted, where there is one, `failures` what was survived,
-    `live_at_commit` the ranks of the view at the last commit of a step, `rebuild_left` rows still missing, by shard that is rebuilding.
+    `step` is the step to run next, `committed` the number of steps that cannot be taken back,
+    `view` the current map of roles, `dense` this rank's dense replica or None, `log` what slots
+    have noted, where there is one, `failures` what was survived, `live_at_commit` the ranks of the
+    view at the last commit of a step, `rebuild_left` rows still missing, by shard that is
+    rebuilding.
     """
 
     def __init__(
@@ -45,8 +47,18 @@ class EngineState:
         hooks: Hooks | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.transport, self.stores, self.view, self.protection = transport, stores, view, protection
-        self._make_dense, self._policy, self._hooks, self._clock = make_dense, policy, hooks or Hooks(), clock
+        self.transport, self.stores, self.view, self.protection = (
+            transport,
+            stores,
+            view,
+            protection,
+        )
+        self._make_dense, self._policy, self._hooks, self._clock = (
+            make_dense,
+            policy,
+            hooks or Hooks(),
+            clock,
+        )
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
         self.step = self.committed = self._commits = 0
@@ -56,12 +68,18 @@ class EngineState:
         self._repaired: RepairReport | None = None  # since the last commit
         self._reshape: Reshape | None = None  # the layout that the next commit adopts
         self._reshape_considered = view.epoch
-        self._put_right = False  # whether the last commit changed rows that the next step's values were read from
+        # whether the last commit changed rows that the next step's values were read from
+        self._put_right = False
         self._peak_undo_bytes = 0
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
         self.log = StepLog()
         self._context = ProtectionContext(
-            transport, self.layouts, stores.record_bytes, self.hosted, stores.initial, allocate=stores.allocate
+            transport,
+            self.layouts,
+            stores.record_bytes,
+            self.hosted,
+            stores.initial,
+            allocate=stores.allocate,
         )
         self._host_shards(missing=False)
         protection.start(self._context, view)
@@ -94,7 +112,9 @@ class EngineState:
     @property
     def failures_left(self) -> int:
         """How many more ranks may die at once without anything being lost."""
-        return self.protection.failures_left(self.view, self.protection.shape, self._lost_since_commit(self.view.live))
+        return self.protection.failures_left(
+            self.view, self.protection.shape, self._lost_since_commit(self.view.live)
+        )
 
     def _lost_since_commit(self, live: Collection[int]) -> int:
         """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
@@ -111,7 +131,9 @@ class EngineState:
     @property
     def rebuild_fraction(self) -> float:
         """Share of the rows of rebuilding shards that is back; 1 when nothing is rebuilding."""
-        rows = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts)
+        rows = sum(
+            layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self.layouts
+        )
         total = rows * len(self.view.rebuilding)
         left = sum(self.rebuild_left.get(shard, rows) for shard in self.view.rebuilding)
         return 1.0 - left / total if total else 1.0
@@ -119,7 +141,9 @@ class EngineState:
     @property
     def tensors(self) -> list[Tensor]:
         """The live tensors of all rows and redundancy held on this rank."""
-        return [part for hosted in self.hosted.values() for part in hosted.store.memory] + list(self.protection.memory)
+        return [part for hosted in self.hosted.values() for part in hosted.store.memory] + list(
+            self.protection.memory
+        )
 
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
@@ -148,19 +172,27 @@ class EngineState:
         found = [] if self.scrub is None else self.scrub.committed()
         self._put_right = bool(found)
         for finding in found:
-            self._hooks.event(corruption_event(finding, self.step, self.spaces, self.protection.shape))
+            self._hooks.event(
+                corruption_event(finding, self.step, self.spaces, self.protection.shape)
+            )
         self._count_whole()
 
     def _count_whole(self) -> None:
         """Shards that had nothing missing at the last round of repair rebuild no more."""
         report, self._repaired = self._repaired, None
-        whole = [] if report is None else [shard for shard in self.view.rebuilding if report.left[shard] == 0]
+        whole = (
+            []
+            if report is None
+            else [shard for shard in self.view.rebuilding if report.left[shard] == 0]
+        )
         if not whole:
             return
         self.view = mark_whole(self.view, whole)
         if not self.view.rebuilding:
             self.live_at_commit = self.view.live
-        for failure in self.failures.shards_whole(whole, self.view.rebuilding, report.on_demand, self._clock()):
+        for failure in self.failures.shards_whole(
+            whole, self.view.rebuilding, report.on_demand, self._clock()
+        ):
             self._hooks.event(rebuilt_event(failure, self.failures_left))
         if accounts := self.protection.accounts(whole):
             self.failures.restored += accounts
@@ -172,7 +204,13 @@ class EngineState:
         self._adopt(reshape)
         self._reshape_considered = self.view.epoch
         self._hooks.event(
-            reshaped_event(self.step, reshape.shape, self._clock() - reshape.began, reshape.moved_bytes, self.failures_left)
+            reshaped_event(
+                self.step,
+                reshape.shape,
+                self._clock() - reshape.began,
+                reshape.moved_bytes,
+                self.failures_left,
+            )
         )
         self._hooks.event({"event": "view", "step": self.step, "view": self.view})
 
@@ -183,7 +221,9 @@ class EngineState:
         self._context.committed = self.committed
         self.live_at_commit = self.view.live
         if self.scrub is not None:
-            self.scrub = self.protection.make_scrub(self._policy.scrub_rows_per_step, self.scrub.report)
+            self.scrub = self.protection.make_scrub(
+                self._policy.scrub_rows_per_step, self.scrub.report
+            )
 
     def _undo(self) -> None:
         """Back to the last commit, with all that has changed since."""
@@ -223,5 +263,7 @@ class EngineState:
         self.hosted.update(self.stores.host(new, self.layouts, self.protection, missing))
 
     def _note_undo_bytes(self) -> None:
-        undo_bytes = self.protection.log_bytes + sum(hosted.log_bytes for hosted in self.hosted.values())
+        undo_bytes = self.protection.log_bytes + sum(
+            hosted.log_bytes for hosted in self.hosted.values()
+        )
         self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)

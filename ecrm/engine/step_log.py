@@ -11,8 +11,9 @@ from torch import Tensor
 class StepLog:
     """Notes of slots by step, one per step and slot: uint8 [N], any N.
 
-    Every holder of the dense replica has the same, as far back as it remembers. They are part of the state: a step that is undone takes its
-    notes along, a new holder gets them, and checkpoints have them.
+    Every holder of the dense replica has the same, as far back as it remembers. They are part of
+    the state: a step that is undone takes its notes along, a new holder gets them, and checkpoints
+    have them.
     """
 
     def __init__(self, state: Sequence[Tensor] = ()) -> None:
@@ -21,7 +22,9 @@ class StepLog:
         if state:
             heads, data = state
             heads = heads.view(-1, 3).tolist()
-            for (step, slot, _), note in zip(heads, data.split([size for *_, size in heads]), strict=True):
+            for (step, slot, _), note in zip(
+                heads, data.split([size for *_, size in heads]), strict=True
+            ):
                 self._notes.setdefault(step, {})[slot] = note.clone()
 
     def add(self, step: int, notes: Mapping[int, Tensor]) -> None:
@@ -42,7 +45,15 @@ class StepLog:
 
     def export(self, before: int) -> list[Tensor]:
         """All notes of steps before `before`: int64 [n, 3] of step, slot and size of each, and uint8 of all together; nothing where there are none."""
-        kept = [(step, slot, note) for step, notes in sorted(self._notes.items()) if step < before for slot, note in notes.items()]
+        kept = [
+            (step, slot, note)
+            for step, notes in sorted(self._notes.items())
+            if step < before
+            for slot, note in notes.items()
+        ]
         if not kept:
             return []
-        return [torch.tensor([[step, slot, len(note)] for step, slot, note in kept]), torch.cat([note for *_, note in kept])]
+        return [
+            torch.tensor([[step, slot, len(note)] for step, slot, note in kept]),
+            torch.cat([note for *_, note in kept]),
+        ]

@@ -1,14 +1,14 @@
 """The remote side of a rank's keep-alive connection: starts the rank, and kills it when the head is not heard.
 
-Run on the rank's host by its path alone (`python -I -S .../agent.py`), so it imports nothing but the
-standard library and needs neither a current folder nor variables. What to do comes as one line of JSON on
-its standard input, out of the sight of other users: where the head listens, the token to show there, and
-the rank's command, folder and variables.
+Run on the rank's host by its path alone (`python -I -S .../agent.py`), so it imports nothing but
+the standard library and needs neither a current folder nor variables. What to do comes as one line
+of JSON on its standard input, out of the sight of other users: where the head listens, the token to
+show there, and the rank's command, folder and variables.
 
-A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see Link), so a
-host that was only cut off comes back without it. A rank that stands stopped for the keep-alive time is killed; where the agent stands
-stopped itself, its rank's guard kills the rank. The head is told of addresses that acknowledge
-nothing of what the rank sends them.
+A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see
+Link), so a host that was only cut off comes back without it. A rank that stands stopped for the
+keep-alive time is killed; where the agent stands stopped itself, its rank's guard kills the rank.
+The head is told of addresses that acknowledge nothing of what the rank sends them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from typing import Any
 
 START_SECONDS = 30.0  # for the starter, the order and the connection
 BEAT = 0.05  # of the keep-alive time, between two signs of life
-PATIENCE = {"agent": 0.7, "head": 0.9}  # of the keep-alive time, without a sign: apart by more than a beat
+# of the keep-alive time, without a sign: apart by more than a beat
+PATIENCE = {"agent": 0.7, "head": 0.9}
 UNACKNOWLEDGED = 1.0  # of the keep-alive time: more than the head's patience with a lost host
 BETWEEN_LOOKS = 0.1  # of the time above
-GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6  # the rank's guard's, by this variable, with an agent that stands stopped
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # from mpirun to the rank
+# the rank's guard's, by this variable, with an agent that stands stopped
+GUARD_PATIENCE, GUARDS_SHARE = "ECRM_AGENT_SECONDS", 0.6
+# from mpirun to the rank
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PF_EXITING = 0x4  # of the flags in proc_pid_stat(5)
 _LONGEST_LINE = 1 << 16  # what one side says in one object
@@ -44,9 +47,9 @@ class Lost(Exception):
 class Link:
     """One end of a keep-alive connection: JSON, one line each; objects are messages, lists are signs of life.
 
-    A sign of life is [its number, the number of the last one that came]. So the agent knows when the head has
-    heard it last, to within what it sent by then, whichever way the connection is cut: it gives up PATIENCE after
-    it sent that, the head its own, longer PATIENCE after it came.
+    A sign of life is [its number, the number of the last one that came]. So the agent knows when
+    the head has heard it last, to within what it sent by then, whichever way the connection is cut:
+    it gives up PATIENCE after it sent that, the head its own, longer PATIENCE after it came.
     """
 
     def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
@@ -86,7 +89,9 @@ class Link:
             while received := self._socket.recv(4096):
                 self._heard = time.monotonic()
                 *lines, self._unread = (self._unread + received).split(b"\n")
-                messages += [message for line in lines if (message := self._understand(line)) is not None]
+                messages += [
+                    message for line in lines if (message := self._understand(line)) is not None
+                ]
             if not messages:
                 raise Lost("the connection was closed")
         except BlockingIOError:
@@ -218,7 +223,9 @@ def main() -> int:
         _say(f"ecrm: host {order['host']}: the head machine is lost, {error}: rank killed")
         return 1
     except OSError as error:
-        _say(f"ecrm: host {order['host']}: cannot reach the head machine at {order['head'][0]}: {error}")
+        _say(
+            f"ecrm: host {order['host']}: cannot reach the head machine at {order['head'][0]}: {error}"
+        )
         return 1
     return 0
 
@@ -232,6 +239,7 @@ def _take_order() -> dict[str, Any]:
 
 def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
     """Start the rank and see it to its end; returns what to tell the head. Raises Lost when the head is."""
+
     def in_child() -> None:
         before_start()
         for number in PASSED_ON:
@@ -242,7 +250,11 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
         rank = subprocess.Popen(
             order["command"],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **order["variables"], GUARD_PATIENCE: str(GUARDS_SHARE * order["keep_alive"])},
+            env={
+                **os.environ,
+                **order["variables"],
+                GUARD_PATIENCE: str(GUARDS_SHARE * order["keep_alive"]),
+            },
             preexec_fn=in_child,
         )
     except OSError as error:

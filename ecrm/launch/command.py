@@ -8,7 +8,8 @@ from ecrm.config import Config
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-# Words of --mpirun-args after which the ranks may run elsewhere, so that this machine's cores say nothing.
+# Words of --mpirun-args after which the ranks may run elsewhere, so that this machine's cores say
+# nothing.
 PLACES_RANKS = ("--host", "-H", "--hostfile", "--machinefile", "--oversubscribe", "--map-by")
 
 
@@ -52,8 +53,9 @@ def mpirun_line(
 ) -> list[str]:
     """The words that start `command` (a program and its arguments) on config.world_size ranks.
 
-    `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun, last so
-    that they win. With a `subnet`, `command` takes its rank to another host, and ranks talk over that.
+    `cores` are this machine's, `root` is whether the user is root, `extra` are words for mpirun,
+    last so that they win. With a `subnet`, `command` takes its rank to another host, and ranks talk
+    over that.
     """
     line = [mpirun, "--with-ft", "ulfm"]
     placed = any(word.split("=")[0] in PLACES_RANKS for word in extra)
@@ -63,10 +65,11 @@ def mpirun_line(
         line.append("--allow-run-as-root")
     # Binding would pin a rank's numeric threads, and its guard, to one core.
     line += ["--bind-to", "none"]
-    # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what --with-ft
-    # excludes by itself, which an option of the same name replaces.
+    # han and cuda deadlock in Agree across hosts (open-mpi/ompi#13915); the other two are what
+    # --with-ft excludes by itself, which an option of the same name replaces.
     line += ["--mca", "coll", "^han,cuda,hcoll,portals4"]
-    # PMIx's store in shared memory: neither for ranks on other hosts, nor safe from a lock whose holder has died (prterun aborted on one).
+    # PMIx's store in shared memory: neither for ranks on other hosts, nor safe from a lock whose
+    # holder has died (prterun aborted on one).
     line += ["--pmixmca", "gds", "hash"]
     if subnet is not None:
         line += over_network(subnet)
@@ -78,11 +81,19 @@ def mpirun_line(
 def over_network(subnet: str) -> list[str]:
     """Options of an mpirun that stays on this machine while its ranks are on others.
 
-    No daemon elsewhere, for the daemons of Open MPI 5.0 cannot lose one another; ranks reach this one, and
-    each other, by TCP. mpirun takes all ranks for its neighbours, so whatever shares memory is left out.
+    No daemon elsewhere, for the daemons of Open MPI 5.0 cannot lose one another; ranks reach this
+    one, and each other, by TCP. mpirun takes all ranks for its neighbours, so whatever shares
+    memory is left out.
     """
     return [
         *("--prtemca", "ras", "^slurm,pbs", "--prtemca", "plm", "^slurm"),
-        *("--pmixmca", "ptl_tcp_remote_connections", "1", "--pmixmca", "ptl_tcp_if_include", subnet),
+        *(
+            "--pmixmca",
+            "ptl_tcp_remote_connections",
+            "1",
+            "--pmixmca",
+            "ptl_tcp_if_include",
+            subnet,
+        ),
         *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet),
     ]

@@ -20,7 +20,16 @@ from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import session_base, session_members
 from ecrm.wording import counted
 
-PACKAGES = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy", "pyeclib", "triton")
+PACKAGES = (
+    "torch",
+    "fbgemm-gpu-cpu",
+    "torchrec",
+    "openmpi",
+    "mpi4py",
+    "numpy",
+    "pyeclib",
+    "triton",
+)
 TRIAL_SECONDS = 60.0
 
 # Rank 1 kills itself; the others must notice, shrink and agree. What they print is the number left.
@@ -50,12 +59,14 @@ def doctor() -> int:
             for line in find():
                 print(f"{name:12} {line}", flush=True)
                 name = ""
-        except Exception as error:  # noqa: BLE001 - whatever is broken here is the finding
+        except Exception as error:
             first = str(error).strip().splitlines()[:1]
             print(f"{name:12} PROBLEM: {first[0] if first else type(error).__name__}", flush=True)
             bad += 1
     print(
-        f"\ntraining cannot run here: {counted(bad, 'problem')} above" if bad else "\ntraining can run here"
+        f"\ntraining cannot run here: {counted(bad, 'problem')} above"
+        if bad
+        else "\ntraining can run here"
     )
     return 2 if bad else 0
 
@@ -106,7 +117,9 @@ def _mpi() -> Iterator[str]:
     yield f"{mpirun}, Open MPI {version}, built with fault tolerance (ULFM)"
     said = _try_a_death(mpirun)
     if said != "left 2":
-        raise UsageError(f"3 ranks were started and one killed, but the others did not go on: {said or 'no output'}")
+        raise UsageError(
+            f"3 ranks were started and one killed, but the others did not go on: {said or 'no output'}"
+        )
     yield "tried: 3 ranks started, one killed, the other 2 went on"
 
 
@@ -115,7 +128,9 @@ def _try_a_death(mpirun: Path) -> str:
     from ecrm.config import ClusterConfig, Config
 
     config = Config(cluster=ClusterConfig(servers=1, trainers=1, spares=1))
-    line = mpirun_line(config, [sys.executable, "-c", TRIAL], mpirun=str(mpirun), cores=1, root=os.geteuid() == 0)
+    line = mpirun_line(
+        config, [sys.executable, "-c", TRIAL], mpirun=str(mpirun), cores=1, root=os.geteuid() == 0
+    )
     with (
         session_base() as variables,
         subprocess.Popen(

@@ -32,10 +32,20 @@ class Elsewhere:
         """Check all that can be checked without reaching a host; raises UsageError."""
         placed = place(read_hosts(self.file), ranks, self.file)
         if not SHORTEST_KEEP_ALIVE <= self.keep_alive <= 3600:
-            raise UsageError(f"--keep-alive {self.keep_alive:g}: type seconds from {SHORTEST_KEEP_ALIVE} to 3600")
+            raise UsageError(
+                f"--keep-alive {self.keep_alive:g}: type seconds from {SHORTEST_KEEP_ALIVE} to 3600"
+            )
         starter_words(self.starter, placed[0], [])
         network = choose_network(self.interface, dict.fromkeys(placed), local_networks())
-        words = [sys.executable, "-m", "ecrm.launch.reach", "--hosts", str(self.file.absolute()), "--head", network.address]
+        words = [
+            sys.executable,
+            "-m",
+            "ecrm.launch.reach",
+            "--hosts",
+            str(self.file.absolute()),
+            "--head",
+            network.address,
+        ]
         words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter]
         return Plan(tuple(placed), network, tuple(words))
 
@@ -63,7 +73,11 @@ class Plan:
             if host not in trials:
                 trials[host] = subprocess.Popen(
                     [*self.words, "--", sys.executable, "-c", TRIAL],
-                    env={**os.environ, "PMIX_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(len(self.placed))},
+                    env={
+                        **os.environ,
+                        "PMIX_RANK": str(rank),
+                        "OMPI_COMM_WORLD_SIZE": str(len(self.placed)),
+                    },
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
@@ -74,7 +88,9 @@ class Plan:
                 try:
                     said = trial.communicate(timeout=2 * START_SECONDS)[1]
                 except subprocess.TimeoutExpired:
-                    raise UsageError(f"host {host.name}: no answer within {2 * START_SECONDS:.0f} s") from None
+                    raise UsageError(
+                        f"host {host.name}: no answer within {2 * START_SECONDS:.0f} s"
+                    ) from None
                 if trial.returncode != 0:
                     raise UsageError(f"host {host.name} cannot be used: {_reason(said)}")
         finally:

@@ -16,8 +16,8 @@ OPENING = '{"time": '
 def parse_events(text: str) -> tuple[list[Event], int]:
     """(events in the order of their lines, number of damaged lines).
 
-    A rank killed while it writes leaves a line cut short, which the next line then continues; of such a
-    pair the second is saved. Both empty lines and a last line without newline are allowed.
+    A rank killed while it writes leaves a line cut short, which the next line then continues; of
+    such a pair the second is saved. Both empty lines and a last line without newline are allowed.
     """
     return _parse_lines(text.split("\n"))
 

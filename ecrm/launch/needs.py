@@ -37,10 +37,16 @@ class Need:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: Need) -> Need:
-        return Need(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Need(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
 
     def __str__(self) -> str:
-        parts = [f"{field.name} {getattr(self, field.name) / MB:,.1f}" for field in fields(self) if getattr(self, field.name)]
+        parts = [
+            f"{field.name} {getattr(self, field.name) / MB:,.1f}"
+            for field in fields(self)
+            if getattr(self, field.name)
+        ]
         return f"{self.total / MB:,.1f} MB ({', '.join(parts)})"
 
 
@@ -50,7 +56,9 @@ class Needs:
     def __init__(self, config: Config, steps: int) -> None:
         self.config = config
         cluster, train, dim = config.cluster, config.train, config.model.embedding_dim
-        tables = capped(read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table)
+        tables = capped(
+            read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table
+        )
         record = 4 * (dim + STATE_FLOATS[train.sparse_optimizer](dim) + 1)
         k, m = _stripes(config)
         periods = -(-sum(tables.values()) // (k * cluster.servers))
@@ -59,16 +67,24 @@ class Needs:
             parity = rows * (config.protection.copies - 1)
         looked_up = train.global_batch * len(tables)
         touched = min(looked_up * config.protection.commit_interval // cluster.servers, periods * k)
-        undo = 0 if config.protection.name in ("none", "checkpoint", "mapped") else touched * record * (1 + m)
+        undo = (
+            0
+            if config.protection.name in ("none", "checkpoint", "mapped")
+            else touched * record * (1 + m)
+        )
         self._dense = _dense_bytes(config, len(tables))
         self.trainer = Need(dense=self._dense, parity=_last_seen(config))
         self.server = Need(rows=rows, parity=parity, undo=undo)
         self.spare = Need()
         updated = sum(min(size, steps * train.global_batch) for size in tables.values())
         share = -(-updated // cluster.servers)
-        self._updated = min(rows, share * max(record, PAGE)) + min(parity, share * m * max(record, PAGE))
+        self._updated = min(rows, share * max(record, PAGE)) + min(
+            parity, share * m * max(record, PAGE)
+        )
 
-    def of_ranks(self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]) -> list[Need]:
+    def of_ranks(
+        self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
+    ) -> list[Need]:
         """What each rank needs, where these are the ranks of a role, and `holders` those with a dense replica."""
         needs = [Need() for _ in range(self.config.world_size)]
         for rank in servers:
@@ -83,7 +99,9 @@ class Needs:
     def certain(self) -> int:
         """Bytes that all ranks need at least, whatever rows are updated."""
         config = self.config
-        bytes_of_all = LEAST_PROCESS_BYTES * config.world_size + self.trainer.dense * config.cluster.trainers
+        bytes_of_all = (
+            LEAST_PROCESS_BYTES * config.world_size + self.trainer.dense * config.cluster.trainers
+        )
         if config.storage.prefault:
             bytes_of_all += (self.server.rows + self.server.parity) * config.cluster.servers
         return bytes_of_all
@@ -100,11 +118,17 @@ class Needs:
 def _stripes(config: Config) -> tuple[int, int]:
     """(k, m) of the layout of a protection."""
     protection = config.protection
-    return {"erasure": (protection.k, protection.m), "chain": (1, protection.copies - 1)}.get(protection.name, (1, 0))
+    return {"erasure": (protection.k, protection.m), "chain": (1, protection.copies - 1)}.get(
+        protection.name, (1, 0)
+    )
 
 
 def _last_seen(config: Config) -> int:
-    return config.protection.last_seen_rows * 4 * config.model.embedding_dim if config.protection.name == "stateless" else 0
+    return (
+        config.protection.last_seen_rows * 4 * config.model.embedding_dim
+        if config.protection.name == "stateless"
+        else 0
+    )
 
 
 def _dense_bytes(config: Config, tables: int) -> int:
@@ -122,8 +146,8 @@ def _dense_bytes(config: Config, tables: int) -> int:
 def check_memory(config: Config, steps: int, available: int) -> str:
     """A warning, or "", where a machine with so many bytes `available` is to run all ranks.
 
-    Raises UsageError where it cannot for certain: rows that are never updated need no memory, so that a table larger
-    than the machine is no reason, unless all of it is handed out at the start.
+    Raises UsageError where it cannot for certain: rows that are never updated need no memory, so
+    that a table larger than the machine is no reason, unless all of it is handed out at the start.
     """
     needs = Needs(config, steps)
     if needs.certain > available:
@@ -152,7 +176,11 @@ def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, o
     if config.storage.prefault and fits("storage", prefault=False):
         ways.append({"storage.prefault": False})
     caps = (1 << power for power in range(30, 3, -1))
-    ways += [{"model.max_rows_per_table": cap} for cap in caps if config.storage.prefault and fits("model", max_rows_per_table=cap)][:1]
+    ways += [
+        {"model.max_rows_per_table": cap}
+        for cap in caps
+        if config.storage.prefault and fits("model", max_rows_per_table=cap)
+    ][:1]
     if config.cluster.spares and fits("cluster", spares=0):
         ways.append({"cluster.spares": 0})
     return ways
@@ -169,20 +197,32 @@ def in_words(config: Config, steps: int, hosts: Sequence[str], available: int | 
     domains = [hosts.index(name) for name in hosts] if by_host else range(config.world_size)
     try:
         view = initial_view(
-            cluster.layout, protection.shape, cluster.trainers, cluster.spares, config.slots, protection.dense_replicas, domains
+            cluster.layout,
+            protection.shape,
+            cluster.trainers,
+            cluster.spares,
+            config.slots,
+            protection.dense_replicas,
+            domains,
         )
     except CannotKeepApart as error:
         return [f"these hosts are too few: {error}"]
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
-    lines = ["memory once every row is updated; rows never updated take none, what a step works with is not counted:"]
+    lines = [
+        "memory once every row is updated; rows never updated take none, what a step works with is not counted:"
+    ]
     for need in dict.fromkeys(ranks):
         those = [rank for rank, other in enumerate(ranks) if other == need]
         lines.append(f"{_ranks(those)}: {need}{' each' if len(those) > 1 else ''}")
     for host in dict.fromkeys(hosts):
-        on = sum((need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0))
+        on = sum(
+            (need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0)
+        )
         here = "" if available is None else f", {available / MB:,.0f} MB are available"
         lines.append(f"{host}: {on.total / MB:,.1f} MB{here}")
-    lines.append(f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach in {steps:,} steps")
+    lines.append(
+        f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach in {steps:,} steps"
+    )
     return lines
 
 

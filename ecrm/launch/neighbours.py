@@ -1,9 +1,9 @@
 """Processes that look after each other, and kill those that stand stopped: the guards of one host, the clients of the head machine.
 
-A guard notices its own rank's stop; nobody notices where the guard is stopped as well, as `pkill -STOP -f` does
-to both. So every guard leaves a note in the job's folder, and kills a neighbour that stands still for too long.
-Open MPI then tells all ranks of that death. The clients of ranks on other hosts (ecrm/launch/reach.py), which mpirun takes for ranks,
-do the same.
+A guard notices its own rank's stop; nobody notices where the guard is stopped as well, as `pkill
+-STOP -f` does to both. So every guard leaves a note in the job's folder, and kills a neighbour that
+stands still for too long. Open MPI then tells all ranks of that death. The clients of ranks on
+other hosts (ecrm/launch/reach.py), which mpirun takes for ranks, do the same.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ class Noticeboard:
     """The notes of a job's guards, or of whom `who` says, on this host; without a folder for the job there are none."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, who: str = "guards") -> None:
-        self._folder = Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-{who}-{environ.get(JOB, '')}"
+        self._folder = (
+            Path(environ.get(JOB_FOLDER, "/nonexistent")) / f"ecrm-{who}-{environ.get(JOB, '')}"
+        )
 
     def put(self, rank: int, pid: int) -> None:
         """Leave the note of a rank's guard."""
-        with contextlib.suppress(OSError):  # no such folder: no mpirun, or its daemon is not on this host
+        # no such folder: no mpirun, or its daemon is not on this host
+        with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             draft = self._folder / f".{rank}"
             draft.write_text(f"{pid} {_stat(pid)[1]}")
@@ -77,7 +80,8 @@ class Noticeboard:
 class AwakeClock:
     """Seconds, for one that looks at it all the time: of those in which it stood stopped itself, at most `longest` count.
 
-    So of processes that were stopped together none is taken for hung when it is continued before the others.
+    So of processes that were stopped together none is taken for hung when it is continued before
+    the others.
     """
 
     def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +133,8 @@ class Neighbours:
     def look(self) -> None:
         """A guard that has run in between, however shortly, starts anew; one that has ended is left alone.
 
-        Goes round the ranks from this one's on as far as a guard that runs, which looks after those behind it.
+        Goes round the ranks from this one's on as far as a guard that runs, which looks after those
+        behind it.
         """
         if not self._notes:  # once MPI is up all have left theirs
             self._notes = self._noticeboard.notes()

@@ -30,10 +30,14 @@ def local_networks() -> list[Network]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             try:
-                address, mask = (_ask(control, request, name) for request in (_SIOCGIFADDR, _SIOCGIFNETMASK))
+                address, mask = (
+                    _ask(control, request, name) for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
+                )
             except OSError:  # it has none
                 continue
-            networks.append(Network(name, address, ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
+            networks.append(
+                Network(name, address, ipaddress.IPv4Network(f"{address}/{mask}", strict=False))
+            )
     return networks
 
 
@@ -42,14 +46,18 @@ def _ask(control: socket.socket, request: int, interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def choose_network(wanted: str | None, hosts: Iterable[Host], networks: Sequence[Network]) -> Network:
+def choose_network(
+    wanted: str | None, hosts: Iterable[Host], networks: Sequence[Network]
+) -> Network:
     """The one of `networks` that all hosts are in, or that `wanted`, an interface or a subnet, names."""
     have = ", ".join(f"{network.interface} {network.subnet}" for network in networks) or "none"
     if wanted is not None:
         for network in networks:
             if wanted in (network.interface, str(network.subnet)):
                 return network
-        raise UsageError(f"--interface {wanted}: no such interface or subnet of this machine; it has {have}")
+        raise UsageError(
+            f"--interface {wanted}: no such interface or subnet of this machine; it has {have}"
+        )
     common: list[Network] = list(networks)
     for host in hosts:
         address = _address_of(host)
@@ -64,7 +72,9 @@ def choose_network(wanted: str | None, hosts: Iterable[Host], networks: Sequence
 
 def _address_of(host: Host) -> ipaddress.IPv4Address:
     try:
-        return ipaddress.IPv4Address(socket.getaddrinfo(host.address, None, socket.AF_INET)[0][4][0])
+        return ipaddress.IPv4Address(
+            socket.getaddrinfo(host.address, None, socket.AF_INET)[0][4][0]
+        )
     except OSError:
         raise UsageError(
             f"host {host.name}: no address is known for {host.address!r}; type address=A.B.C.D behind its name, or "

@@ -29,7 +29,9 @@ def require_fault_tolerance(mpirun: Path) -> str:
     if not info.is_file():
         raise UsageError(f"{mpirun} is not Open MPI (no ompi_info beside it): {INSTALL}")
     try:
-        done = subprocess.run([info], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [info], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"cannot run {info}: {error}") from None
     facts = {}
@@ -38,5 +40,7 @@ def require_fault_tolerance(mpirun: Path) -> str:
         facts.setdefault(name.strip(), value.strip())
     version = facts.get("Open MPI", "unknown")
     if not facts.get("FT MPI support", "no").startswith("yes"):
-        raise UsageError(f"{mpirun} (Open MPI {version}) was built without fault tolerance (ULFM): {INSTALL}")
+        raise UsageError(
+            f"{mpirun} (Open MPI {version}) was built without fault tolerance (ULFM): {INSTALL}"
+        )
     return version

@@ -19,11 +19,14 @@ from ecrm.wording import counted
 
 SIZE = "OMPI_COMM_WORLD_SIZE"
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # "1" under --with-ft ulfm
-JOB_FOLDER = "PMIX_SERVER_TMPDIR"  # one per mpirun and host; mpirun removes it with all that is in it
+# one per mpirun and host; mpirun removes it with all that is in it
+JOB_FOLDER = "PMIX_SERVER_TMPDIR"
 LAUNCHERS = ("mpirun", "mpiexec", "prterun")
 
 
-def preflight_ulfm(config: Config, arguments: str = "CONFIG", environ: Mapping[str, str] = os.environ) -> None:
+def preflight_ulfm(
+    config: Config, arguments: str = "CONFIG", environ: Mapping[str, str] = os.environ
+) -> None:
     """Raise UsageError unless this process is one of config.world_size ranks under ULFM.
 
     The message says what to type; `arguments` are the words after `ecrm train`, as typed.
@@ -34,7 +37,9 @@ def preflight_ulfm(config: Config, arguments: str = "CONFIG", environ: Mapping[s
     needs = f"this config needs {counted(needed, 'rank')} ({config.ranks_in_words})"
     if SIZE not in environ:
         if needed > 1:
-            raise UsageError(f"{needs}, and was started without mpirun: type ecrm launch {arguments}, or {typed}")
+            raise UsageError(
+                f"{needs}, and was started without mpirun: type ecrm launch {arguments}, or {typed}"
+            )
         return
     if environ.get(FAULT_TOLERANT) not in ("1", "true") or not _launched_with_ft():
         raise UsageError(f"mpirun was started without fault tolerance: type {typed}")
@@ -51,9 +56,16 @@ def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str =
     if folder is not None and SIZE in environ:
         digest = hashlib.sha256((about or message).encode()).hexdigest()[:16]
         try:
-            os.close(os.open(Path(folder) / f"ecrm-said-{digest}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(
+                os.open(
+                    Path(folder) / f"ecrm-said-{digest}",
+                    os.O_CREAT | os.O_EXCL | os.O_WRONLY,
+                    0o600,
+                )
+            )
         except FileExistsError:
-            time.sleep(0.2)  # mpirun may end the job when this rank leaves: let the first finish its line
+            # mpirun may end the job when this rank leaves: let the first finish its line
+            time.sleep(0.2)
             return
         except OSError:
             pass  # better twice than never

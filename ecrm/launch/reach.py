@@ -1,9 +1,10 @@
 """The head side of a rank on another host: the process that mpirun takes for the rank.
 
-It starts an agent on the rank's host through a starter (ssh, or whatever gets a command there), and the
-two keep a connection alive. When the rank dies, or its host is not heard any more, this process SIGKILLs
-itself: that is the one ending of which mpirun tells everybody within milliseconds. Such processes look after each other, too: one
-that stands stopped is killed by another, after the rank has been killed by its agent, which hears nothing.
+It starts an agent on the rank's host through a starter (ssh, or whatever gets a command there), and
+the two keep a connection alive. When the rank dies, or its host is not heard any more, this process
+SIGKILLs itself: that is the one ending of which mpirun tells everybody within milliseconds. Such
+processes look after each other, too: one that stands stopped is killed by another, after the rank
+has been killed by its agent, which hears nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ from ecrm.launch.supervise import launch_id, read_own
 from ecrm.launch.turn import AT_ONCE, turn
 
 DEFAULT_KEEP_ALIVE = 2.0
-DEFAULT_STARTER = (
-    "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
-)
+DEFAULT_STARTER = "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
 FIELDS = ("{host}", "{address}", "{command}")
 # What a rank elsewhere must have of this process's variables.
 HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENBLAS_")
@@ -58,8 +57,9 @@ _TOKEN_BYTES = 200  # more than the first line from an agent has
 def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str]:
     """The words that run `command` on `host`.
 
-    {host} and {address} stand for the host's; {command} for the command quoted for a shell, which ssh
-    needs. A template without {command} has the words of the command behind it, for what needs no shell.
+    {host} and {address} stand for the host's; {command} for the command quoted for a shell, which
+    ssh needs. A template without {command} has the words of the command behind it, for what needs
+    no shell.
     """
     try:
         words = shlex.split(template)
@@ -68,7 +68,9 @@ def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str
     if not words:
         raise UsageError("--starter is empty: type a command such as 'ip netns exec {host}'")
     if not any(field in template for field in FIELDS[:2]):
-        raise UsageError(f"--starter {template!r}: names neither {{host}} nor {{address}}, so all ranks would be on one")
+        raise UsageError(
+            f"--starter {template!r}: names neither {{host}} nor {{address}}, so all ranks would be on one"
+        )
     values = (host.name, host.address, shlex.join(command))
     filled = []
     for word in words:
@@ -112,7 +114,9 @@ class Reach:
             "command": list(command),
             "variables": handed_on(os.environ, host),
         }
-        self._words = starter_words(starter, host, [sys.executable, "-I", "-S", str(Path(agent.__file__).resolve())])
+        self._words = starter_words(
+            starter, host, [sys.executable, "-I", "-S", str(Path(agent.__file__).resolve())]
+        )
         self._process: subprocess.Popen | None = None
         self._parent = os.getppid()
         self._signals, writing = os.pipe()
@@ -161,7 +165,8 @@ class Reach:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
             if self._process.poll() is None:
-                with contextlib.suppress(OSError):  # of another user, as under sudo: it ends with its connection
+                # of another user, as under sudo: it ends with its connection
+                with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _start(self) -> None:
@@ -170,7 +175,8 @@ class Reach:
             order.write(json.dumps(self._order).encode() + b"\n")
             order.seek(0)
             try:
-                # A process group of its own: mpirun's signals are for this process, which passes them on.
+                # A process group of its own: mpirun's signals are for this process, which passes
+                # them on.
                 self._process = subprocess.Popen(
                     self._words,
                     stdin=order,
@@ -220,7 +226,9 @@ class Reach:
     def _shows_token(self, connection: socket.socket) -> bool:
         """Whether the first line on a connection is the agent's; it is one packet, or it is not."""
         try:
-            line, newline, _ = connection.recv(_TOKEN_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK).partition(b"\n")
+            line, newline, _ = connection.recv(
+                _TOKEN_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK
+            ).partition(b"\n")
             token = json.loads(line)["token"]
             connection.recv(len(line + newline))  # what comes behind it is the link's
             return hmac.compare_digest(token.encode(), self._token.encode())
@@ -250,7 +258,8 @@ class Reach:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Be the rank that mpirun started, on the host that the hosts file gives it; ends as the rank does.
 
-    Whatever goes wrong here ends in SIGKILL: an exit of its own would leave the other ranks waiting for ever.
+    Whatever goes wrong here ends in SIGKILL: an exit of its own would leave the other ranks waiting
+    for ever.
     """
     args = _parser().parse_args(argv)
     parent = os.getppid()
@@ -259,8 +268,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _be(rank, place(read_hosts(args.hosts), ranks, args.hosts), args)
     except (EcrmError, OSError) as error:
         _say(f"ecrm: error: {error}")
-    except BaseException as error:  # noqa: BLE001 - see above
-        _say(f"ecrm: error: {type(error).__name__} in the client of rank {os.environ.get('PMIX_RANK')}: {error}")
+    except BaseException as error:
+        _say(
+            f"ecrm: error: {type(error).__name__} in the client of rank {os.environ.get('PMIX_RANK')}: {error}"
+        )
     if not Beginning(args.begun).is_over(now=True):
         _end_all(parent)
     _die()
@@ -270,7 +281,9 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
     parent, host = os.getppid(), placed[rank]
     clients = Noticeboard(who=CLIENTS)
     clients.put(rank, os.getpid())
-    others = Neighbours(PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS)
+    others = Neighbours(
+        PATIENCE["head"] * args.keep_alive, clock=AwakeClock(2 * _POLL_SECONDS), who=CLIENTS
+    )
     reach = Reach(
         host, placed[:rank].count(host), args.head, args.keep_alive, args.starter, args.command
     )
@@ -279,7 +292,9 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
         end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)
     except Lost as error:
         begun = begins.is_over(now=True)
-        _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}")
+        _say(
+            f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}"
+        )
         reach.leave(0)
         if not begun:
             _end_all(parent)
@@ -296,7 +311,8 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
 class Beginning:
     """The time until all ranks have met, which a file shows: without one it is over from the beginning.
 
-    The file lies in a folder that may be slow, or gone: it is asked for once a second until it is there, and never after.
+    The file lies in a folder that may be slow, or gone: it is asked for once a second until it is
+    there, and never after.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -320,7 +336,9 @@ def _end_all(parent: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ecrm.launch.reach", description="Run one rank on another host.")
+    parser = argparse.ArgumentParser(
+        prog="python -m ecrm.launch.reach", description="Run one rank on another host."
+    )
     parser.add_argument("--hosts", type=Path, required=True)
     parser.add_argument("--head", required=True, help="this machine's address, as the hosts see it")
     parser.add_argument("--keep-alive", type=float, default=DEFAULT_KEEP_ALIVE)

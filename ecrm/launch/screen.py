@@ -60,7 +60,8 @@ class Screen:
             return
         self._drawn = now
         with contextlib.suppress(OSError):  # the terminal is gone
-            # Now, not as COLUMNS says, which a shell may have exported before the window was resized.
+            # Now, not as COLUMNS says, which a shell may have exported before the window was
+            # resized.
             self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
             picture = self._picture(time.time(), now - self._began, stopping)
             self._live.update(picture, refresh=True)
@@ -112,7 +113,9 @@ def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
 
 
 def _numbers(standing: Standing, wide: bool) -> str:
-    loss, area = ("-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc))
+    loss, area = (
+        "-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc)
+    )
     rate = standing.samples_per_second
     text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
     text += "samples/s" if wide else "/s"

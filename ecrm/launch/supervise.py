@@ -1,7 +1,8 @@
 """Running mpirun so that it ends, and everything it started ends with it, whatever happens to whom.
 
-mpirun is started as the leader of a session of its own; its ranks leave its process group but not its
-session, so the session is the set of processes to look after, also when mpirun itself was killed.
+mpirun is started as the leader of a session of its own; its ranks leave its process group but not
+its session, so the session is the set of processes to look after, also when mpirun itself was
+killed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ from ecrm.launch.watch import Watch
 
 STOP_SECONDS = 10.0
 
-# mpirun hands these two on to the ranks, on all hosts, and waits for them (the guard of a rank knows what they
-# stand for); after SIGINT, SIGTERM or SIGHUP it SIGKILLs the ranks within 0.5 s and has no option to wait longer
-# (measured, Open MPI 5.0.11).
-ASKS_RANKS = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2, signal.SIGHUP: signal.SIGUSR2}
+# mpirun hands these two on to the ranks, on all hosts, and waits for them (the guard of a rank
+# knows what they stand for); after SIGINT, SIGTERM or SIGHUP it SIGKILLs the ranks within 0.5 s and
+# has no option to wait longer (measured, Open MPI 5.0.11).
+ASKS_RANKS = {
+    signal.SIGINT: signal.SIGUSR1,
+    signal.SIGTERM: signal.SIGUSR2,
+    signal.SIGHUP: signal.SIGUSR2,
+}
 
 LAST_FILES = ("summary.json", "stopped.json", "failure.json")
-LINGER_SECONDS = 20.0  # from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
+# from the run's own last file to SIGKILL: mpirun may wait for ever for a stopped rank
+LINGER_SECONDS = 20.0
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
@@ -61,11 +67,12 @@ def supervise(
 ) -> Ending:
     """Run `line` to its end; on return none of its processes is left.
 
-    `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name are left alone.
-    `watch` looks on, by default nobody.
+    `launch` is its name: in `run_dir` files of others count for nothing, and ranks that they name
+    are left alone. `watch` looks on, by default nobody.
 
-    SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default STOP_SECONDS. After the run
-    has written its last file mpirun has a bounded time to leave; a second signal ends it at once.
+    SIGINT, SIGTERM or SIGHUP asks the ranks to stop, for which they have `stop_seconds`, by default
+    STOP_SECONDS. After the run has written its last file mpirun has a bounded time to leave; a
+    second signal ends it at once.
     """
     signals: list[signal.Signals] = []
     name = {} if launch is None else {LAUNCH: launch}
@@ -95,8 +102,9 @@ def supervise(
 def session_base() -> Iterator[dict[str, str]]:
     """Variables that give mpirun a folder of its own for its session files, removed afterwards.
 
-    In a shared one they are named after mpirun's pid alone, and what a killed mpirun left there keeps a
-    later one with the same pid from starting ("The PMIx server's listener thread failed to start").
+    In a shared one they are named after mpirun's pid alone, and what a killed mpirun left there
+    keeps a later one with the same pid from starting ("The PMIx server's listener thread failed to
+    start").
     """
     if SESSION_BASE in os.environ:
         yield {}
@@ -122,7 +130,9 @@ def _wait(
             forwarded, deadline = True, time.monotonic() + stop_seconds
         elif len(signals) > 1:
             return
-        if deadline == float("inf") and any(read_own(run_dir / name, launch) for name in LAST_FILES):
+        if deadline == float("inf") and any(
+            read_own(run_dir / name, launch) for name in LAST_FILES
+        ):
             deadline = time.monotonic() + LINGER_SECONDS
         watch.look(stopping=forwarded)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -132,8 +142,8 @@ def _wait(
 def _kill_all(process: subprocess.Popen, run_dir: Path, launch: str | None) -> None:
     """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names.
 
-    Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and each
-    holds 16 MiB of memory.
+    Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and
+    each holds 16 MiB of memory.
     """
     deadline = time.monotonic() + KILL_SECONDS
     segments: set[str] = set()
@@ -169,7 +179,9 @@ def session_members(session: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                state, _, _, its_session = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
+                state, _, _, its_session = (
+                    Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
+                )
                 if int(its_session) == session and state != "Z":
                     members.append(int(entry))
     return members

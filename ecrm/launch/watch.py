@@ -27,8 +27,8 @@ class Follower(Protocol):
 class Watch:
     """What is done beside mpirun: `look()` now and then from `began` to `ended`.
 
-    `streams` are arguments of Popen for mpirun. Events that are there before the run are passed on to
-    no follower.
+    `streams` are arguments of Popen for mpirun. Events that are there before the run are passed on
+    to no follower.
     """
 
     def __init__(

@@ -24,7 +24,11 @@ class DenseFile:
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
         self._durable, self.written_bytes = durable, 0
         self._slots = [open_file(folder / f"{name}.dense{slot}") for slot in (0, 1)]
-        self._words = Words(folder / f"{name}.words", {"step0": NEVER, "step1": NEVER, "tensors": 0, "tensors0": 0, "tensors1": 0}, durable)
+        self._words = Words(
+            folder / f"{name}.words",
+            {"step0": NEVER, "step1": NEVER, "tensors": 0, "tensors0": 0, "tensors1": 0},
+            durable,
+        )
 
     @property
     def steps(self) -> set[int]:
@@ -48,7 +52,8 @@ class DenseFile:
     def state(self, step: int) -> list[Tensor]:
         """The state of `step`. Raises DataError when the file cannot be read as one."""
         slot = 0 if self._words["step0"] == step else 1
-        file, count = self._slots[slot], self._words[f"tensors{slot}"] or self._words["tensors"]  # one for both in files of earlier versions
+        # one for both in files of earlier versions
+        file, count = self._slots[slot], self._words[f"tensors{slot}"] or self._words["tensors"]
         data = BytesIO(read_at(file, os.fstat(file.fileno()).st_size, 0))
         tensors = []
         try:

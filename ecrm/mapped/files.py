@@ -11,7 +11,9 @@ from ecrm.errors import DataError
 
 def open_file(path: Path) -> FileIO:
     """The file, made where it is not there, for reading and writing. Raises OSError."""
-    return FileIO(path, "r+", opener=lambda name, flags: os.open(name, os.O_RDWR | os.O_CREAT, 0o644))
+    return FileIO(
+        path, "r+", opener=lambda name, flags: os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    )
 
 
 def write_at(file: FileIO, data: bytes, at: int, durable: bool) -> None:

@@ -44,11 +44,17 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
         _check_files(folder, steps)
         return folder
     if not config.mapped.path and run_dir is None:
-        raise UsageError("protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path")
+        raise UsageError(
+            "protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path"
+        )
     folder = Path(config.mapped.path) if config.mapped.path else run_dir / FOLDER
     if (folder / MANIFEST).exists():
-        raise UsageError(f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder")
-    if folder.exists() and (not folder.is_dir() or any(file.name != f".{MANIFEST}" for file in folder.iterdir())):
+        raise UsageError(
+            f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder"
+        )
+    if folder.exists() and (
+        not folder.is_dir() or any(file.name != f".{MANIFEST}" for file in folder.iterdir())
+    ):
         raise UsageError(f"{folder}: not an empty folder: name one that is new or empty")
     return folder
 
@@ -90,8 +96,8 @@ def hold(folder: Path) -> FileIO:
 def _check_that_nobody_holds(folder: Path) -> None:
     """Raise UsageError where a run is alive that uses the files.
 
-    Tries for HOLD_SECONDS: the system may take that long to let go of the files of a process that was killed, and other ranks that
-    start now look at the same time.
+    Tries for HOLD_SECONDS: the system may take that long to let go of the files of a process that
+    was killed, and other ranks that start now look at the same time.
     """
     deadline = time.monotonic() + HOLD_SECONDS
     with open_file(folder / LOCK) as file:
@@ -100,7 +106,9 @@ def _check_that_nobody_holds(folder: Path) -> None:
                 return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks") from None
+                    raise UsageError(
+                        f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks"
+                    ) from None
                 time.sleep(0.01)
 
 
@@ -114,8 +122,12 @@ def _check_files(folder: Path, steps: int) -> None:
             journals = [path.with_suffix(f".journal{slot}").stat().st_size for slot in (0, 1)]
         except (OSError, ValueError) as error:
             raise DataError(f"{path.stem} in {folder} cannot be used: {error}") from None
-        if rows < words["bytes"] or any(size < words[f"length{slot}"] for slot, size in enumerate(journals)):
-            raise DataError(f"{path.stem} in {folder} cannot be used: its files are shorter than they were")
+        if rows < words["bytes"] or any(
+            size < words[f"length{slot}"] for slot, size in enumerate(journals)
+        ):
+            raise DataError(
+                f"{path.stem} in {folder} cannot be used: its files are shorter than they were"
+            )
         check_steps(folder, words["committed"], steps)
 
 
@@ -137,7 +149,9 @@ def read_about(folder: Path) -> dict[str, Any]:
 def _check_fit(folder: Path, config: Config) -> None:
     said = read_about(folder)
     if said["servers"] != config.cluster.servers:
-        raise UsageError(f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]})
+        raise UsageError(
+            f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]}
+        )
     check_identity(folder, said["identity"], config)
     if said["identity"]["data"] != identity(config)["data"]:
         raise UsageError(

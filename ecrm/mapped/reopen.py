@@ -23,8 +23,8 @@ from ecrm.transport.base import PeerFailure, Transport
 def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
     """The commit that files with these last steps stand for, `prepared` being the step that each file's rows are of, if complete.
 
-    The newest that any has seen, if all are complete as of it: then all had agreed on it. Else the one before, which all have
-    seen, or can go back to.
+    The newest that any has seen, if all are complete as of it: then all had agreed on it. Else the
+    one before, which all have seen, or can go back to.
     """
     newest = max(committed)
     if all(step >= newest for step in prepared):

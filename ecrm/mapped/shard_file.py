@@ -1,8 +1,9 @@
 """One shard's rows of one row space in a memory-mapped file, with the journal that takes them back to a commit.
 
-Rows are updated where they lie. Before they are, their old records go to the journal of the last commit, so that whatever
-part of an update a kill leaves behind is overwritten with what was there. Two journals take turns: that of the
-commit before is kept, since a rank may have seen a commit that the others never will.
+Rows are updated where they lie. Before they are, their old records go to the journal of the last
+commit, so that whatever part of an update a kill leaves behind is overwritten with what was there.
+Two journals take turns: that of the commit before is kept, since a rank may have seen a commit that
+the others never will.
 
 Order of writes, each of which must be in the file before the next begins:
   note      old records to the journal, then its length; then the caller updates the rows
@@ -37,8 +38,9 @@ _WORDS = dict(zip(SHARD_WORDS, (0, 0, 0, 0, NEVER, 0, 0), strict=True))
 class ShardFile:
     """The files NAME.rows, NAME.words, NAME.journal0 and .journal1 in a folder; made where they are not there.
 
-    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by their step. `written_bytes`
-    counts what this object wrote: journal, and records where they lie, not the few words. Raises OSError.
+    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by
+    their step. `written_bytes` counts what this object wrote: journal, and records where they lie,
+    not the few words. Raises OSError.
     """
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
@@ -84,7 +86,11 @@ class ShardFile:
     def note(self, rows: Tensor, records: Tensor) -> None:
         """Keep the records, uint8 [R, B], of local rows, int64 [R], that are about to be updated."""
         slot = self._slot_of(self.committed)
-        entry = np.array([rows.numel()], "<i8").tobytes() + rows.numpy().tobytes() + records.numpy().tobytes()
+        entry = (
+            np.array([rows.numel()], "<i8").tobytes()
+            + rows.numpy().tobytes()
+            + records.numpy().tobytes()
+        )
         length = self._words[f"length{slot}"]
         write_at(self._journals[slot], entry, length, self._durable)
         self._words[f"length{slot}"] = length + len(entry)
@@ -113,14 +119,19 @@ class ShardFile:
         """
         if step > self.committed:
             if self.prepared < step:
-                raise DataError(f"{self.path}: rows of step {self.committed}, the others' are of {step}: not files of one run")
+                raise DataError(
+                    f"{self.path}: rows of step {self.committed}, the others' are of {step}: not files of one run"
+                )
             self.commit(step)
             return
         newest, before = self._slot_of(self.committed), 1 - self._slot_of(self.committed)
         slots = [newest] if step == self.committed else [newest, before]
         if self._words[f"base{slots[-1]}"] != step:
-            raise DataError(f"{self.path}: rows of step {self.committed} cannot go back to step {step}: not files of one run")
-        self._words["prepared"] = step  # first: from here on the rows are no longer those of a later one
+            raise DataError(
+                f"{self.path}: rows of step {self.committed} cannot go back to step {step}: not files of one run"
+            )
+        # first: from here on the rows are no longer those of a later one
+        self._words["prepared"] = step
         self._flush_words()
         for slot in slots:
             for rows, records in reversed(list(self._entries(slot, store.record_bytes))):
@@ -150,7 +161,10 @@ class ShardFile:
             rows = np.frombuffer(data, "<i8", count, at + 8)
             records = np.frombuffer(data, np.uint8, count * record_bytes, at + 8 + rows.nbytes)
             at += 8 + rows.nbytes + records.nbytes
-            yield torch.from_numpy(rows.copy()), torch.from_numpy(records.reshape(count, record_bytes).copy())
+            yield (
+                torch.from_numpy(rows.copy()),
+                torch.from_numpy(records.reshape(count, record_bytes).copy()),
+            )
 
     def _flush_rows(self) -> None:
         for memory in self._maps if self._durable else ():

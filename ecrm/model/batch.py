@@ -57,7 +57,13 @@ class SlotResult:
         return float(self.contribution[-1])
 
 
-def forward(replica: FlatDenseReplica, batch: SlotBatch, values: Tensor, global_batch: int, sums: Tensor | None = None) -> SlotForward:
+def forward(
+    replica: FlatDenseReplica,
+    batch: SlotBatch,
+    values: Tensor,
+    global_batch: int,
+    sums: Tensor | None = None,
+) -> SlotForward:
     """Forward of one slot with its rows' `values`, [U, D]; their gradients will be in `sums`, [U, D], contiguous, where that is given.
 
     The loss is the slot's share of the mean over the global batch, so shares and gradients add up.

@@ -21,15 +21,20 @@ from ecrm.kernels.scatter_add import scatter_add
 class DenseParts(nn.Module):
     """logits [B] from dense features [B, N], unique embedding rows [U, D] and which of them each (sample, feature) is, int64 [B * F].
 
-    The rows' gradients are written to `sums`, [U, D], contiguous, where that is given, and are that memory.
+    The rows' gradients are written to `sums`, [U, D], contiguous, where that is given, and are that
+    memory.
     """
 
     def __init__(self, dense_arch: nn.Module, interaction: nn.Module, over_arch: nn.Module) -> None:
         super().__init__()
         self.dense_arch, self.interaction, self.over_arch = dense_arch, interaction, over_arch
 
-    def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None = None) -> Tensor:
-        return self.over_arch(self.interaction(self.dense_arch(dense), values, places, sums)).squeeze(1)
+    def forward(
+        self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None = None
+    ) -> Tensor:
+        return self.over_arch(
+            self.interaction(self.dense_arch(dense), values, places, sums)
+        ).squeeze(1)
 
 
 def _unshared(sums: Tensor | None) -> Tensor | None:
@@ -49,7 +54,13 @@ class _Interact(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return *dot_interaction_backward(gradients.contiguous(), *ctx.saved_tensors, sums=_unshared(ctx.sums)), None, None
+        return (
+            *dot_interaction_backward(
+                gradients.contiguous(), *ctx.saved_tensors, sums=_unshared(ctx.sums)
+            ),
+            None,
+            None,
+        )
 
 
 class _Interaction(nn.Module):
@@ -86,7 +97,9 @@ class _OnPooled(nn.Module):
         self.arch = arch
 
     def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
-        return self.arch(dense, _Spread.apply(values, places, sums).view(dense.shape[0], -1, dense.shape[1]))
+        return self.arch(
+            dense, _Spread.apply(values, places, sums).view(dense.shape[0], -1, dense.shape[1])
+        )
 
 
 def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
@@ -115,12 +128,18 @@ def import_dense_arch(arch: str) -> None:
 
 
 def build_dense_parts(
-    arch: str, dense_features: int, sparse_features: int, bottom: Sequence[int], top: Sequence[int], seed: int
+    arch: str,
+    dense_features: int,
+    sparse_features: int,
+    bottom: Sequence[int],
+    top: Sequence[int],
+    seed: int,
 ) -> DenseParts:
     """Dense parts with initial values that depend on the seed alone; `arch` is `torchrec` or `native`.
 
     `bottom` ends with the embedding dim, `top` with 1. Both archs build the same layers in the same
-    order, so their initial values are the same bits; `native` computes the interaction by a kernel of its own, in another order.
+    order, so their initial values are the same bits; `native` computes the interaction by a kernel
+    of its own, in another order.
     """
     interaction_width = bottom[-1] + (sparse_features + 1) * sparse_features // 2
     with torch.random.fork_rng(devices=[]):
@@ -136,5 +155,8 @@ def build_dense_parts(
         return DenseParts(
             _mlp(dense_features, bottom),
             _Interaction(),
-            nn.Sequential(*_mlp(interaction_width, top[:-1]), nn.Linear(top[-2] if len(top) > 1 else interaction_width, top[-1])),
+            nn.Sequential(
+                *_mlp(interaction_width, top[:-1]),
+                nn.Linear(top[-2] if len(top) > 1 else interaction_width, top[-1]),
+            ),
         )

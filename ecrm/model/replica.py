@@ -13,28 +13,57 @@ from torch.optim.sgd import sgd
 
 def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     sgd(
-        [parameters], [gradient], [None], fused=True,
-        lr=rate, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False, maximize=False,
-    )  # fmt: skip
+        [parameters],
+        [gradient],
+        [None],
+        fused=True,
+        lr=rate,
+        weight_decay=0.0,
+        momentum=0.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
 
 
 def _adagrad(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     steps, total = state
     adagrad(
-        [parameters], [gradient], [total], [steps], fused=True,
-        lr=rate, weight_decay=0.0, lr_decay=0.0, eps=EPSILON, maximize=False,
-    )  # fmt: skip
+        [parameters],
+        [gradient],
+        [total],
+        [steps],
+        fused=True,
+        lr=rate,
+        weight_decay=0.0,
+        lr_decay=0.0,
+        eps=EPSILON,
+        maximize=False,
+    )
 
 
 def _adam(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     steps, mean, square = state
     adam(
-        [parameters], [gradient], [mean], [square], [], [steps], fused=True,
-        lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        [parameters],
+        [gradient],
+        [mean],
+        [square],
+        [],
+        [steps],
+        fused=True,
+        lr=rate,
+        beta1=0.9,
+        beta2=0.999,
+        weight_decay=0.0,
+        eps=EPSILON,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
-# Torch's own update rules in their functional form: the Optimizer class imports torch's compiler, 1.8 s on every rank.
+# Torch's own update rules in their functional form: the Optimizer class imports torch's compiler,
+# 1.8 s on every rank.
 _OPTIMIZERS = {"sgd": (_sgd, 0), "adagrad": (_adagrad, 1), "adam": (_adam, 2)}
 EPSILON = 1e-8
 
@@ -43,7 +72,8 @@ class FlatDenseReplica:
     """Holds a module's parameters as views of one flat float32 buffer [P] and steps them with a torch optimizer.
 
     A slot's contribution is float32 [P + 1]: the gradient of its share of the mean loss, then that
-    share itself. `loss_sum` adds up the losses of all steps taken, float64, and is undone with them.
+    share itself. `loss_sum` adds up the losses of all steps taken, float64, and is undone with
+    them.
     """
 
     def __init__(self, module: nn.Module, optimizer: str, learning_rate: float) -> None:
@@ -109,6 +139,7 @@ class FlatDenseReplica:
         return self._tensors()
 
     def load(self, state: Sequence[Tensor]) -> None:
-        for received, saved in zip(state, self._saved, strict=len(state) > 1):  # the parameters alone: all else is as it was
+        # the parameters alone: all else is as it was
+        for received, saved in zip(state, self._saved, strict=len(state) > 1):
             saved.copy_(received.view_as(saved))
         self.undo()

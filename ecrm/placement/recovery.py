@@ -26,11 +26,12 @@ def plan_recovery(
 ) -> View:
     """The next view after `dead` ranks are gone; messages call what protects the rows `protection`.
 
-    A spare takes over everything its dead rank had, servers first, if that keeps stripe members apart; each other shard goes
-    to the live rank that keeps them apart and has the least to do, each other slot to the rank with the fewest slots. Where that puts
-    members together, shards find hosts together by `least_conflicts`, those that are rebuilding already too if they `may_move`.
-    Shards that moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units, unless
-    `any_shards` may be lost, or no dense replica is left.
+    A spare takes over everything its dead rank had, servers first, if that keeps stripe members
+    apart; each other shard goes to the live rank that keeps them apart and has the least to do,
+    each other slot to the rank with the fewest slots. Where that puts members together, shards find
+    hosts together by `least_conflicts`, those that are rebuilding already too if they `may_move`.
+    Shards that moved are rebuilding. Raises Unrecoverable when a stripe has lost more than m units,
+    unless `any_shards` may be lost, or no dense replica is left.
     """
     gone = sorted(set(dead) & set(view.live))
     live = tuple(rank for rank in view.live if rank not in gone)
@@ -40,11 +41,21 @@ def plan_recovery(
         if not any_shards:
             shape.check_recoverable({*view.rebuilding, *lost})
     except Unrecoverable as error:
-        raise Unrecoverable(f"{who}: more was lost than {protection} can bring back: {error}") from None
+        raise Unrecoverable(
+            f"{who}: more was lost than {protection} can bring back: {error}"
+        ) from None
     if not any(rank in live for rank in view.dense):
-        raise Unrecoverable(f"{who}: every replica of the dense model is lost (held by ranks {list(view.dense)})")
+        raise Unrecoverable(
+            f"{who}: every replica of the dense model is lost (held by ranks {list(view.dense)})"
+        )
     rebuilding = tuple(sorted({*view.rebuilding, *lost}))
-    return _handed_on(replace(view, rebuilding=rebuilding), gone, shape, dense_replicas, rebuilding if may_move else lost)
+    return _handed_on(
+        replace(view, rebuilding=rebuilding),
+        gone,
+        shape,
+        dense_replicas,
+        rebuilding if may_move else lost,
+    )
 
 
 def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
@@ -55,7 +66,9 @@ def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
     return _handed_on(replace(view, rebuilding=()), gone, shape, dense_replicas, lost)
 
 
-def _handed_on(view: View, gone: list[int], shape: StripeShape, dense_replicas: int, movable: Sequence[int]) -> View:
+def _handed_on(
+    view: View, gone: list[int], shape: StripeShape, dense_replicas: int, movable: Sequence[int]
+) -> View:
     """The next view, with all that `gone` ranks had on others; of the shards of others only `movable` ones move."""
     live = tuple(rank for rank in view.live if rank not in gone)
     view = replace(view, epoch=view.epoch + 1, live=live)
@@ -67,7 +80,9 @@ def _handed_on(view: View, gone: list[int], shape: StripeShape, dense_replicas: 
         if host in gone:
             load = Counter(h for h in after.slots if h in live)
             trainers = [rank for rank in live if load[rank]] or list(live)
-            after = replace(after, slots=_with(after.slots, slot, min(trainers, key=lambda r: (load[r], r))))
+            after = replace(
+                after, slots=_with(after.slots, slot, min(trainers, key=lambda r: (load[r], r)))
+            )
     return replace(after, dense=dense_holders(after, dense_replicas))
 
 
@@ -81,13 +96,18 @@ def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
     after, spares = view, list(view.spares)
     for rank in _servers_first(view, gone):
         if spares and (view.shards_of(rank) or view.slots_of(rank)):
-            heir = min(spares, key=lambda spare: (_conflicts_of_heir(after, view, rank, spare, shape), spare))
+            heir = min(
+                spares,
+                key=lambda spare: (_conflicts_of_heir(after, view, rank, spare, shape), spare),
+            )
             if not _conflicts_of_heir(after, view, rank, heir, shape):
                 spares.remove(heir)
                 after = _moved(after, view, rank, heir)
     for shard, host in enumerate(view.shards):
         if host in gone and after.shards[shard] in gone:
-            after = replace(after, shards=_with(after.shards, shard, _shard_heir(shard, after, shape)))
+            after = replace(
+                after, shards=_with(after.shards, shard, _shard_heir(shard, after, shape))
+            )
     return after
 
 
@@ -101,10 +121,17 @@ def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeSha
     for rank in _servers_first(view, gone):
         shards, slots = view.shards_of(rank), view.slots_of(rank)
         heirs = {after.shards[shard] for shard in shards}
-        own = [heir for heir in sorted(heirs.intersection(view.spares)) if not after.slots_of(heir) and heirs_of(after.shards_of(heir)) == {rank}]
+        own = [
+            heir
+            for heir in sorted(heirs.intersection(view.spares))
+            if not after.slots_of(heir) and heirs_of(after.shards_of(heir)) == {rank}
+        ]
         if len(heirs) > 1 or not own:
             own += after.spares
-        heir = next((spare for spare in own if not _conflicts_of_heir(after, view, rank, spare, shape)), None)
+        heir = next(
+            (spare for spare in own if not _conflicts_of_heir(after, view, rank, spare, shape)),
+            None,
+        )
         if heir is not None and (shards or slots):
             after = _moved(after, view, rank, heir)
     return after
@@ -114,19 +141,25 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
     """Hosts of all shards, `movable` ones on any live ranks, with as few pairs as can be of units of a stripe in one failure
     domain that one of the `movable` belongs to: those of `view` where they are as good.
 
-    Tries all placements, those with the fewest conflicts so far first; after MOST_TRIES it takes the best found.
+    Tries all placements, those with the fewest conflicts so far first; after MOST_TRIES it takes
+    the best found.
     """
     near = {shard: shape.sharing_a_stripe(shard) for shard in movable}
     hosts: list[int | None] = list(view.shards)
     best = [_pairs(movable, near, hosts, view), view.shards]
     tries = 0
-    shards_of, slots_of = Counter(host for shard, host in enumerate(hosts) if shard not in near), Counter(view.slots)
+    shards_of, slots_of = (
+        Counter(host for shard, host in enumerate(hosts) if shard not in near),
+        Counter(view.slots),
+    )
     for shard in movable:
         hosts[shard] = None
 
     def around(shard: int) -> Counter[int]:
         """How many members of the shard's stripes are in each failure domain."""
-        return Counter(view.domains[hosts[other]] for other in near[shard] if hosts[other] is not None)
+        return Counter(
+            view.domains[hosts[other]] for other in near[shard] if hosts[other] is not None
+        )
 
     def place(left: frozenset[int], pairs: int) -> None:
         nonlocal tries
@@ -135,10 +168,17 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
             return
         meets = {shard: around(shard) for shard in left}
         shard = max(left, key=lambda s: (len(meets[s]), -s))
-        best_of: dict[int, tuple[int, bool, int, int, int]] = {}  # by failure domain: its other ranks are no better
+        # by failure domain: its other ranks are no better
+        best_of: dict[int, tuple[int, bool, int, int, int]] = {}
         for rank in view.live:
             domain = view.domains[rank]
-            cost = meets[shard][domain], rank != view.shards[shard], shards_of[rank], slots_of[rank], rank
+            cost = (
+                meets[shard][domain],
+                rank != view.shards[shard],
+                shards_of[rank],
+                slots_of[rank],
+                rank,
+            )
             best_of[domain] = min(cost, best_of.get(domain, cost))
         for more, *_, rank in sorted(best_of.values()):
             if pairs + more >= best[0] or tries >= MOST_TRIES:
@@ -153,10 +193,13 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
     return best[1]
 
 
-def _pairs(movable: Sequence[int], near: dict[int, set[int]], hosts: Sequence[int], view: View) -> int:
+def _pairs(
+    movable: Sequence[int], near: dict[int, set[int]], hosts: Sequence[int], view: View
+) -> int:
     """Pairs of units of a stripe in one failure domain that a movable shard belongs to."""
     return sum(
-        view.domains[hosts[shard]] == view.domains[hosts[other]] and (other not in near or shard < other)
+        view.domains[hosts[shard]] == view.domains[hosts[other]]
+        and (other not in near or shard < other)
         for shard in movable
         for other in near[shard]
     )
@@ -166,8 +209,13 @@ def _moved(after: View, view: View, rank: int, heir: int) -> View:
     """`after` with all that `rank` had in `view` on `heir`."""
     return replace(
         after,
-        shards=tuple(heir if had == rank else host for had, host in zip(view.shards, after.shards, strict=True)),
-        slots=tuple(heir if had == rank else host for had, host in zip(view.slots, after.slots, strict=True)),
+        shards=tuple(
+            heir if had == rank else host
+            for had, host in zip(view.shards, after.shards, strict=True)
+        ),
+        slots=tuple(
+            heir if had == rank else host for had, host in zip(view.slots, after.slots, strict=True)
+        ),
     )
 
 
@@ -185,6 +233,11 @@ def _shard_heir(shard: int, view: View, shape: StripeShape) -> int:
     """Live rank to adopt a shard: fewest stripe conflicts, then fewest shards, then fewest slots, then lowest rank."""
 
     def cost(rank: int) -> tuple[int, int, int, int]:
-        return conflicts(shard, rank, view, shape), view.shards.count(rank), view.slots.count(rank), rank
+        return (
+            conflicts(shard, rank, view, shape),
+            view.shards.count(rank),
+            view.slots.count(rank),
+            rank,
+        )
 
     return min(view.live, key=cost)

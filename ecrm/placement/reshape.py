@@ -12,8 +12,8 @@ from ecrm.placement.view import View, keeps_apart
 def plan_reshape(view: View, shape: StripeShape) -> tuple[StripeShape, View] | None:
     """Stripes and view that keep members apart again, on the ranks that host shards now and the spares.
 
-    The largest k up to the present one that keeps m, then the most shards. None when members are apart
-    already, or when fewer than m + 2 ranks (or failure domains) are left to lay stripes over.
+    The largest k up to the present one that keeps m, then the most shards. None when members are
+    apart already, or when fewer than m + 2 ranks (or failure domains) are left to lay stripes over.
     """
     if not shape.m or keeps_apart(view, shape):
         return None

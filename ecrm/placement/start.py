@@ -24,10 +24,10 @@ def initial_view(
 ) -> View:
     """View of an undisturbed start; `domains[rank]` is each rank's failure domain, by default the rank itself.
 
-    `dedicated`: `shape.shards` ranks host a shard each, `trainers` others run the slots; `colocated`: the
-    host of shard i runs trainer i's slots. With every rank a domain of its own these are ranks 0, 1, 2, ...
-    in that order. Slots go round the trainers. `dense_replicas` domains hold the dense replica: those
-    of the trainers, then others. Raises CannotKeepApart.
+    `dedicated`: `shape.shards` ranks host a shard each, `trainers` others run the slots;
+    `colocated`: the host of shard i runs trainer i's slots. With every rank a domain of its own
+    these are ranks 0, 1, 2, ... in that order. Slots go round the trainers. `dense_replicas`
+    domains hold the dense replica: those of the trainers, then others. Raises CannotKeepApart.
     """
     servers = shape.shards
     world = (servers + trainers if layout == "dedicated" else max(servers, trainers)) + spares
@@ -35,7 +35,7 @@ def initial_view(
     shards = spread_shards(shape, range(world), domains)
     idle = [rank for rank in range(world) if rank not in shards]
     running = list(shards[:trainers]) if layout == "colocated" else []
-    load = {domain: 0 for domain in domains}
+    load = dict.fromkeys(domains, 0)
     for rank in (*shards, *running):
         load[domains[rank]] += 1
     while len(running) < trainers:
@@ -54,13 +54,16 @@ def initial_view(
     return replace(view, dense=dense_holders(view, dense_replicas))
 
 
-def spread_shards(shape: StripeShape, ranks: Sequence[int], domains: Mapping[int, int] | Sequence[int]) -> tuple[int, ...]:
+def spread_shards(
+    shape: StripeShape, ranks: Sequence[int], domains: Mapping[int, int] | Sequence[int]
+) -> tuple[int, ...]:
     """A rank of `ranks` for each shard, each rank once, no two members of a stripe in one failure domain.
 
-    Two shards share a stripe when they are fewer than k + m apart on the circle of shards. The circle is
-    cut into as few arcs, equal to within one, as the domains can fill one shard each; shard p of every arc
-    goes to the p-th domain, so shards of a domain are at least an arc apart. No placement needs fewer
-    domains; one that uses domains of unequal size better may exist. Raises CannotKeepApart.
+    Two shards share a stripe when they are fewer than k + m apart on the circle of shards. The
+    circle is cut into as few arcs, equal to within one, as the domains can fill one shard each;
+    shard p of every arc goes to the p-th domain, so shards of a domain are at least an arc apart.
+    No placement needs fewer domains; one that uses domains of unequal size better may exist. Raises
+    CannotKeepApart.
     """
     by_domain: dict[int, list[int]] = {}
     for rank in ranks:

@@ -1,9 +1,9 @@
 """Where every row and every parity row lives: closed formulas, no table of locations.
 
 Rows of one row space are numbered 0..rows-1; row r is data unit `r % k` of stripe `r // k`. Stripes
-rotate over the shards: stripe j has parity t on shard (j + t) mod S and data unit d on shard
-(j + m + d) mod S, so in a period of S stripes each shard holds k data rows and m parity rows and no
-two members of a stripe meet on one shard. Units are numbered data first: 0..k-1 data, k..k+m-1 parity.
+rotate over the shards: stripe j has parity t on shard (j + t) mod S and data unit d on shard (j + m
++ d) mod S, so in a period of S stripes each shard holds k data rows and m parity rows and no two
+members of a stripe meet on one shard. Units are numbered data first: 0..k-1 data, k..k+m-1 parity.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ecrm.kernels.unit_order import split_by_shard
 class StripeShape:
     """How stripes lie over shards: `shards` of them, `k` data and `m` parity units per stripe.
 
-    `k = 1, m = 0` is the unprotected layout: every row a stripe of its own. Raises ValueError when a
-    stripe has more units than there are shards.
+    `k = 1, m = 0` is the unprotected layout: every row a stripe of its own. Raises ValueError when
+    a stripe has more units than there are shards.
     """
 
     shards: int
@@ -31,7 +31,9 @@ class StripeShape:
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.m < 0 or self.k + self.m > self.shards:
-            raise ValueError(f"stripes of {self.k}+{self.m} units do not fit on {self.shards} shards")
+            raise ValueError(
+                f"stripes of {self.k}+{self.m} units do not fit on {self.shards} shards"
+            )
 
     @property
     def width(self) -> int:
@@ -60,7 +62,9 @@ class StripeShape:
     def sharing_a_stripe(self, shard: int) -> set[int]:
         """The other shards with which `shard` shares a stripe."""
         near = range(1, self.width)
-        return {(shard + step) % self.shards for step in near} | {(shard - step) % self.shards for step in near}
+        return {(shard + step) % self.shards for step in near} | {
+            (shard - step) % self.shards for step in near
+        }
 
     def check_recoverable(self, lost: Iterable[int]) -> None:
         """Raise Unrecoverable when some stripe has more than m units on the `lost` shards."""
@@ -131,4 +135,8 @@ class RowLayout:
     def local_of_unit(self, stripes: Tensor, unit: int) -> Tensor:
         """Local row of `unit` of each stripe on the shard that holds it, among data or parity rows as the unit is."""
         period = stripes // self.shape.shards
-        return period * self.shape.k + unit if unit < self.shape.k else self.local_parity(period, unit - self.shape.k)
+        return (
+            period * self.shape.k + unit
+            if unit < self.shape.k
+            else self.local_parity(period, unit - self.shape.k)
+        )

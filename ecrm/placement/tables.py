@@ -54,6 +54,12 @@ def row_spaces(tables: Sequence[Table]) -> tuple[RowSpace, ...]:
             offsets.append(total)
             total += table.rows
         spaces.append(
-            RowSpace(dim, tuple(t for _, t in members), tuple(n for n, _ in members), tuple(offsets), total)
+            RowSpace(
+                dim,
+                tuple(t for _, t in members),
+                tuple(n for n, _ in members),
+                tuple(offsets),
+                total,
+            )
         )
     return tuple(spaces)

@@ -20,8 +20,8 @@ class View:
 
     `shards[i]` and `slots[i]` are the ranks hosting shard i and slot i; `dense` the ranks that hold
     the dense replica; `rebuilding` the shards that may still have missing rows; `live` all ranks,
-    spares included. All ascending where they are sets. `domains[rank]` is the failure domain of a rank,
-    dead ones included: what is lost together, a rank by itself or all ranks of a host.
+    spares included. All ascending where they are sets. `domains[rank]` is the failure domain of a
+    rank, dead ones included: what is lost together, a rank by itself or all ranks of a host.
     """
 
     epoch: int
@@ -54,7 +54,12 @@ class View:
 
     @staticmethod
     def from_json(text: str) -> View:
-        return View(**{key: value if key == "epoch" else tuple(value) for key, value in json.loads(text).items()})
+        return View(
+            **{
+                key: value if key == "epoch" else tuple(value)
+                for key, value in json.loads(text).items()
+            }
+        )
 
 
 def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
@@ -98,7 +103,9 @@ def failures_left(view: View, shape: StripeShape, any_shards: bool = False) -> i
     for residue in range(0 if any_shards else shape.shards):
         members = shape.members(residue)
         budget = shape.m - sum(shard in rebuilding for shard in members)
-        units_of = Counter(view.domains[view.shards[shard]] for shard in members if shard not in rebuilding)
+        units_of = Counter(
+            view.domains[view.shards[shard]] for shard in members if shard not in rebuilding
+        )
         killed = 0
         for _, units in units_of.most_common():
             budget -= units

@@ -14,7 +14,9 @@ from ecrm.protection.parity import ParityRows
 class BackupRows(ParityRows):
     """Parity rows that are whole records; one that was passed over is stale: not what the row is now."""
 
-    def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
+    def __init__(
+        self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros
+    ) -> None:
         super().__init__(rows, record_bytes, missing, allocate)
         self._words = self.records.view(torch.float32)  # as the kernels take records: whole floats
         self._stale = lazy_zeros(rows, dtype=np.bool_)
@@ -36,16 +38,23 @@ class BackupRows(ParityRows):
 
     def _kept(self, rows: Tensor) -> Tensor | slice:
         """The places of those of `rows` that are not missing."""
-        return slice(None) if self.missing is None else (~self.missing.among(rows)).nonzero().squeeze(1)
+        return (
+            slice(None)
+            if self.missing is None
+            else (~self.missing.among(rows)).nonzero().squeeze(1)
+        )
 
     @property
     def log_bytes(self) -> int:
-        return sum(tensor.nbytes for entry in (*self._overwritten, *self._marked) for tensor in entry)
+        return sum(
+            tensor.nbytes for entry in (*self._overwritten, *self._marked) for tensor in entry
+        )
 
     def put(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite unique rows with records, uint8 [R, B]; missing ones are passed over: rebuilding them reads rows as they are then."""
         keep = self._kept(rows)
-        rows, records = rows[keep].clone(), records[keep]  # the rows are kept, not the message that they came in
+        # the rows are kept, not the message that they came in
+        rows, records = rows[keep].clone(), records[keep]
         self._mark(rows, False)
         if rows.numel():
             self._overwritten.append((rows, gather_records(self._words, (), rows)))

@@ -55,10 +55,10 @@ class VerifyReport:
 class ProtectionContext:
     """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
 
-    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a view
-    does and then calls `adopt`. `record_bytes` is the size of a record of each row space. `initial` gives
-    the initial values of rows of a row space, float32 [R, dim]. `committed`, kept up to date by the engine,
-    is how many steps cannot be taken back.
+    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a
+    view does and then calls `adopt`. `record_bytes` is the size of a record of each row space.
+    `initial` gives the initial values of rows of a row space, float32 [R, dim]. `committed`, kept
+    up to date by the engine, is how many steps cannot be taken back.
     """
 
     transport: Transport
@@ -73,8 +73,9 @@ class ProtectionContext:
 class RepairRound(ABC):
     """A round of repair that has begun on every live rank, in parts, so that its messages can travel with others.
 
-    `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once `hear` is through; `report` is as of the
-    beginning. A round that is not finished has changed nothing.
+    `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once
+    `hear` is through; `report` is as of the beginning. A round that is not finished has changed
+    nothing.
     """
 
     report: RepairReport
@@ -104,15 +105,16 @@ class RepairRound(ABC):
 class Protection(ABC):
     """Keeps what lost rows are recovered from. Methods marked collective are called by every live rank.
 
-    Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce deltas:
-    without them no step can be taken back and any failure ends the run; `parity_bytes` and
-    `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come
-    back without each other, so that a dense replica is all that must be left; `rebuilding_may_move`, whether what has been rebuilt of a
-    shard can be given up like what was lost; `exact`, whether the finished model is that of an
-    undisturbed run, whatever is survived; `stand_in`, what answers for lost shards until they are whole, None where they answer
-    for themselves; `repairs_ahead`, the same on all ranks, whether the next round of repair can be begun by `begin_repair`;
-    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`; `redundancy`, what `verify` compares with the rows, in
-    words, empty for nothing.
+    Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce
+    deltas: without them no step can be taken back and any failure ends the run; `parity_bytes` and
+    `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come back
+    without each other, so that a dense replica is all that must be left; `rebuilding_may_move`,
+    whether what has been rebuilt of a shard can be given up like what was lost; `exact`, whether
+    the finished model is that of an undisturbed run, whatever is survived; `stand_in`, what answers
+    for lost shards until they are whole, None where they answer for themselves; `repairs_ahead`,
+    the same on all ranks, whether the next round of repair can be begun by `begin_repair`;
+    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`;
+    `redundancy`, what `verify` compares with the rows, in words, empty for nothing.
     """
 
     name: str
@@ -185,8 +187,8 @@ class Protection(ABC):
     ) -> None:
         """Collective: bring redundancy up to date with the deltas of each hosted shard since the commit.
 
-        `ahead` is what slots ask of these shards for the next step, and are sent with this; None where they do not look ahead, or may
-        be sent some of it later.
+        `ahead` is what slots ask of these shards for the next step, and are sent with this; None
+        where they do not look ahead, or may be sent some of it later.
         """
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
@@ -209,13 +211,18 @@ class Protection(ABC):
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
         """Collective, at a commit, while shards are rebuilding: recover missing rows.
 
-        `wanted` are missing local rows that the step asks for, all recovered on return; where they are fewer than `budget`
-        per hosted shard, others are recovered in the background. With a `stand_in` this comes before
-        slots ask for rows: what is whole on return answers for itself in this very step.
+        `wanted` are missing local rows that the step asks for, all recovered on return; where they
+        are fewer than `budget` per hosted shard, others are recovered in the background. With a
+        `stand_in` this comes before slots ask for rows: what is whole on return answers for itself
+        in this very step.
         """
 
     def begin_repair(
-        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
+        self,
+        wanted: dict[ShardSpace, Tensor],
+        soon: dict[ShardSpace, Tensor],
+        budget: int,
+        view: View,
     ) -> RepairRound:
         """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered at the commit and finished
         before the next step's updates. `soon` are missing local rows that the next step updates or the one after it asks for: recovered as

@@ -1,13 +1,16 @@
 """Chain replication: every row and its optimizer state whole on `copies` ranks, kept current from head to tail.
 
-After van Renesse and Schneider, "Chain Replication for Supporting High Throughput and Availability" (OSDI 2004). The chain of
-a row is its stripe of one data unit: the head, shard s, runs the optimizer and sends the change to shard s - 1, which applies
-it and sends it on, down to the tail, shard s - (copies - 1). A commit is the tail's acknowledgement: nothing is
-committed before every link has the change. What is sent is the XOR of the record before and after, so that a link takes an
-uncommitted change back by applying it again, as parity does; a link is parity whose only coefficient is 1.
+After van Renesse and Schneider, "Chain Replication for Supporting High Throughput and Availability"
+(OSDI 2004). The chain of a row is its stripe of one data unit: the head, shard s, runs the
+optimizer and sends the change to shard s - 1, which applies it and sends it on, down to the tail,
+shard s - (copies - 1). A commit is the tail's acknowledgement: nothing is committed before every
+link has the change. What is sent is the XOR of the record before and after, so that a link takes an
+uncommitted change back by applying it again, as parity does; a link is parity whose only
+coefficient is 1.
 
-Steps read from the head, which is where the next step's rows are before the tail has them. When a head is lost, another link
-stands in for it row by row, until the shard's new host has all of them; then the host fills the links that were lost with it.
+Steps read from the head, which is where the next step's rows are before the tail has them. When a
+head is lost, another link stands in for it row by row, until the shard's new host has all of them;
+then the host fills the links that were lost with it.
 """
 
 from __future__ import annotations
@@ -57,11 +60,14 @@ class ChainProtection(ErasureProtection):
         for (shard, space), parts in deltas.items() if self._scrub is not None else ():
             for rows, _ in parts:
                 self._scrub.used(shard, space, rows)
-        # (shard of the head, space): its rows, each a period of stripes by itself, and their changes, on the rank of the link that has them last.
+        # (shard of the head, space): its rows, each a period of stripes by itself, and their
+        # changes, on the rank of the link that has them last.
         held = dict(deltas)
         for link in reversed(range(self.shape.m)):
             outgoing: dict[int, list[Part]] = {}
-            for head, space, rows, delta in ((*key, *part) for key in sorted(held) for part in held[key]):
+            for head, space, rows, delta in (
+                (*key, *part) for key in sorted(held) for part in held[key]
+            ):
                 if rows.numel():
                     outgoing.setdefault(view.shards[self._holder(head, link)], []).extend(
                         ((head, space), rows, delta)

@@ -11,8 +11,8 @@ from ecrm.protection.rebuild import Group, Probe, Rebuild
 class CopyRebuild(Rebuild):
     """Repair over stripes of one data unit; each source says row by row whether what it sends is current.
 
-    A backup's row whose only current copies are those that trainers have just brought to a head that is being rebuilt too stays
-    missing for this round: once the head is whole, it is a source.
+    A backup's row whose only current copies are those that trainers have just brought to a head
+    that is being rebuilt too stays missing for this round: once the head is whole, it is a source.
     """
 
     def _sources(self, shard: int, unit: int) -> tuple[int, ...]:

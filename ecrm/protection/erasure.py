@@ -88,7 +88,10 @@ class ErasureProtection(Protection):
             for space, layout in enumerate(self._context.layouts):
                 if (shard, space) not in self.parity:
                     self.parity[shard, space] = self.rows_kind(
-                        layout.parity_rows_per_shard, self._context.record_bytes[space], missing, self._context.allocate
+                        layout.parity_rows_per_shard,
+                        self._context.record_bytes[space],
+                        missing,
+                        self._context.allocate,
                     )
 
     def protect(
@@ -103,14 +106,25 @@ class ErasureProtection(Protection):
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, rows, delta in in_groups(tensors, 3):
                 holder, space, coefficient = head
-                self.parity[holder, space].apply(rows, coefficient, gathered(delta).view(rows.numel(), -1))
+                self.parity[holder, space].apply(
+                    rows, coefficient, gathered(delta).view(rows.numel(), -1)
+                )
 
     def _route(
-        self, shard: int, space: int, rows: Tensor, delta: Tensor, view: View, outgoing: dict[int, list[Part]]
+        self,
+        shard: int,
+        space: int,
+        rows: Tensor,
+        delta: Tensor,
+        view: View,
+        outgoing: dict[int, list[Part]],
     ) -> None:
         """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those in the order of
         `unique_by_unit`, or of one unit, as they lie."""
-        layout, counts, periods, in_order = self._context.layouts[space], *split_by_unit(rows, self.shape.k)
+        layout, counts, periods, in_order = (
+            self._context.layouts[space],
+            *split_by_unit(rows, self.shape.k),
+        )
         if in_order:
             of_unit = zip(periods.split(counts), delta.split(counts), strict=True)
         else:
@@ -123,7 +137,9 @@ class ErasureProtection(Protection):
             for t in range(self.shape.m):
                 holder = self.shape.shard_of_unit(residue, self.shape.k + t)
                 head = (holder, space, int(self.code.coefficients[t, unit]))
-                outgoing.setdefault(view.shards[holder], []).extend((head, layout.local_parity(unit_periods, t), unit_delta))
+                outgoing.setdefault(view.shards[holder], []).extend(
+                    (head, layout.local_parity(unit_periods, t), unit_delta)
+                )
 
     def committed(self) -> None:
         for parity in self.parity.values():
@@ -134,7 +150,10 @@ class ErasureProtection(Protection):
             parity.undo()
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        exchange, begun = self._context.transport.exchange, self.begin_repair(wanted, {}, budget, view)
+        exchange, begun = (
+            self._context.transport.exchange,
+            self.begin_repair(wanted, {}, budget, view),
+        )
         begun.hear(exchange(begun.requests()))
         answers = begun.answers()
         for rank, tensors in begun.rest().items():
@@ -143,9 +162,15 @@ class ErasureProtection(Protection):
         return begun.report
 
     def begin_repair(
-        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int, view: View
+        self,
+        wanted: dict[ShardSpace, Tensor],
+        soon: dict[ShardSpace, Tensor],
+        budget: int,
+        view: View,
     ) -> Rebuild:
-        return self.rebuild_kind(self.shape, self.code, self._context, self.parity, view, wanted, soon, budget)
+        return self.rebuild_kind(
+            self.shape, self.code, self._context, self.parity, view, wanted, soon, budget
+        )
 
     def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> Rebuild:
         mine = {key: rows for key, rows in soon.items() if key in self.parity}
@@ -155,14 +180,20 @@ class ErasureProtection(Protection):
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
         if rows_per_step:
-            self._scrub = Scrub(self.shape, self.code, self._context, self.parity, rows_per_step, report)
+            self._scrub = Scrub(
+                self.shape, self.code, self._context, self.parity, rows_per_step, report
+            )
         return self._scrub
 
     def verify(self, view: View) -> VerifyReport:
         """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""
         stripes = mismatches = 0
         for space, layout in enumerate(self._context.layouts):
-            step = max(1, VERIFY_BYTES // (self._context.record_bytes[space] * self.shape.k * max(1, self.shape.m)))
+            step = max(
+                1,
+                VERIFY_BYTES
+                // (self._context.record_bytes[space] * self.shape.k * max(1, self.shape.m)),
+            )
             for first in range(0, layout.periods, step):
                 periods = torch.arange(first, min(first + step, layout.periods))
                 checked, wrong = self._verify_periods(space, periods, view)
@@ -181,7 +212,9 @@ class ErasureProtection(Protection):
                 records = hosted.store.read(periods * k + unit)
                 for t in range(m):
                     holder = self.shape.shard_of_unit(residue, k + t)
-                    outgoing.setdefault(view.shards[holder], []).extend(((residue, unit, t), records))
+                    outgoing.setdefault(view.shards[holder], []).extend(
+                        ((residue, unit, t), records)
+                    )
         units: dict[tuple[int, int, int], Tensor] = {}
         for tensors in self._context.transport.exchange(outgoing).values():
             for head, records in in_groups(tensors, 2):

@@ -13,8 +13,8 @@ from ecrm.kernels.records import scatter_records
 class LastSeen:
     """A direct-mapped cache: row r has place r mod `entries`, where the row seen last displaces any other.
 
-    With as many entries as rows nothing is ever displaced. Arguments named `rows` are unique int64 row numbers [R], values are
-    float32 [R, dim].
+    With as many entries as rows nothing is ever displaced. Arguments named `rows` are unique int64
+    row numbers [R], values are float32 [R, dim].
     """
 
     def __init__(self, entries: int, dim: int) -> None:
@@ -30,8 +30,15 @@ class LastSeen:
         """These rows have these values now, or `values[picked]`, int64 [R], of any number; of several with one place any one stays."""
         places, marks = rows % self._rows.numel(), rows + 1
         self._rows[places] = marks
-        stay = (self._rows[places] == marks).nonzero().squeeze(1)  # of each place one row: rows and values must not be mixed up
-        scatter_records(self._values, (), places[stay], values.view(torch.uint8), picked=stay if picked is None else picked[stay])
+        # of each place one row: rows and values must not be mixed up
+        stay = (self._rows[places] == marks).nonzero().squeeze(1)
+        scatter_records(
+            self._values,
+            (),
+            places[stay],
+            values.view(torch.uint8),
+            picked=stay if picked is None else picked[stay],
+        )
 
     def get(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(which rows are held, bool [R]; their values, any value for the others)."""

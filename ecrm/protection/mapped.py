@@ -1,9 +1,10 @@
 """State in memory-mapped files: no copies on other ranks; after any failure all go back to the last commit, which is in the files.
 
-After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and optimizer state
-live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state is written beside its last commit
-(`ecrm/mapped/dense_file.py`). Every rank opens the files of what it is given to host, so there is nothing to load. What is promised
-is the undisturbed model, bit for bit, for as long as the files are there.
+After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and
+optimizer state live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state
+is written beside its last commit (`ecrm/mapped/dense_file.py`). Every rank opens the files of what
+it is given to host, so there is nothing to load. What is promised is the undisturbed model, bit for
+bit, for as long as the files are there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ecrm.protection.none import NoProtection
 class MappedProtection(NoProtection):
     """`files` of the shards hosted here, in `folder`, which every rank that may come to host them sees.
 
-    With `durable`, each commit is on the device before it is agreed on, and survives the machine; without, only the processes.
+    With `durable`, each commit is on the device before it is agreed on, and survives the machine;
+    without, only the processes.
     """
 
     name = "mapped"
@@ -45,7 +47,9 @@ class MappedProtection(NoProtection):
     @property
     def written_bytes(self) -> int:
         dense = 0 if self._dense is None else self._dense.written_bytes
-        return self._written_before + dense + sum(file.written_bytes for file in self.files.values())
+        return (
+            self._written_before + dense + sum(file.written_bytes for file in self.files.values())
+        )
 
     @property
     def log_bytes(self) -> int:
@@ -57,7 +61,9 @@ class MappedProtection(NoProtection):
         return again
 
     def allocator(self, shard: int, space: int) -> Allocate:
-        self.files[shard, space] = ShardFile(self.folder, f"shard{shard}-space{space}", self.durable)
+        self.files[shard, space] = ShardFile(
+            self.folder, f"shard{shard}-space{space}", self.durable
+        )
         return self.files[shard, space].allocate
 
     def start(self, context: ProtectionContext, view: View) -> None:

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace, VerifyReport
+from ecrm.protection.base import (
+    Protection,
+    ProtectionContext,
+    RepairReport,
+    ShardSpace,
+    VerifyReport,
+)
 
 if TYPE_CHECKING:
     from ecrm.engine.routing import ShardRequests

@@ -13,7 +13,9 @@ from ecrm.storage.missing import MissingRows
 class ParityRows:
     """Parity `records`, uint8 [rows, record bytes], zero at first; `missing`, the rows still to be recovered or None."""
 
-    def __init__(self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros) -> None:
+    def __init__(
+        self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros
+    ) -> None:
         self.records = allocate(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
         self._log: list[tuple[Tensor, int, Tensor]] = []
@@ -39,7 +41,8 @@ class ParityRows:
     def apply(self, rows: Tensor, coefficient: int, deltas: Tensor) -> None:
         """`records[rows] ^= coefficient * deltas` over GF(2^8), logged; rows may repeat.
 
-        Rows that are missing are passed over: rebuilding them reads data that has the change already.
+        Rows that are missing are passed over: rebuilding them reads data that has the change
+        already.
         """
         if self.missing is not None:
             keep = (~self.missing.among(rows)).nonzero().squeeze(1)

@@ -1,8 +1,9 @@
 """One round of repair: rows that slots wait for, rows wanted later and, up to a budget in all, others, decoded from any k units of
 their stripes.
 
-Further rows are probed: parity is linear byte by byte, so the last bytes of k units, of which that of a row is zero just where the
-row was never updated, tell which missing records are zeros. So rows that were updated come back without waiting for the others.
+Further rows are probed: parity is linear byte by byte, so the last bytes of k units, of which that
+of a row is zero just where the row was never updated, tell which missing records are zeros. So rows
+that were updated come back without waiting for the others.
 
 A missing row's sources depend only on its stripe's residue and its unit number, so rows are handled
 in at most k + m groups per shard, each with one decoding matrix.
@@ -26,7 +27,6 @@ from ecrm.protection.parity import ParityRows
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.missing import MissingRows
 from ecrm.transport.message import Came, Part, in_groups
-
 
 PROBES_PER_ROW = 64
 """Rows probed per row of the budget: a probe costs each source a byte, a row its record."""
@@ -75,7 +75,13 @@ class Rebuild(RepairRound):
         soon: dict[ShardSpace, Tensor],
         budget: int,
     ) -> None:
-        self._shape, self._code, self._context, self._parity, self._view = shape, code, context, parity, view
+        self._shape, self._code, self._context, self._parity, self._view = (
+            shape,
+            code,
+            context,
+            parity,
+            view,
+        )
         self._statuses = self._status(wanted)
         self._asks = self._choose(wanted, soon, budget)
         self._asked: list[tuple[int, tuple[int, ...], Tensor]] = []
@@ -90,11 +96,15 @@ class Rebuild(RepairRound):
                 outgoing.setdefault(rank, []).extend(((REPAIR, *head), local))
         return outgoing
 
-    def _of_sources(self, number: int, ask: Group | Probe, ranks: Collection[int]) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
+    def _of_sources(
+        self, number: int, ask: Group | Probe, ranks: Collection[int]
+    ) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
         """(rank, head without REPAIR, local rows) of what is asked of each source on one of `ranks`."""
         residue = self._shape.residue_of_unit(ask.shard, ask.unit)
         holders = ((source, self._shape.shard_of_unit(residue, source)) for source in ask.sources)
-        here = [(source, holder) for source, holder in holders if self._view.shards[holder] in ranks]
+        here = [
+            (source, holder) for source, holder in holders if self._view.shards[holder] in ranks
+        ]
         if isinstance(ask, Group):
             stripes, how = self._stripes(ask) if here else None, (int(ask.wanted), 0, 0)
         else:
@@ -105,17 +115,30 @@ class Rebuild(RepairRound):
 
     def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
         """Instead of `hear`: what hosts of rebuilding shards, of which nothing is back yet, ask when `rows` of them are wanted soon."""
-        whole = sum(layout.data_rows_per_shard + layout.parity_rows_per_shard for layout in self._context.layouts)
+        whole = sum(
+            layout.data_rows_per_shard + layout.parity_rows_per_shard
+            for layout in self._context.layouts
+        )
         rebuilding = self._view.rebuilding
-        self.report, self.urgent = RepairReport(dict.fromkeys(rebuilding, whole), dict.fromkeys(rebuilding, 0)), False
+        self.report, self.urgent = (
+            RepairReport(dict.fromkeys(rebuilding, whole), dict.fromkeys(rebuilding, 0)),
+            False,
+        )
         none, k = torch.empty(0, dtype=torch.int64), self._shape.k
         for host in {self._view.shards[shard] for shard in rebuilding}:
             groups = (
-                group for key in sorted(rows) if self._view.shards[key[0]] == host
+                group
+                for key in sorted(rows)
+                if self._view.shards[key[0]] == host
                 for group in self._groups_of(key, range(k), rows[key], none, wanted=False)
-            )  # fmt: skip
+            )
             for number, group in enumerate(groups):
-                self._asked += [(host, head, local) for _, head, local in self._of_sources(number, group, (self._context.transport.rank,))]
+                self._asked += [
+                    (host, head, local)
+                    for _, head, local in self._of_sources(
+                        number, group, (self._context.transport.rank,)
+                    )
+                ]
 
     def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         left, on_demand, self.urgent = {}, {}, False
@@ -124,7 +147,9 @@ class Rebuild(RepairRound):
                 if len(head) > 1:
                     self._asked.append((rank, head[1:], payload))
                     continue
-                for shard, missing, decoded, wanted in zip(*[iter(payload.tolist())] * 4, strict=True):
+                for shard, missing, decoded, wanted in zip(
+                    *[iter(payload.tolist())] * 4, strict=True
+                ):
                     left[shard], on_demand[shard] = missing, decoded
                     self.urgent |= wanted > 0
         self.report = RepairReport(left, on_demand)
@@ -156,30 +181,44 @@ class Rebuild(RepairRound):
             if shard in self._view.rebuilding:
                 keys = [key for key in self._parity if key[0] == shard]
                 hosted = [self._context.hosted[key] for key in keys]
-                left = sum(h.missing_rows + self._parity[key].missing_rows for h, key in zip(hosted, keys, strict=True))
+                left = sum(
+                    h.missing_rows + self._parity[key].missing_rows
+                    for h, key in zip(hosted, keys, strict=True)
+                )
                 waiting = sum(wanted[key].numel() for key in keys if key in wanted)
                 status += (shard, left, sum(h.on_demand_rows for h in hosted), waiting)
         return torch.tensor(status, dtype=torch.int64)
 
-    def _choose(self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int) -> list[Group | Probe]:
+    def _choose(
+        self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int
+    ) -> list[Group | Probe]:
         """Groups to recover this round: all rows wanted now or soon; if they are fewer than the budget, missing data rows, then parity
         rows, in row order; and to probe."""
         groups: list[Group | Probe] = []
         left, none = dict.fromkeys(self._view.rebuilding, budget), torch.empty(0, dtype=torch.int64)
-        asked = {key: torch.cat([wanted.get(key, none), _without(soon.get(key, none), wanted.get(key, none))]) for key in {*wanted, *soon}}
+        asked = {
+            key: torch.cat(
+                [wanted.get(key, none), _without(soon.get(key, none), wanted.get(key, none))]
+            )
+            for key in {*wanted, *soon}
+        }
         for (shard, _), rows in asked.items():
             left[shard] = max(left[shard] - rows.numel(), 0)
         k, m = self._shape.k, self._shape.m
         for key in sorted(self._parity):
-            shard, space = key
+            shard, _space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
             if hosted.missing_rows:
                 now = wanted.get(key, none)
                 both = asked.get(key, none)
-                background = _without(hosted.missing.first(left[shard] + both.numel()), both)[: left[shard]]
+                background = _without(hosted.missing.first(left[shard] + both.numel()), both)[
+                    : left[shard]
+                ]
                 left[shard] -= background.numel()
                 groups += self._groups_of(key, range(k), now, none, wanted=True)
-                groups += self._groups_of(key, range(k), both[now.numel() :], background, wanted=False)
+                groups += self._groups_of(
+                    key, range(k), both[now.numel() :], background, wanted=False
+                )
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
             if parity.missing_rows:
                 background = parity.missing.first(left[shard])
@@ -188,24 +227,41 @@ class Rebuild(RepairRound):
                 groups += self._probes_of(key, range(k, k + m), parity.missing, budget)
         return groups
 
-    def _groups_of(self, key: ShardSpace, units: range, asked: Tensor, background: Tensor, wanted: bool) -> Iterator[Group]:
+    def _groups_of(
+        self, key: ShardSpace, units: range, asked: Tensor, background: Tensor, wanted: bool
+    ) -> Iterator[Group]:
         """Local rows, by unit; local rows take the units in turn."""
         chosen = torch.cat([asked, background])
         places = chosen % len(units)
         for place, unit in enumerate(units):
             here = (places == place).nonzero().squeeze(1)
             if here.numel():
-                yield Group(*key, unit, self._sources(key[0], unit), chosen[here], wanted, int((here < asked.numel()).sum()))
+                yield Group(
+                    *key,
+                    unit,
+                    self._sources(key[0], unit),
+                    chosen[here],
+                    wanted,
+                    int((here < asked.numel()).sum()),
+                )
 
-    def _probes_of(self, key: ShardSpace, units: range, missing: MissingRows, budget: int) -> Iterator[Probe]:
+    def _probes_of(
+        self, key: ShardSpace, units: range, missing: MissingRows, budget: int
+    ) -> Iterator[Probe]:
         """The next rows to probe, by unit."""
         first, last = missing.unprobed(-(-PROBES_PER_ROW * budget // len(units)) * len(units))
         for unit in units if last > first else ():
-            yield Probe(*key, unit, self._sources(key[0], unit), first // len(units), last // len(units))
+            yield Probe(
+                *key, unit, self._sources(key[0], unit), first // len(units), last // len(units)
+            )
 
     def _whole(self, residue: int) -> list[int]:
         """Units of stripes of that residue on shards with nothing missing."""
-        return [u for u in range(self._shape.width) if self._shape.shard_of_unit(residue, u) not in self._view.rebuilding]
+        return [
+            u
+            for u in range(self._shape.width)
+            if self._shape.shard_of_unit(residue, u) not in self._view.rebuilding
+        ]
 
     def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
         """Units that the missing `unit` of a shard is decoded from."""
@@ -235,7 +291,11 @@ class Rebuild(RepairRound):
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """Last bytes of records of one unit hosted here, uint8 [R]."""
-        return (self._context.hosted[shard, space].store if unit < self._shape.k else self._parity[shard, space]).last_bytes(local)
+        return (
+            self._context.hosted[shard, space].store
+            if unit < self._shape.k
+            else self._parity[shard, space]
+        ).last_bytes(local)
 
     def finish(self, answers: Mapping[int, Sequence[Came]]) -> None:
         """Decode every group whose sources have answered from their records and fill its rows in."""
@@ -243,12 +303,16 @@ class Rebuild(RepairRound):
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
                 units[head] = records
-        answered = {number: [units[number, source] for source in group.sources] for number, group in enumerate(self._asks)
-                    if (number, group.sources[0]) in units}  # fmt: skip
+        answered = {
+            number: [units[number, source] for source in group.sources]
+            for number, group in enumerate(self._asks)
+            if (number, group.sources[0]) in units
+        }
         for number, sent in answered.items():
             if isinstance(self._asks[number], Group):
                 self._fill(self._asks[number], sent)
-        for number, sent in answered.items():  # after those, which lie within these: of each row either is done once
+        # after those, which lie within these: of each row either is done once
+        for number, sent in answered.items():
             if isinstance(self._asks[number], Probe):
                 self._fill_zeros(self._asks[number], sent)
 
@@ -258,7 +322,9 @@ class Rebuild(RepairRound):
 
     def _fill(self, group: Group, sent: list[Tensor]) -> None:
         target = self._target(group)
-        target.restore(*self._recovered(group, [part.view(group.local.numel(), -1) for part in sent]))
+        target.restore(
+            *self._recovered(group, [part.view(group.local.numel(), -1) for part in sent])
+        )
         if group.asked:
             target.on_demand_rows += group.asked
 

@@ -1,14 +1,16 @@
 """Ultralight replication: `copies` current copies of every row and its state, counting those that trainers already hold.
 
-After "Lossless Failure Recovery of Parameter Servers with Ultralight Replication" (FreeLauncher). With the last results of a step
-the trainers are sent the rows of their next one, so whoever asks for a row holds its newest values until that row is
-updated again. At a commit the host of a shard counts, for each row changed, the trainers in other failure domains that have just
-been sent it; to those it sends the few bytes of optimizer state that make their copy whole, and only rows that too few ask for are
-sent to backups: hot rows, nearly all of what a step changes, are hardly ever sent twice.
+After "Lossless Failure Recovery of Parameter Servers with Ultralight Replication" (FreeLauncher).
+With the last results of a step the trainers are sent the rows of their next one, so whoever asks
+for a row holds its newest values until that row is updated again. At a commit the host of a shard
+counts, for each row changed, the trainers in other failure domains that have just been sent it; to
+those it sends the few bytes of optimizer state that make their copy whole, and only rows that too
+few ask for are sent to backups: hot rows, nearly all of what a step changes, are hardly ever sent
+twice.
 
-Backups lie where chain replication has its links: a stripe of one data unit, the backup of shard s on shards s - 1, s - 2, ... A backup
-that is passed over is told so and marks the row stale; such a row is held by trainers, and updated by the next step, whose commit
-decides anew.
+Backups lie where chain replication has its links: a stripe of one data unit, the backup of shard s
+on shards s - 1, s - 2, ... A backup that is passed over is told so and marks the row stale; such a
+row is held by trainers, and updated by the next step, whose commit decides anew.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class ReplicateProtection(ChainProtection):
 
     def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
         """More failure domains since the last commit than leave a copy for sure, and shards among what they held."""
-        lost = sorted({*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)})
+        lost = sorted(
+            {*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)}
+        )
         if lost and gone > self.shape.m:
             raise Unrecoverable(
                 f"{named('rank', dead)} died: more was lost than {self.in_words} can bring back: "
@@ -107,9 +111,13 @@ class ReplicateProtection(ChainProtection):
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> None:
-        assert ahead is None or all(len(parts) == 1 for parts in deltas.values()), "copies with trainers are noted once for each shard"
+        assert ahead is None or all(len(parts) == 1 for parts in deltas.values()), (
+            "copies with trainers are noted once for each shard"
+        )
         outgoing: dict[int, list[Part]] = {}
-        for shard, space, rows in ((*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]):
+        for shard, space, rows in (
+            (*key, rows) for key in sorted(deltas) for rows, _ in deltas[key]
+        ):
             if rows.numel():
                 askers = {} if ahead is None else ahead.askers(shard, space, rows)
                 self._spread(shard, space, rows, askers, view, outgoing)
@@ -138,11 +146,18 @@ class ReplicateProtection(ChainProtection):
 
         `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
         """
-        m, layout, store = self.shape.m, self._context.layouts[space], self._context.hosted[shard, space].store
+        m, layout, store = (
+            self.shape.m,
+            self._context.layouts[space],
+            self._context.hosted[shard, space].store,
+        )
         copies = torch.zeros(rows.numel(), dtype=torch.int64)
         own = view.domains[view.shards[shard]]
         links = [self._holder(shard, link) for link in reversed(range(m))]
-        held_by = {view.domains[view.shards[link]]: torch.zeros(rows.numel(), dtype=torch.bool) for link in links}
+        held_by = {
+            view.domains[view.shards[link]]: torch.zeros(rows.numel(), dtype=torch.bool)
+            for link in links
+        }
         taken: dict[int, Tensor] = {}
         for slot, (rank, places) in sorted(askers.items()):
             domain = view.domains[rank]
@@ -175,7 +190,9 @@ class ReplicateProtection(ChainProtection):
                 here = here.nonzero().squeeze(1)
                 if here.numel():
                     content = store.read(rows[here] if kind == BACKUP else rows[:0])
-                    outgoing.setdefault(view.shards[holder], []).extend(((kind, holder, space, 0), local[here], content))
+                    outgoing.setdefault(view.shards[holder], []).extend(
+                        ((kind, holder, space, 0), local[here], content)
+                    )
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
         """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
@@ -185,9 +202,17 @@ class ReplicateProtection(ChainProtection):
             values, picked = matrix(found[slot, shard, space], local.numel())
             records = torch.empty(places.numel(), values.shape[1] + tails.shape[1] // 4)
             chosen = places if picked is None else picked[places]
-            scatter_records(records[:, : values.shape[1]], (), torch.arange(places.numel()), values.view(torch.uint8), picked=chosen)
+            scatter_records(
+                records[:, : values.shape[1]],
+                (),
+                torch.arange(places.numel()),
+                values.view(torch.uint8),
+                picked=chosen,
+            )
             records.view(torch.uint8)[:, 4 * values.shape[1] :] = tails
-            self._next.setdefault((shard, space), []).append(Held(local[places], records.view(torch.uint8)))
+            self._next.setdefault((shard, space), []).append(
+                Held(local[places], records.view(torch.uint8))
+            )
         self._tails = {}
 
     def committed(self) -> None:
@@ -206,14 +231,18 @@ class ReplicateProtection(ChainProtection):
             outgoing: dict[int, list[Part]] = {}
             for (shard, space), copies in sorted(self.held.items()):
                 for copy in copies if shard in view.rebuilding else ():
-                    outgoing.setdefault(view.shards[shard], []).extend(((shard, space), copy.rows, copy.records))
+                    outgoing.setdefault(view.shards[shard], []).extend(
+                        ((shard, space), copy.rows, copy.records)
+                    )
             for tensors in self._context.transport.exchange(outgoing).values():
                 for head, rows, records in in_groups(tensors, 3):
                     hosted = self._context.hosted[head]
                     lost = hosted.missing_among(rows)
                     here = torch.isin(rows, lost)
                     hosted.restore(rows[here], records.view(rows.numel(), -1)[here])
-            wanted = {key: self._context.hosted[key].missing_among(rows) for key, rows in wanted.items()}
+            wanted = {
+                key: self._context.hosted[key].missing_among(rows) for key, rows in wanted.items()
+            }
         return super().repair(wanted, budget, view)
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:

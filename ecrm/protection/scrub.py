@@ -1,11 +1,11 @@
 """Scrubbing: at each commit the next window of stripes is encoded again and compared with its parity.
 
-Every unit of a stripe travels once, to the rank that holds its first parity. Between bringing parity up to
-date and the commit, rows and parity are of one step, and XOR deltas keep what parity misses whatever is
-updated. What is found counts from the commit on, as everything learned from an exchange does: the agreement
-says whether anybody found something; only then is it told to all, who agree once more, and each rank puts
-right what it holds. Until then nothing is changed, so a step taken back takes back nothing here but the
-window, which is checked again.
+Every unit of a stripe travels once, to the rank that holds its first parity. Between bringing
+parity up to date and the commit, rows and parity are of one step, and XOR deltas keep what parity
+misses whatever is updated. What is found counts from the commit on, as everything learned from an
+exchange does: the agreement says whether anybody found something; only then is it told to all, who
+agree once more, and each rank puts right what it holds. Until then nothing is changed, so a step
+taken back takes back nothing here but the window, which is checked again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ecrm.transport.message import Part, in_groups
 class Finding:
     """A stripe whose parity is not that of its data; `unit` is the wrong one, None where that cannot be told.
 
-    `error`, uint8 [record bytes] or empty, is what that unit was off by. `exact`: nothing has used the wrong bits,
-    so that with them put right the model is what it would have been.
+    `error`, uint8 [record bytes] or empty, is what that unit was off by. `exact`: nothing has used
+    the wrong bits, so that with them put right the model is what it would have been.
     """
 
     space: int
@@ -71,8 +71,9 @@ class _Window:
 class Scrub:
     """One rank's part in going round all stripes; every live rank makes the same calls.
 
-    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each residue; `rows_per_pass`
-    those of all shards. `report` and the place in the round are the same on all ranks at a commit.
+    `rows_per_step` are data and parity rows per shard and check, at least one stripe of each
+    residue; `rows_per_pass` those of all shards. `report` and the place in the round are the same
+    on all ranks at a commit.
     """
 
     def __init__(
@@ -86,15 +87,22 @@ class Scrub:
     ) -> None:
         self._shape, self._context, self._parity = shape, context, parity
         self._coefficients = code.coefficients
-        self._syndrome_matrix = torch.from_numpy(np.hstack([code.coefficients, np.eye(shape.m, dtype=np.uint8)]))
+        self._syndrome_matrix = torch.from_numpy(
+            np.hstack([code.coefficients, np.eye(shape.m, dtype=np.uint8)])
+        )
         self._rows_per_step = rows_per_step
         self._rows_per_period = shape.shards * shape.width
-        self.rows_per_pass = sum(layout.periods for layout in context.layouts) * self._rows_per_period
+        self.rows_per_pass = (
+            sum(layout.periods for layout in context.layouts) * self._rows_per_period
+        )
         self._space = self._first = 0  # where the next window begins
         self._window: _Window | None = None
-        self._used: dict[ShardSpace, Tensor] = {}  # data rows that steps have used since they were last checked
-        self._exact_from = 0  # rows checked until which a finding may be from before a rebuild that has read it
-        self._known: set[tuple[int, int]] = set()  # (space, stripe) told before and not put right; the same on all ranks
+        # data rows that steps have used since they were last checked
+        self._used: dict[ShardSpace, Tensor] = {}
+        # rows checked until which a finding may be from before a rebuild that has read it
+        self._exact_from = 0
+        # (space, stripe) told before and not put right; the same on all ranks
+        self._known: set[tuple[int, int]] = set()
         self.report = report or ScrubReport()
 
     @property
@@ -110,12 +118,18 @@ class Scrub:
         """Rows of these shards will be decoded: what is wrong now may get into them, and their stripes agree afterwards."""
         self._exact_from = self.report.rows_checked + self.rows_per_pass
         members = [set(self._shape.members(residue)) for residue in range(self._shape.shards)]
-        self._known = {known for known in self._known if members[known[1] % self._shape.shards].isdisjoint(shards)}
+        self._known = {
+            known
+            for known in self._known
+            if members[known[1] % self._shape.shards].isdisjoint(shards)
+        }
 
     def check(self, view: View, at_least: int = 0) -> None:
         """Collective, parity up to date, nothing rebuilding: compare the next window, of `at_least` so many rows per shard."""
         count = max(1, max(self._rows_per_step, at_least) // self._shape.width)
-        periods = torch.arange(self._first, min(self._first + count, self._context.layouts[self._space].periods))
+        periods = torch.arange(
+            self._first, min(self._first + count, self._context.layouts[self._space].periods)
+        )
         window = _Window(self._space, periods)
         units: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for tensors in self._context.transport.exchange(self._units(window, view)).values():
@@ -123,7 +137,9 @@ class Scrub:
                 units[head] = records.view(periods.numel(), -1), used
         for shard in view.shards_of(self._context.transport.rank):
             residue = self._shape.residue_of_unit(shard, self._shape.k)
-            window.found += self._judge(window, residue, [units[residue, unit] for unit in range(self._shape.width)])
+            window.found += self._judge(
+                window, residue, [units[residue, unit] for unit in range(self._shape.width)]
+            )
         self._window = window
 
     def tell(self) -> None:
@@ -134,7 +150,9 @@ class Scrub:
             message += ((finding.space, finding.stripe, unit, int(finding.exact)), finding.error)
         for tensors in self._context.transport.share(message).values():
             for (space, stripe, unit, exact), error in in_groups(tensors, 2):
-                self._window.told.append(Finding(space, stripe, None if unit < 0 else unit, error, bool(exact)))
+                self._window.told.append(
+                    Finding(space, stripe, None if unit < 0 else unit, error, bool(exact))
+                )
 
     def committed(self) -> list[Finding]:
         """What was checked and told counts: put right what is held here; all ranks' findings, the same on every rank."""
@@ -172,7 +190,9 @@ class Scrub:
     def _mask(self, shard: int, space: int) -> Tensor:
         key = (shard, space)
         if key not in self._used:
-            self._used[key] = lazy_zeros(self._context.layouts[space].data_rows_per_shard, dtype=np.bool_)
+            self._used[key] = lazy_zeros(
+                self._context.layouts[space].data_rows_per_shard, dtype=np.bool_
+            )
         return self._used[key]
 
     def _units(self, window: _Window, view: View) -> dict[int, list[Part]]:
@@ -185,13 +205,21 @@ class Scrub:
                 judge = view.shards[self._shape.shard_of_unit(residue, k)]
                 if unit < k:
                     local = window.periods * k + unit
-                    records, used = self._context.hosted[shard, space].store.read(local), self._mask(shard, space)[local]
+                    records, used = (
+                        self._context.hosted[shard, space].store.read(local),
+                        self._mask(shard, space)[local],
+                    )
                 else:
-                    records, used = self._parity[shard, space].records[window.periods * m + unit - k], torch.empty(0)
+                    records, used = (
+                        self._parity[shard, space].records[window.periods * m + unit - k],
+                        torch.empty(0),
+                    )
                 outgoing.setdefault(judge, []).extend(((residue, unit), records, used))
         return outgoing
 
-    def _judge(self, window: _Window, residue: int, units: list[tuple[Tensor, Tensor]]) -> list[Finding]:
+    def _judge(
+        self, window: _Window, residue: int, units: list[tuple[Tensor, Tensor]]
+    ) -> list[Finding]:
         """Findings among the stripes of one residue, (records uint8 [P, B], used bool [P]) of each unit given."""
         k = self._shape.k
         syndromes = decode([records for records, _ in units], self._syndrome_matrix)
@@ -200,10 +228,15 @@ class Scrub:
         for place in wrong.nonzero().squeeze(1).tolist():
             stripe = int(window.periods[place]) * self._shape.shards + residue
             if (window.space, stripe) not in self._known:
-                unit, error = find_wrong_unit(self._coefficients, syndromes[:, place].numpy()) or (None, np.empty(0, np.uint8))
+                unit, error = find_wrong_unit(self._coefficients, syndromes[:, place].numpy()) or (
+                    None,
+                    np.empty(0, np.uint8),
+                )
                 used = unit is None or (unit < k and bool(units[unit][1][place]))
                 exact = not used and self.report.rows_checked >= self._exact_from
-                found.append(Finding(window.space, stripe, unit, torch.from_numpy(error).clone(), exact))
+                found.append(
+                    Finding(window.space, stripe, unit, torch.from_numpy(error).clone(), exact)
+                )
         return found
 
     def _put_right(self, finding: Finding) -> None:
@@ -212,7 +245,9 @@ class Scrub:
         key = (shard, finding.space)
         if key not in self._parity:
             return
-        local = self._context.layouts[finding.space].local_of_unit(torch.tensor([finding.stripe]), finding.unit)
+        local = self._context.layouts[finding.space].local_of_unit(
+            torch.tensor([finding.stripe]), finding.unit
+        )
         if finding.unit < self._shape.k:
             self._context.hosted[key].correct(local, finding.error.unsqueeze(0))
         else:

@@ -34,11 +34,13 @@ class Served:
 class StandIn:
     """One rank's part: `away` are the shards that do not answer for themselves, set by the protection.
 
-    `initial(space, rows)` gives initial values, float32 [R, dim]; at most `entries` rows of each row space are remembered. What is
-    kept and counted since the commit goes again with `undo`.
+    `initial(space, rows)` gives initial values, float32 [R, dim]; at most `entries` rows of each
+    row space are remembered. What is kept and counted since the commit goes again with `undo`.
     """
 
-    def __init__(self, layouts: Sequence[RowLayout], initial: Callable[[int, Tensor], Tensor], entries: int) -> None:
+    def __init__(
+        self, layouts: Sequence[RowLayout], initial: Callable[[int, Tensor], Tensor], entries: int
+    ) -> None:
         self.away: frozenset[int] = frozenset()
         self._layouts, self._initial, self._entries = layouts, initial, entries
         self._last_seen: dict[int, LastSeen] = {}
@@ -62,7 +64,9 @@ class StandIn:
         if not rows.numel():
             return
         if space not in self._last_seen:
-            self._last_seen[space] = LastSeen(max(1, min(self._entries, self._layouts[space].rows)), values.shape[1])
+            self._last_seen[space] = LastSeen(
+                max(1, min(self._entries, self._layouts[space].rows)), values.shape[1]
+            )
         self._last_seen[space].put(rows, values, picked)
 
     def values(self, shard: int, space: int, rows: Tensor, count: bool = True) -> Tensor:
@@ -73,7 +77,10 @@ class StandIn:
             return self._initial(space, rows)
         known, values = self._last_seen[space].get(rows)
         new = (~known).nonzero().squeeze(1)
-        served.seen, served.initial = served.seen + rows.numel() - new.numel(), served.initial + new.numel()
+        served.seen, served.initial = (
+            served.seen + rows.numel() - new.numel(),
+            served.initial + new.numel(),
+        )
         if new.numel():
             values[new] = self._initial(space, rows[new])
         return values
@@ -97,9 +104,14 @@ class StandIn:
 
     def committed(self) -> None:
         """What was counted can no longer be taken back."""
-        self._served_at_commit = {shard: (served.seen, served.initial) for shard, served in self._served.items()}
+        self._served_at_commit = {
+            shard: (served.seen, served.initial) for shard, served in self._served.items()
+        }
 
     def undo(self, committed: int) -> None:
         """Steps from `committed` on have not been."""
-        self._kept = {shard: [entry for entry in kept if entry.step < committed] for shard, kept in self._kept.items()}
+        self._kept = {
+            shard: [entry for entry in kept if entry.step < committed]
+            for shard, kept in self._kept.items()
+        }
         self._served = {shard: Served(*counts) for shard, counts in self._served_at_commit.items()}

@@ -1,10 +1,12 @@
 """Stateless parameter servers: no redundancy among ranks; training does not wait for a lost shard, and does not get all of it back.
 
-After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in Parallel Machine Learning Training"
-(Cao, Luo, Gan and Jinesh, 2024), which trades consistency for going on. While a shard is gone, slots go on with its rows as they last saw
-them and keep its gradients (`ecrm/protection/stand_in.py`). Its new host fills it from the newest checkpoint by itself, some rows at each
-step (`ecrm/protection/restoring.py`); then it is sent what was kept and applies it, step by step, and answers for itself from that very step
-on. What was updated between the checkpoint and the failure is lost, and the gradients kept were computed from old rows.
+After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in
+Parallel Machine Learning Training" (Cao, Luo, Gan and Jinesh, 2024), which trades consistency for
+going on. While a shard is gone, slots go on with its rows as they last saw them and keep its
+gradients (`ecrm/protection/stand_in.py`). Its new host fills it from the newest checkpoint by
+itself, some rows at each step (`ecrm/protection/restoring.py`); then it is sent what was kept and
+applies it, step by step, and answers for itself from that very step on. What was updated between
+the checkpoint and the failure is lost, and the gradients kept were computed from old rows.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ DENSE_REPLICAS = 2
 class StatelessProtection(NoProtection):
     """Any shards may be lost, all at once, while a dense replica is left: `source` is where they are restored from.
 
-    Not exact: `accounts` says what did not come back. A rank that runs slots remembers `last_seen_rows` rows of each row space.
+    Not exact: `accounts` says what did not come back. A rank that runs slots remembers
+    `last_seen_rows` rows of each row space.
     """
 
     name = "stateless"
@@ -44,8 +47,10 @@ class StatelessProtection(NoProtection):
         self.keeps_deltas = True
         self._source, self._last_seen_rows = source, last_seen_rows
         self._restoring: dict[int, Restoring] = {}
-        self._lost_at: dict[int, int] = {}  # the commit that survivors went back to when a shard was lost
-        self._delivered: dict[int, dict[str, Any]] = {}  # shards that got what was kept since the commit: their accounts
+        # the commit that survivors went back to when a shard was lost
+        self._lost_at: dict[int, int] = {}
+        # shards that got what was kept since the commit: their accounts
+        self._delivered: dict[int, dict[str, Any]] = {}
         self._counted: dict[int, dict[str, Any]] = {}  # the same of the commit before
 
     @property
@@ -69,10 +74,18 @@ class StatelessProtection(NoProtection):
 
     def adopt(self, view: View) -> None:
         mine = set(view.shards_of(self._context.transport.rank)) & set(view.rebuilding)
-        self._restoring = {shard: restoring for shard, restoring in self._restoring.items() if shard in mine}
+        self._restoring = {
+            shard: restoring for shard, restoring in self._restoring.items() if shard in mine
+        }
         for shard in mine.difference(self._restoring):
-            hosted = {space: rows for (number, space), rows in self._context.hosted.items() if number == shard}
-            self._restoring[shard] = Restoring(self._source.read(shard, self._context.layouts), hosted)
+            hosted = {
+                space: rows
+                for (number, space), rows in self._context.hosted.items()
+                if number == shard
+            }
+            self._restoring[shard] = Restoring(
+                self._source.read(shard, self._context.layouts), hosted
+            )
         for shard in view.rebuilding:
             self._lost_at.setdefault(shard, self._context.committed)
         self.stand_in.away = frozenset(view.rebuilding)
@@ -82,20 +95,28 @@ class StatelessProtection(NoProtection):
         for _, restoring in sorted(self._restoring.items()):
             restoring.go_on(budget)
         left, found, told = self._share_state(view)
-        due = [shard for shard in view.rebuilding if left[shard] == 0 and shard not in self._delivered]
+        due = [
+            shard for shard in view.rebuilding if left[shard] == 0 and shard not in self._delivered
+        ]
         if due:
             self._deliver(due, view)
         for shard in due:
-            self._delivered[shard] = self._account(shard, *found[shard], told[shard], len(view.slots))
+            self._delivered[shard] = self._account(
+                shard, *found[shard], told[shard], len(view.slots)
+            )
         self.stand_in.away = frozenset(view.rebuilding).difference(self._delivered)
         return RepairReport(left, {})
 
-    def _share_state(self, view: View) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
+    def _share_state(
+        self, view: View
+    ) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
         """Of every rebuilding shard: rows left to restore; the step of its checkpoint and why others are not used; what all ranks
         together kept and gave out."""
         hosts, slots = [], []
         for shard, restoring in sorted(self._restoring.items()):
-            hosts.append([shard, restoring.left, restoring.reader.step or 0, restoring.reader.refused])
+            hosts.append(
+                [shard, restoring.left, restoring.reader.step or 0, restoring.reader.refused]
+            )
         for shard in view.rebuilding:
             kept, served = self.stand_in.kept(shard), self.stand_in.served(shard)
             rows = sum(local.numel() for entry in kept for _, local, _ in entry.parts)
@@ -109,7 +130,9 @@ class StatelessProtection(NoProtection):
         totals = sum(counts.view(len(view.rebuilding), 4) for _, counts in shared.values()).tolist()
         return left, found, dict(zip(view.rebuilding, totals, strict=True))
 
-    def _account(self, shard: int, checkpoint: int, refused: list[str], told: list[int], slots: int) -> dict[str, Any]:
+    def _account(
+        self, shard: int, checkpoint: int, refused: list[str], told: list[int], slots: int
+    ) -> dict[str, Any]:
         """What did not come back of a shard that has what was kept for it."""
         kept, kept_rows, seen, initial = told
         lost_at, now = self._lost_at[shard], self._context.committed
@@ -142,7 +165,9 @@ class StatelessProtection(NoProtection):
                 asked.setdefault(step, {}).setdefault(rank, []).extend((key, local))
                 gradients.setdefault(step, {})[key[1:]] = flat
         for step in sorted(asked):
-            ShardRequests(asked[step], self._context.hosted).update(gradients[step], keep_deltas=True)
+            ShardRequests(asked[step], self._context.hosted).update(
+                gradients[step], keep_deltas=True
+            )
 
     def committed(self) -> None:
         self._counted, self._delivered = self._delivered, {}

@@ -51,7 +51,9 @@ class Circle:
         data = np.zeros((stripes * self.k, records.shape[1]), np.uint8)
         data[: len(records)] = records
         data = data.reshape(stripes, self.k, -1)
-        return np.bitwise_xor.reduce([_multiples(_coefficient(self.k, self.m, t, d))[data[:, d]] for d in range(self.k)])
+        return np.bitwise_xor.reduce(
+            [_multiples(_coefficient(self.k, self.m, t, d))[data[:, d]] for d in range(self.k)]
+        )
 
     def most_units_on(self, shards: Collection[int]) -> int:
         """Most units that any stripe has on `shards`."""
@@ -103,12 +105,18 @@ def neighbours(view: View, circle: Circle, shard: int, rank: int) -> list[int]:
 
 def crowded(view: View, circle: Circle) -> list[int]:
     """Shards with another unit of one of their stripes in the same failure domain."""
-    return [shard for shard, host in enumerate(view.shards) if neighbours(view, circle, shard, host)]
+    return [
+        shard for shard, host in enumerate(view.shards) if neighbours(view, circle, shard, host)
+    ]
 
 
 def meetings(view: View, circle: Circle, shards: Collection[int]) -> int:
     """Pairs of units of a stripe in one failure domain, one of them or both on `shards`."""
-    pairs = {frozenset((shard, other)) for shard in shards for other in neighbours(view, circle, shard, view.shards[shard])}
+    pairs = {
+        frozenset((shard, other))
+        for shard in shards
+        for other in neighbours(view, circle, shard, view.shards[shard])
+    }
     return len(pairs)
 
 
@@ -134,7 +142,10 @@ def deaths_survived(view: View, circle: Circle) -> int:
     for number in count(1):
         for dying in combinations(sorted(domains), number):
             gone = [rank for rank in view.live if view.domains[rank] in dying]
-            if set(view.dense).issubset(gone) or circle.most_units_on(lost_shards(view, gone)) > circle.m:
+            if (
+                set(view.dense).issubset(gone)
+                or circle.most_units_on(lost_shards(view, gone)) > circle.m
+            ):
                 return number - 1
 
 

@@ -19,15 +19,19 @@ from ecrm.simulate.workload import REMEMBERED
 class Checkers:
     """Looks into all engines of a simulated cluster; raises Violation.
 
-    `engines` maps ranks to their engines and `doomed` holds those whose death is decided, which are not
-    looked at; both are kept up to date by the caller, who calls the methods from the hooks of every engine.
+    `engines` maps ranks to their engines and `doomed` holds those whose death is decided, which are
+    not looked at; both are kept up to date by the caller, who calls the methods from the hooks of
+    every engine.
     """
 
-    def __init__(self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth, reshapes: bool = True) -> None:
+    def __init__(
+        self, engines: Mapping[int, Engine], doomed: Set[int], truth: Truth, reshapes: bool = True
+    ) -> None:
         self._all, self._doomed, self._truth = engines, doomed, truth
         self._roles = Roles(reshapes)
         self._committed: dict[int, tuple[int, int]] = {}
-        self._through: set[int] | None = None  # those that have come through the recovery that is under way
+        # those that have come through the recovery that is under way
+        self._through: set[int] | None = None
         self._parity: dict[tuple[int, int, int, Circle], Tensor] = {}
         self.commits = self.recoveries = self.rows = self.parity_rows = 0
 
@@ -50,7 +54,8 @@ class Checkers:
     def after_commit(self, rank: int) -> None:
         """A rank has just accepted a commit; the first of the living to do so checks the whole cluster.
 
-        A commit that only ranks which have died since had accepted is made again, and checked again.
+        A commit that only ranks which have died since had accepted is made again, and checked
+        again.
         """
         engines = self._engines
         if rank not in engines:
@@ -66,7 +71,9 @@ class Checkers:
         self._check_all(engine.committed)
         for mate, other in engines.items():
             if mate in other.view.dense and other.dense is None:
-                raise Violation(f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none")
+                raise Violation(
+                    f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none"
+                )
 
     def after_recovery(self, rank: int) -> None:
         """A recovery is through on a rank; the last of the living checks the whole cluster, which cannot have gone on without it."""
@@ -81,7 +88,9 @@ class Checkers:
         self._never_backwards()
         stood = {(engine.commits, engine.committed, engine.step) for engine in engines.values()}
         if len(stood) > 1:
-            raise Violation(f"after a recovery ranks stand at different (commits, committed steps, steps): {sorted(stood)}")
+            raise Violation(
+                f"after a recovery ranks stand at different (commits, committed steps, steps): {sorted(stood)}"
+            )
         self._roles.after_recovery(engines)
         self._check_all(engines[rank].committed)
 
@@ -96,7 +105,9 @@ class Checkers:
         for rank, engine in self._engines.items():
             now = engine.rollbacks, engine.committed  # only a checkpoint takes a commit back
             if now < self._committed.get(rank, (0, 0)):
-                raise Violation(f"rank {rank} took commit {self._committed[rank][1]} back to {engine.committed}")
+                raise Violation(
+                    f"rank {rank} took commit {self._committed[rank][1]} back to {engine.committed}"
+                )
             self._committed[rank] = now
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
@@ -112,12 +123,16 @@ class Checkers:
             self.rows += local.numel()
             if wrong.numel():
                 row = int(rows[local[wrong[0]]])
-                raise Violation(f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's")
+                raise Violation(
+                    f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's"
+                )
         if engine.protection.name == "replicate":
             check_held(rank, engine, self._truth, step)
         elif engine.protection.shape.m:
             self._check_parity(rank, engine, step)
-        if engine.dense is not None and not torch.equal(engine.dense.value, self._truth.dense[step]):
+        if engine.dense is not None and not torch.equal(
+            engine.dense.value, self._truth.dense[step]
+        ):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
         if engine.dense is not None:
             self._check_notes(rank, engine, step)
@@ -125,10 +140,18 @@ class Checkers:
     def _check_notes(self, rank: int, engine: Engine, step: int) -> None:
         for noted in range(max(step - REMEMBERED, 0), step):
             notes, truth = engine.log.of(noted), self._truth.notes[noted]
-            if notes.keys() != truth.keys() or not all(torch.equal(note, truth[slot]) for slot, note in notes.items()):
-                raise Violation(f"rank {rank} commit {step}: the notes on step {noted} are not the oracle's")
-        if undone := [late for late in range(engine.step, len(self._truth.notes)) if engine.log.of(late)]:
-            raise Violation(f"rank {rank} commit {step}: it has notes on step {undone[0]}, which is not done")
+            if notes.keys() != truth.keys() or not all(
+                torch.equal(note, truth[slot]) for slot, note in notes.items()
+            ):
+                raise Violation(
+                    f"rank {rank} commit {step}: the notes on step {noted} are not the oracle's"
+                )
+        if undone := [
+            late for late in range(engine.step, len(self._truth.notes)) if engine.log.of(late)
+        ]:
+            raise Violation(
+                f"rank {rank} commit {step}: it has notes on step {undone[0]}, which is not done"
+            )
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
         circle = Circle.of(engine.protection.shape)
@@ -138,10 +161,14 @@ class Checkers:
                 local = torch.arange(t, stripes.size, circle.m)
                 if parity.missing is not None:
                     local = local[~parity.missing.among(local)]
-                expected = self._parity_of(step, space, t, circle)[torch.from_numpy(stripes.reshape(-1))[local]]
+                expected = self._parity_of(step, space, t, circle)[
+                    torch.from_numpy(stripes.reshape(-1))[local]
+                ]
                 self.parity_rows += local.numel()
                 if not torch.equal(expected, parity.records[local]):
-                    raise Violation(f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data")
+                    raise Violation(
+                        f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data"
+                    )
 
     def _parity_of(self, step: int, space: int, t: int, circle: Circle) -> Tensor:
         """Parity t of all stripes of the oracle's records; that of the last few steps asked for is kept."""
@@ -149,16 +176,28 @@ class Checkers:
         if key not in self._parity:
             if len(self._parity) > 100:
                 self._parity.clear()
-            self._parity[key] = torch.from_numpy(circle.parity(self._truth.records[step][space].numpy(), t))
+            self._parity[key] = torch.from_numpy(
+                circle.parity(self._truth.records[step][space].numpy(), t)
+            )
         return self._parity[key]
 
 
 def _hosts_its_shards(rank: int, engine: Engine) -> None:
     """A rank has the shards that its view gives it, rows and parity, and misses rows of none but those that are rebuilding."""
-    due = {(shard, space) for shard in engine.view.shards_of(rank) for space in range(len(engine.spaces))}
-    for held in (engine.hosted, engine.protection.parity) if engine.protection.shape.m else (engine.hosted,):
+    due = {
+        (shard, space)
+        for shard in engine.view.shards_of(rank)
+        for space in range(len(engine.spaces))
+    }
+    for held in (
+        (engine.hosted, engine.protection.parity) if engine.protection.shape.m else (engine.hosted,)
+    ):
         if set(held) != due:
-            raise Violation(f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}")
-        for (shard, space), rows in held.items():
+            raise Violation(
+                f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}"
+            )
+        for (shard, _space), rows in held.items():
             if rows.missing_rows and shard not in engine.view.rebuilding:
-                raise Violation(f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding")
+                raise Violation(
+                    f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding"
+                )

@@ -35,9 +35,15 @@ class SimulationFailed(EcrmError):
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Register the command."""
-    parser = commands.add_parser("simulate", help="run fault schedules on the real engine over a simulated cluster")
+    parser = commands.add_parser(
+        "simulate", help="run fault schedules on the real engine over a simulated cluster"
+    )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", metavar="SEED", help="replay one schedule; a number, or any text such as a commit hash")
+    which.add_argument(
+        "--seed",
+        metavar="SEED",
+        help="replay one schedule; a number, or any text such as a commit hash",
+    )
     which.add_argument("--seeds", metavar="A:B", help="run the schedules of seeds A to B-1")
     parser.add_argument(
         "--suite",
@@ -45,7 +51,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         default="both",
         help="survivable = only what is promised to be survived, fatal = one death more than that; default both",
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes; default: the cores")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes; default: the cores",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -125,15 +137,14 @@ class Totals:
         )
 
 
-def run_range(
-    seeds: range, suite: str, jobs: int, progress: Progress | None = None
-) -> Totals:
+def run_range(seeds: range, suite: str, jobs: int, progress: Progress | None = None) -> Totals:
     """Run a range of schedules in `jobs` processes (1: in this one). Raises SimulationFailed at the first failure."""
     began, totals = time.monotonic(), Totals(suite, jobs)
     chunks = list(_chunks(seeds))
     work = [(suite, chunk) for chunk in chunks]
     done = 0
-    fresh = multiprocessing.get_context("spawn")  # a fork of a process in which torch has threads may crash
+    # a fork of a process in which torch has threads may crash
+    fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, fresh) if jobs > 1 else contextlib.nullcontext() as pool:
         try:
             for verdicts in map(_run_some, work) if pool is None else pool.map(_run_some, work):
@@ -176,5 +187,9 @@ def _judged(seed: int, suite: str) -> Verdict:
     try:
         return run_schedule(draw(seed, suite))
     except Exception as error:
-        told = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error))
-        raise SimulationFailed(f"{told.rstrip()}\nreplay: ecrm simulate --seed {seed} --suite {suite}") from None
+        told = (
+            str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error))
+        )
+        raise SimulationFailed(
+            f"{told.rstrip()}\nreplay: ecrm simulate --seed {seed} --suite {suite}"
+        ) from None

@@ -17,7 +17,9 @@ def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
         for copy in copies:
             rows = engine.layouts[space].rows_of(shard, copy.rows)
             if not torch.equal(copy.records, truth.records[step][space][rows]):
-                raise Violation(f"rank {rank} commit {step}: a trainer's copy of rows of shard {shard} is not the oracle's")
+                raise Violation(
+                    f"rank {rank} commit {step}: a trainer's copy of rows of shard {shard} is not the oracle's"
+                )
 
 
 def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None:
@@ -25,7 +27,12 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
     is rebuilding, all live ranks are there and none has died since the commit."""
     engine = next(iter(engines.values()))
     view, shape = engine.view, engine.protection.shape
-    if engine.live_at_commit != view.live or view.rebuilding or set(view.live) != set(engines) or any(other.view != view for other in engines.values()):
+    if (
+        engine.live_at_commit != view.live
+        or view.rebuilding
+        or set(view.live) != set(engines)
+        or any(other.view != view for other in engines.values())
+    ):
         return
     for space, layout in enumerate(engine.layouts):
         for shard in range(shape.shards):
@@ -33,13 +40,23 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
             rows = layout.rows_of(shard, local)
             local, rows = local[rows < layout.rows], rows[rows < layout.rows]
             expected = truth.records[step][space][rows]
-            domains = {view.domains[rank]: torch.zeros(local.numel(), dtype=torch.bool) for rank in view.live}
+            domains = {
+                view.domains[rank]: torch.zeros(local.numel(), dtype=torch.bool)
+                for rank in view.live
+            }
             domains[view.domains[view.shards[shard]]][:] = True
-            stripes, everywhere = layout.stripes_of_data(shard, local), torch.ones(local.numel(), dtype=torch.bool)
+            stripes, everywhere = (
+                layout.stripes_of_data(shard, local),
+                torch.ones(local.numel(), dtype=torch.bool),
+            )
             for link in range(shape.m):
                 holder = shape.shard_of_unit(shape.residue_of_unit(shard, 0), 1 + link)
                 host = view.shards[holder]
-                backup = engines[host].protection.parity[holder, space].records[layout.local_of_unit(stripes, 1 + link)]
+                backup = (
+                    engines[host]
+                    .protection.parity[holder, space]
+                    .records[layout.local_of_unit(stripes, 1 + link)]
+                )
                 current = (backup == expected).all(dim=1)
                 domains[view.domains[host]] |= current
                 everywhere &= current
@@ -50,4 +67,6 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
             few = ((copies <= shape.m) & ~everywhere).nonzero().squeeze(1)
             if few.numel():
                 row, found = int(rows[few[0]]), int(copies[few[0]])
-                raise Violation(f"commit {step}: row {row} of space {space} is current in {found} failure domains, and not in all its backups")
+                raise Violation(
+                    f"commit {step}: row {row} of space {space} is current in {found} failure domains, and not in all its backups"
+                )

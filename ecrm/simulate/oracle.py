@@ -47,23 +47,39 @@ class Truth:
     tables: dict[str, str]
 
 
-def truth_of(workload: Workload, after_step: Callable[[Engine], None] = lambda engine: None) -> Truth:
+def truth_of(
+    workload: Workload, after_step: Callable[[Engine], None] = lambda engine: None
+) -> Truth:
     """Run a job on one rank without protection, on the project's own storage; what it computes depends on neither.
 
     `after_step` may change what the engine goes on with.
     """
     alone = replace(
-        workload, servers=1, trainers=1, spares=0, layout="colocated", protection="none", k=1, m=0, commit_interval=1,
-        scrub_rows_per_step=0, skip_undo=False, backend="native",
-    )  # fmt: skip
+        workload,
+        servers=1,
+        trainers=1,
+        spares=0,
+        layout="colocated",
+        protection="none",
+        k=1,
+        m=0,
+        commit_interval=1,
+        scrub_rows_per_step=0,
+        skip_undo=False,
+        backend="native",
+    )
     truth = Truth([], [], [], {})
 
     def note(engine: Engine) -> None:
         spaces = enumerate(engine.spaces)
-        truth.records.append([engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces])
+        truth.records.append(
+            [engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces]
+        )
         truth.dense.append(engine.dense.value.clone())
         truth.notes.extend([dict(engine.log.of(engine.step - 1))] if engine.step else [])
         after_step(engine)
 
-    run_workload(alone, Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update)
+    run_workload(
+        alone, Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update
+    )
     return truth

@@ -33,8 +33,21 @@ class Refusal:
         live = engine.transport.live
         dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
         counts = engine.protection.name == "replicate"  # its copies are at ranks without shards too
-        unrenewed = len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live}) if counts else 0
-        return Refusal(rank, str(error), engine.committed, engine.view, Circle.of(engine.protection.shape), live, dense, unrenewed)
+        unrenewed = (
+            len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live})
+            if counts
+            else 0
+        )
+        return Refusal(
+            rank,
+            str(error),
+            engine.committed,
+            engine.view,
+            Circle.of(engine.protection.shape),
+            live,
+            dense,
+            unrenewed,
+        )
 
 
 def check_refusals(refusals: Sequence[Refusal]) -> None:
@@ -46,13 +59,20 @@ def check_refusals(refusals: Sequence[Refusal]) -> None:
 def _check(refusal: Refusal) -> None:
     text, view, circle = refusal.text, refusal.view, refusal.circle
     dead = set(view.live).difference(refusal.live)
-    ranks, shards = _numbers(r"ranks? ([\d, ]+) died", text), _numbers(r"shards? ([\d, ]+) lost", text)
+    ranks, shards = (
+        _numbers(r"ranks? ([\d, ]+) died", text),
+        _numbers(r"shards? ([\d, ]+) lost", text),
+    )
     if "replica of the dense model is lost" in text:
         held = _numbers(r"ranks \[([\d, ]+)\]", text)
         if held != set(view.dense) or ranks not in (None, dead):
-            raise Violation(f"a refusal names ranks {ranks} and holders {held}, dead are {sorted(dead)}, holders {view.dense}: {text}")
+            raise Violation(
+                f"a refusal names ranks {ranks} and holders {held}, dead are {sorted(dead)}, holders {view.dense}: {text}"
+            )
         if refusal.dense if ranks is None else set(view.dense).difference(dead):
-            raise Violation(f"a refusal although ranks {refusal.dense} hold the dense replica: {text}")
+            raise Violation(
+                f"a refusal although ranks {refusal.dense} hold the dense replica: {text}"
+            )
         return
     if ranks != dead:
         raise Violation(f"a refusal names ranks {ranks}, dead are {sorted(dead)}: {text}")
@@ -60,7 +80,9 @@ def _check(refusal: Refusal) -> None:
     if shards is None or not shards.issubset(lost):
         raise Violation(f"a refusal names shards {shards}, lost are {sorted(lost)}: {text}")
     if circle.most_units_on(shards) <= circle.m and refusal.unrenewed <= circle.m:
-        raise Violation(f"a refusal although no stripe has lost more than m units, {circle}, shards {sorted(lost)} lost: {text}")
+        raise Violation(
+            f"a refusal although no stripe has lost more than m units, {circle}, shards {sorted(lost)} lost: {text}"
+        )
 
 
 def _numbers(pattern: str, text: str) -> set[int] | None:

@@ -7,15 +7,25 @@ from collections.abc import Mapping
 from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
 from ecrm.simulate.arithmetic import (
-    Circle, crowded, deaths_survived, fewest_meetings, idle, lost_shards, meetings, neighbours, servers_left, widest_k,
-)  # fmt: skip
+    Circle,
+    crowded,
+    deaths_survived,
+    fewest_meetings,
+    idle,
+    lost_shards,
+    meetings,
+    neighbours,
+    servers_left,
+    widest_k,
+)
 from ecrm.simulate.violation import Violation
 
 
 class Roles:
     """Watches the views of all ranks; `reshapes` says whether the policy is to lay everything out anew where that is due.
 
-    `unsearched` counts recoveries that crowded a stripe's units where that could not be compared with all placements.
+    `unsearched` counts recoveries that crowded a stripe's units where that could not be compared
+    with all placements.
     """
 
     def __init__(self, reshapes: bool) -> None:
@@ -42,12 +52,16 @@ class Roles:
         for rank, engine in engines.items():
             view = views.setdefault(engine.view.epoch, engine.view)
             if view != engine.view:
-                raise Violation(f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}")
+                raise Violation(
+                    f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}"
+                )
             self._check_one(view, Circle.of(engine.protection.shape), engine)
         live: set[int] | None = None
         for epoch in sorted(views):
             if live is not None and not live.issuperset(views[epoch].live):
-                raise Violation(f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, an earlier one {sorted(live)}")
+                raise Violation(
+                    f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, an earlier one {sorted(live)}"
+                )
             live = set(views[epoch].live)
 
     def after_recovery(self, engines: Mapping[int, Engine]) -> None:
@@ -61,12 +75,18 @@ class Roles:
         before = self._by_epoch.get(view.epoch - 1)
         if before is None or len(before.shards) != len(view.shards):
             return
-        more = set(view.rebuilding).difference(lost_shards(before, set(before.live).difference(view.live)))
+        more = set(view.rebuilding).difference(
+            lost_shards(before, set(before.live).difference(view.live))
+        )
         if more:
-            raise Violation(f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}")
+            raise Violation(
+                f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}"
+            )
         circle = Circle.of(engine.protection.shape)
         check_spares_first(before, view, circle)
-        self.unsearched += not check_apart(before, view, circle, engine.protection.rebuilding_may_move)
+        self.unsearched += not check_apart(
+            before, view, circle, engine.protection.rebuilding_may_move
+        )
 
     def after_commit(self, rank: int, engine: Engine) -> bool:
         """A rank has accepted a commit; whether it was that of a reshape."""
@@ -77,10 +97,14 @@ class Roles:
             return False
         del self._before_reshape[rank]
         if now.m != circle.m or now.k != widest_k(view, circle) or crowded(engine.view, now):
-            raise Violation(f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}")
+            raise Violation(
+                f"rank {rank}: {circle} was laid out anew as {now} in {engine.view}, before {view}"
+            )
         servers = servers_left(view)
         if not len({view.domains[server] for server in servers}) <= now.shards <= len(servers):
-            raise Violation(f"rank {rank}: laid out anew as {now}, though servers {sorted(servers)} are left: {view}")
+            raise Violation(
+                f"rank {rank}: laid out anew as {now}, though servers {sorted(servers)} are left: {view}"
+            )
         return True
 
     def _check_one(self, view: View, circle: Circle, engine: Engine) -> None:
@@ -91,18 +115,36 @@ class Roles:
         astray = {*view.shards, *view.slots, *view.dense}.difference(view.live)
         if astray:
             raise Violation(f"ranks {sorted(astray)} have roles and are not live: {view}")
-        there, holding = ({view.domains[rank] for rank in ranks} for ranks in (view.live, view.dense))
+        there, holding = (
+            {view.domains[rank] for rank in ranks} for ranks in (view.live, view.dense)
+        )
         if len(holding) < min(circle.m + 1, len(there)):
-            raise Violation(f"{len(holding)} failure domains hold the dense replica, m={circle.m}: {view}")
-        if circle.m and engine.protection.name != "replicate" and engine.failures_left != deaths_survived(view, circle):
-            raise Violation(f"{engine.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}")
+            raise Violation(
+                f"{len(holding)} failure domains hold the dense replica, m={circle.m}: {view}"
+            )
+        if (
+            circle.m
+            and engine.protection.name != "replicate"
+            and engine.failures_left != deaths_survived(view, circle)
+        ):
+            raise Violation(
+                f"{engine.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}"
+            )
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
         """A step begins at a commit: where members are not apart and nothing is rebuilding, too few ranks are left to mend that."""
         view, circle = engine.view, Circle.of(engine.protection.shape)
-        if self._reshapes and circle.m and not view.rebuilding and crowded(view, circle) and widest_k(view, circle) is not None:
-            raise Violation(f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}")
+        if (
+            self._reshapes
+            and circle.m
+            and not view.rebuilding
+            and crowded(view, circle)
+            and widest_k(view, circle) is not None
+        ):
+            raise Violation(
+                f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}"
+            )
 
 
 def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
@@ -132,4 +174,6 @@ def check_spares_first(before: View, after: View, circle: Circle) -> None:
             if not any(neighbours(after, circle, shard, spare) for shard in shards) and not any(
                 circle.meet(a, b) for a in shards for b in shards
             ):
-                raise Violation(f"ranks {sorted(heirs & busy)} got roles of rank {rank} while spare {spare} waits: {before} then {after}")
+                raise Violation(
+                    f"ranks {sorted(heirs & busy)} got roles of rank {rank} while spare {spare} waits: {before} then {after}"
+                )

@@ -19,7 +19,13 @@ from ecrm.simulate.schedule import Schedule
 from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Outcome, Workload, run_workload
 from ecrm.transport.base import Transport
-from ecrm.transport.simulated import ProgramFailed, RandomFaults, RankKilled, SimulatedCluster, SimulationError
+from ecrm.transport.simulated import (
+    ProgramFailed,
+    RandomFaults,
+    RankKilled,
+    SimulatedCluster,
+    SimulationError,
+)
 
 MOST_CALLS = 200_000
 
@@ -58,9 +64,11 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     rng = random.Random(f"faults {schedule.suite} {schedule.seed}")
     truth = truth_of(replace(workload, skip_undo=False))
     engines: dict[int, Engine] = {}
-    doomed: set[int] = set()  # from the moment their death is decided, which may be some calls ahead
+    # from the moment their death is decided, which may be some calls ahead
+    doomed: set[int] = set()
     condemned: set[int] = set()
-    reshapes: set[tuple[int, int]] = set()  # by the servers and k they end with: each has fewer than the one before
+    # by the servers and k they end with: each has fewer than the one before
+    reshapes: set[tuple[int, int]] = set()
     checkers = Checkers(engines, doomed, truth, workload.reshape)
     reported: list[dict[str, str]] = []
     alarms: list[dict[str, object]] = []
@@ -69,7 +77,12 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
         allowed = rank not in doomed and survivable(workload, engines, doomed, rank)
-        if not allowed and rank not in doomed and fatal_left[0] and len(doomed) + 1 < workload.world_size:
+        if (
+            not allowed
+            and rank not in doomed
+            and fatal_left[0]
+            and len(doomed) + 1 < workload.world_size
+        ):
             fatal_left[0] -= 1
             allowed = True
         if allowed:
@@ -81,7 +94,11 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     def host_dies(rank: int) -> None:
         """The other ranks of a dying rank's host die as soon as they do anything."""
         for mate, domain in enumerate(workload.domains):
-            if domain == workload.domains[rank] and mate not in doomed and survivable(workload, engines, doomed, mate):
+            if (
+                domain == workload.domains[rank]
+                and mate not in doomed
+                and survivable(workload, engines, doomed, mate)
+            ):
                 doomed.add(mate)
                 condemned.add(mate)
                 cluster.mix["deaths with the rest of a host"] += 1
@@ -89,7 +106,11 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     def on_phase(rank: int, step: int, phase: str) -> None:
         if rank in condemned:
             raise RankKilled
-        if len(doomed) < schedule.deaths and rng.random() < schedule.phase_death and may_kill(rank, ()):
+        if (
+            len(doomed) < schedule.deaths
+            and rng.random() < schedule.phase_death
+            and may_kill(rank, ())
+        ):
             raise RankKilled
 
     cluster = SimulatedCluster(
@@ -118,7 +139,9 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
         def started(engine: Engine) -> None:
             engines[rank] = engine
-            if (circle := Circle.of(engine.protection.shape)) != Circle(workload.servers, workload.k, workload.m):
+            if (circle := Circle.of(engine.protection.shape)) != Circle(
+                workload.servers, workload.k, workload.m
+            ):
                 raise Violation(f"rank {rank} begins with {circle}")
             if breaks is not None:
                 breaks(engine)
@@ -157,7 +180,9 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         raise Failed(str(error), caught=True) from error
     except SimulationError as error:
         first = next(iter(error.errors.values())) if isinstance(error, ProgramFailed) else None
-        raise Failed(f"{type(error).__name__}: {error}", caught=isinstance(first, Violation)) from error
+        raise Failed(
+            f"{type(error).__name__}: {error}", caught=isinstance(first, Violation)
+        ) from error
     finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
     return Verdict(
         schedule=schedule,
@@ -169,7 +194,9 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         rows_checked=checkers.rows,
         parity_rows_checked=checkers.parity_rows,
         refused=refused,
-        mix=cluster.mix + Counter(_traits(workload)) + Counter({"recoveries with too many placements to compare": checkers.unsearched}),
+        mix=cluster.mix
+        + Counter(_traits(workload))
+        + Counter({"recoveries with too many placements to compare": checkers.unsearched}),
     )
 
 
@@ -193,8 +220,8 @@ def _judge(
 ) -> str | None:
     """Check what the survivors returned; the reason when they refused to go on, which they may after a fatal death only."""
     finished = any(isinstance(result, Outcome) for result in results.values())
-    # A rank that knows the job to be done leaves, which is one more death to those who were not told: then
-    # the result is there already, as summary.json would be.
+    # A rank that knows the job to be done leaves, which is one more death to those who were not
+    # told: then the result is there already, as summary.json would be.
     if refusals and not finished:
         if not may_refuse:
             raise Violation(f"refused to go on although all could be survived: {refusals[0].text}")
@@ -202,11 +229,15 @@ def _judge(
         return refusals[0].text
     early = [refusal for refusal in refusals if refusal.committed < steps]
     if early:
-        raise Violation(f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, which others finished: {early[0].text}")
+        raise Violation(
+            f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, which others finished: {early[0].text}"
+        )
     if not reported:
         raise Violation("no rank reported the digests of the tables")
     if any(tables != truth.tables for tables in reported):
         raise Violation("the finished tables are not the oracle's")
-    if any(result.verified.mismatches for result in results.values() if isinstance(result, Outcome)):
+    if any(
+        result.verified.mismatches for result in results.values() if isinstance(result, Outcome)
+    ):
         raise Violation("parity does not match the data at the end")
     return None

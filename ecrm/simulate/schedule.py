@@ -25,10 +25,11 @@ WIDE_SHARE = 0.08
 class Schedule:
     """A job on a cluster and the faults to draw for it.
 
-    `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its rank
-    with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the engine with
-    `phase_death`; a death takes another rank along with probability `together`, and with hosts the whole
-    host with the same. A call fails at one rank though nobody died with probability `lost_touch`, a few times a run.
+    `deaths` is how many ranks may die in the whole run; each transport call of each rank kills its
+    rank with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the
+    engine with `phase_death`; a death takes another rank along with probability `together`, and
+    with hosts the whole host with the same. A call fails at one rank though nobody died with
+    probability `lost_touch`, a few times a run.
     """
 
     seed: int
@@ -55,7 +56,11 @@ class Schedule:
 
 def parse_seed(text: str) -> int:
     """A seed from a decimal number or, as a commit hash is, from any other text."""
-    return int(text) if text.isdecimal() else int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+    return (
+        int(text)
+        if text.isdecimal()
+        else int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+    )
 
 
 def draw(seed: int, suite: str) -> Schedule:
@@ -68,7 +73,8 @@ def draw(seed: int, suite: str) -> Schedule:
     layout = rng.choice(("dedicated", "colocated"))
     dims = rng.sample((4, 8, 12), rng.randint(1, 2))
     tables = tuple(
-        Table(f"t{number}", rng.choice((1, 3, 17, 40, 90)), rng.choice(dims)) for number in range(rng.randint(1, 4))
+        Table(f"t{number}", rng.choice((1, 3, 17, 40, 90)), rng.choice(dims))
+        for number in range(rng.randint(1, 4))
     )
     workload = Workload(
         seed=rng.randrange(1 << 30),
@@ -101,12 +107,16 @@ def draw(seed: int, suite: str) -> Schedule:
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
     )
-    # Drawn last, so that everything else of a seed is as it was before there were scrubbing, chains, replication, lost touch, FBGEMM, wide stripes
-    # and lookups between steps.
+    # Drawn last, so that everything else of a seed is as it was before there were scrubbing,
+    # chains, replication, lost touch, FBGEMM, wide stripes and lookups between steps.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
-        workload = replace(workload, protection=name, scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step)
+        workload = replace(
+            workload,
+            protection=name,
+            scrub_rows_per_step=0 if name == "replicate" else workload.scrub_rows_per_step,
+        )
     schedule = replace(schedule, lost_touch=rng.choice((0.0, 0.0, 0.002, 0.02)))
     if rng.random() < FBGEMM_SHARE:
         workload = replace(workload, backend="fbgemm" if fbgemm_installed() else "native")
@@ -122,7 +132,9 @@ def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:
     """The host of each rank in a quarter of the schedules, where the ranks drawn can keep stripe members apart on hosts."""
     if rng.random() >= 0.25:
         return None
-    hosts = rng.randint(workload.k + workload.m, max(workload.k + workload.m, workload.world_size - 1))
+    hosts = rng.randint(
+        workload.k + workload.m, max(workload.k + workload.m, workload.world_size - 1)
+    )
     domains = tuple(rank % hosts for rank in range(workload.world_size))
     try:
         replace(workload, domains=domains).initial_view()

@@ -1,6 +1,7 @@
 """A small training job for the engine: real embedding maths, tiny dense maths, everything drawn from a seed.
 
-Runs on any transport; what it computes depends on (seed, tables, slots, steps) only, as a real run does.
+Runs on any transport; what it computes depends on (seed, tables, slots, steps) only, as a real run
+does.
 """
 
 from __future__ import annotations
@@ -107,13 +108,23 @@ class Workload:
 
     @property
     def world_size(self) -> int:
-        busy = self.servers + self.trainers if self.layout == "dedicated" else max(self.servers, self.trainers)
+        busy = (
+            self.servers + self.trainers
+            if self.layout == "dedicated"
+            else max(self.servers, self.trainers)
+        )
         return busy + self.spares
 
     def initial_view(self) -> View:
         protection = self.make_protection()
         return initial_view(
-            self.layout, protection.shape, self.trainers, self.spares, self.slots, protection.dense_replicas, self.domains
+            self.layout,
+            protection.shape,
+            self.trainers,
+            self.spares,
+            self.slots,
+            protection.dense_replicas,
+            self.domains,
         )
 
     def make_protection(self) -> Protection:
@@ -122,11 +133,17 @@ class Workload:
         if self.protection == "chain":
             return ChainProtection(self.servers, self.m + 1)
         if self.protection == "stateless":
-            return StatelessProtection(self.servers, CheckpointRows(CheckpointFolder(Path(self.folder))), self.last_seen_rows)
+            return StatelessProtection(
+                self.servers,
+                CheckpointRows(CheckpointFolder(Path(self.folder))),
+                self.last_seen_rows,
+            )
         if self.protection == "mapped":
             return MappedProtection(self.servers, Path(self.folder), self.durable)
         if self.protection != "erasure":
-            return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](self.servers)
+            return {"none": NoProtection, "checkpoint": CheckpointProtection}[self.protection](
+                self.servers
+            )
         return ErasureProtection(self.servers, self.k, self.m)
 
 
@@ -156,7 +173,9 @@ def make_engine(
         tables=workload.tables,
         view=workload.initial_view(),
         protection=protection,
-        make_store=store_factory(workload.backend, SparseOptimizer(workload.optimizer, workload.rate)),
+        make_store=store_factory(
+            workload.backend, SparseOptimizer(workload.optimizer, workload.rate)
+        ),
         make_dense=TinyDense,
         seed=workload.seed,
         policy=EnginePolicy(
@@ -188,7 +207,9 @@ def _looks_between(workload: Workload, step: int) -> bool:
     return workload.looks_between and hash((workload.seed, step)) % 3 == 0
 
 
-def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]) -> None:
+def train_step(
+    workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]
+) -> None:
     """One step of the job: row gradients and the contribution to the dense replica are a function of the rows' values and of the dense state;
     `computed` keeps them."""
     step = engine.step
@@ -204,17 +225,37 @@ def train_step(workload: Workload, engine: Engine, computed: Computed[tuple[list
         pull = 0.1 * float(engine.dense.value.sum()) + slot
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
-        rooms = (engine.gradient_room(slot, space, len(value)) for space, value in enumerate(spaces))
-        computed[slot] = [torch.sin(value * 3 + pull, out=room) for value, room in zip(spaces, rooms, strict=True)], contribution
+        rooms = (
+            engine.gradient_room(slot, space, len(value)) for space, value in enumerate(spaces)
+        )
+        computed[slot] = (
+            [
+                torch.sin(value * 3 + pull, out=room)
+                for value, room in zip(spaces, rooms, strict=True)
+            ],
+            contribution,
+        )
     gradients = {slot: computed[slot][0] for slot in rows}
     contributions = {slot: computed[slot][1] for slot in rows}
     last = step + 1 == workload.steps
-    ahead = None if last or not workload.look_ahead or _looks_between(workload, step + 1) else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
+    ahead = (
+        None
+        if last or not workload.look_ahead or _looks_between(workload, step + 1)
+        else {slot: rows_of(workload, step + 1, slot) for slot in engine.slots}
+    )
     kind = 0 if workload.right_hints else hash((workload.seed, step, engine.rank)) % 4
-    later = (step + 2, step + 2, None, step + 3)[kind] if engine.repairs_ahead else None  # a hint: right, left out, or wrong
-    soon = None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}
-    notes = {slot: contribution.view(torch.uint8)[slot:] for slot, contribution in contributions.items()}  # of several sizes
-    engine.apply(gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon, notes=notes)
+    # a hint: right, left out, or wrong
+    later = (step + 2, step + 2, None, step + 3)[kind] if engine.repairs_ahead else None
+    soon = (
+        None if later is None else {slot: rows_of(workload, later, slot) for slot in engine.slots}
+    )
+    # of several sizes
+    notes = {
+        slot: contribution.view(torch.uint8)[slot:] for slot, contribution in contributions.items()
+    }
+    engine.apply(
+        gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon, notes=notes
+    )
     engine.log.forget(engine.committed - REMEMBERED)
 
 
@@ -233,8 +274,9 @@ def run_workload(
 ) -> Outcome:
     """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
 
-    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints` writes it.
-    `report` gets the digests of the finished tables, on the reporter, before the ranks agree that all is done.
+    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints`
+    writes it. `report` gets the digests of the finished tables, on the reporter, before the ranks
+    agree that all is done.
     """
     engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
     after_start(engine)

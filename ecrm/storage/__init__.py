@@ -17,7 +17,10 @@ def fbgemm_installed() -> bool:
 def resolve_backend(name: str) -> str:
     """`fbgemm` or `native` for a config's `storage.backend`; raises UsageError when FBGEMM is asked for and absent."""
     if name == "fbgemm" and not fbgemm_installed():
-        raise UsageError("storage.backend = fbgemm, but fbgemm-gpu-cpu is not installed", {"storage.backend": "native"})
+        raise UsageError(
+            "storage.backend = fbgemm, but fbgemm-gpu-cpu is not installed",
+            {"storage.backend": "native"},
+        )
     return "native" if name == "auto" else name
 
 

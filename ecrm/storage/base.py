@@ -1,8 +1,8 @@
 """Storage of one shard's rows of one row space, with their optimizer state.
 
-A row that was never updated is not stored at all: its record is all zeros, on pages that the system has
-not handed out yet, and its value is computed when asked for. So nothing done at the start grows with the
-tables, and parity that starts as zeros is right.
+A row that was never updated is not stored at all: its record is all zeros, on pages that the system
+has not handed out yet, and its value is computed when asked for. So nothing done at the start grows
+with the tables, and parity that starts as zeros is right.
 """
 
 from __future__ import annotations
@@ -31,16 +31,23 @@ class SparseOptimizer:
 class Store(ABC):
     """Rows and optimizer state, updated in place.
 
-    A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has been
-    updated: what parity protects, what undo restores, what travels when a row is rebuilt. `initial`
-    gives initial values of local rows, float32 [R, dim], contiguous. `allocate` gives the memory, as `lazy_zeros` does: zeros
-    unless it holds a store of the same shape already.
+    A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has
+    been updated: what parity protects, what undo restores, what travels when a row is rebuilt.
+    `initial` gives initial values of local rows, float32 [R, dim], contiguous. `allocate` gives the
+    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already.
 
-    Arguments named `rows` are int64 local row numbers, unique where something is written; R is how many,
-    B is `record_bytes`. Ranges are not checked.
+    Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
+    many, B is `record_bytes`. Ranges are not checked.
     """
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        optimizer: SparseOptimizer,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
+    ) -> None:
         allocate = allocate or lazy_zeros
         self.weights = allocate(rows, dim)
         self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
@@ -81,7 +88,10 @@ class Store(ABC):
 
     def lookup_state(self, rows: Tensor) -> Tensor:
         """Copy of the rows' optimizer state, float32 [R, floats]."""
-        parts = [part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1) for part in self.state]
+        parts = [
+            part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1)
+            for part in self.state
+        ]
         return torch.cat(parts, dim=1) if parts else torch.empty(rows.numel(), 0)
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -124,8 +134,9 @@ class Store(ABC):
     def update_with_delta(self, rows: Tensor, sums: Tensor) -> Tensor:
         """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows.
 
-        `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns and zeros in the rest; the result takes its memory, a
-        cache line that is read anyway instead of another.
+        `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns
+        and zeros in the rest; the result takes its memory, a cache line that is read anyway instead
+        of another.
         """
         fresh, values = self._materialise(rows)
         delta = sums.view(torch.uint8)
@@ -137,7 +148,9 @@ class Store(ABC):
         """`update`, to the same bits, with the XOR of each record before and after merged into a log that has room for it."""
         fresh, values = self._materialise(rows)
         self._fused_step(rows, gradients, log=log)
-        self._correct_fresh(log.records.view(torch.float32), log.places[rows[fresh]].long() - 1, values)
+        self._correct_fresh(
+            log.records.view(torch.float32), log.places[rows[fresh]].long() - 1, values
+        )
 
     def _correct_fresh(self, records: Tensor, places: Tensor, values: Tensor) -> None:
         """Of deltas, float32 [R, B / 4], those at `places` are of rows updated for the first time: their records were zeros, not the values, float32
@@ -146,7 +159,13 @@ class Store(ABC):
             xor_records(records[:, : self.dim], (), places, values.view(torch.uint8))
             records[places, -1] = 1.0
 
-    def _fused_step(self, rows: Tensor, gradients: Tensor, delta: Tensor | None = None, log: RecordLog | None = None) -> None:
+    def _fused_step(
+        self,
+        rows: Tensor,
+        gradients: Tensor,
+        delta: Tensor | None = None,
+        log: RecordLog | None = None,
+    ) -> None:
         """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state, which `log` gets merged into it."""
         optimizer = self._optimizer
         sparse_update(

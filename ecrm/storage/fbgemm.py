@@ -1,7 +1,8 @@
 """Rows in an FBGEMM table-batched embedding (CPU).
 
-FBGEMM's fused optimizers update them, unless the change of each record is wanted: FBGEMM cannot give that, so then it is this
-project's `sparse_update` on the same memory, which comes to the same bits (tests/test_kernels_fbgemm.py, tests/test_storage.py).
+FBGEMM's fused optimizers update them, unless the change of each record is wanted: FBGEMM cannot
+give that, so then it is this project's `sparse_update` on the same memory, which comes to the same
+bits (tests/test_kernels_fbgemm.py, tests/test_storage.py).
 """
 
 from __future__ import annotations
@@ -38,15 +39,28 @@ _SLICE_FLOATS = 1 << 30
 class FbgemmStore(Store):
     """One-table FBGEMM TBEs over consecutive slices of this store's memory, each small enough for FBGEMM's offsets."""
 
-    def __init__(self, rows: int, dim: int, optimizer: SparseOptimizer, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        dim: int,
+        optimizer: SparseOptimizer,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
+    ) -> None:
         super().__init__(rows, dim, optimizer, initial, allocate)
         self._slice_rows = max(_SLICE_FLOATS // dim, 1)
 
     @cached_property
     def _slices(self) -> list[SplitTableBatchedEmbeddingBagsCodegen]:
         """Made when they first update rows: never where every update's delta is wanted, and then a takeover does not wait for it."""
-        slices = [slice(first, first + self._slice_rows) for first in range(0, max(len(self.weights), 1), self._slice_rows)]
-        return [_embedding(self.weights[s], [part[s] for part in self.state], self._optimizer) for s in slices]
+        slices = [
+            slice(first, first + self._slice_rows)
+            for first in range(0, max(len(self.weights), 1), self._slice_rows)
+        ]
+        return [
+            _embedding(self.weights[s], [part[s] for part in self.state], self._optimizer)
+            for s in slices
+        ]
 
     def _step(self, rows: Tensor, gradients: Tensor) -> None:
         if len(self._slices) == 1:
@@ -58,7 +72,9 @@ class FbgemmStore(Store):
             _update(embedding, rows[chosen] - number * self._slice_rows, gradients[chosen])
 
 
-def _embedding(weights: Tensor, state: list[Tensor], optimizer: SparseOptimizer) -> SplitTableBatchedEmbeddingBagsCodegen:
+def _embedding(
+    weights: Tensor, state: list[Tensor], optimizer: SparseOptimizer
+) -> SplitTableBatchedEmbeddingBagsCodegen:
     buffers = {"weights": weights.view(-1)}
     buffers |= {f"momentum{number}": part.view(-1) for number, part in enumerate(state, 1)}
     return SplitTableBatchedEmbeddingBagsCodegen(
@@ -71,7 +87,9 @@ def _embedding(weights: Tensor, state: list[Tensor], optimizer: SparseOptimizer)
     )
 
 
-def _update(embedding: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, gradients: Tensor) -> None:
+def _update(
+    embedding: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, gradients: Tensor
+) -> None:
     if rows.numel() == 0:
         return
     offsets = torch.arange(rows.numel() + 1, dtype=torch.int64)

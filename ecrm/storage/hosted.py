@@ -19,7 +19,14 @@ class HostedShard:
     know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
     None; `units`, of which a stripe has one here: local row r is of unit `r % units`. Rows looked up and deltas lie in memory from `allocate`."""
 
-    def __init__(self, store: Store, rows: int, missing: bool, units: int = 1, allocate: Allocate = lazy_zeros) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rows: int,
+        missing: bool,
+        units: int = 1,
+        allocate: Allocate = lazy_zeros,
+    ) -> None:
         self.store, self.units = store, units
         self.missing = MissingRows(rows) if missing and rows else None
         self.on_demand_rows = 0
@@ -58,13 +65,17 @@ class HostedShard:
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
         """Room to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim], holding anything: the first dim are theirs, and zeros
         must follow."""
-        return self._log.space(rows) if keep_delta and not self._log.merges else torch.empty(rows, self.store.dim)
+        return (
+            self._log.space(rows)
+            if keep_delta and not self._log.merges
+            else torch.empty(rows, self.store.dim)
+        )
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
         """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.
 
-        `sums` is this shard's `gradient_space` for as many rows and the same `keep_delta`, with the summed gradients in it; it must not be used
-        afterwards.
+        `sums` is this shard's `gradient_space` for as many rows and the same `keep_delta`, with the
+        summed gradients in it; it must not be used afterwards.
         """
         if self.touched is not None:
             self.touched[rows] = True
@@ -94,7 +105,9 @@ class HostedShard:
         self._log.undo(self.store)
         if self.missing is not None:
             lost = self.missing.undo()
-            self.store.write(lost, torch.zeros(lost.numel(), self.store.record_bytes, dtype=torch.uint8))
+            self.store.write(
+                lost, torch.zeros(lost.numel(), self.store.record_bytes, dtype=torch.uint8)
+            )
 
     def committed(self) -> None:
         """Forget the log: the updates since the last commit can no longer be taken back."""

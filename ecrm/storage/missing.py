@@ -15,16 +15,18 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class MissingRows:
     """A set of row numbers below `rows`, all of them at first.
 
-    `first` looks at each row once, and again only where that was undone: rows that are not missing cost next to nothing.
+    `first` looks at each row once, and again only where that was undone: rows that are not missing
+    cost next to nothing.
 
-    Rows found since the commit can be lost again: what they were decoded from is only known to be right
-    once every rank has agreed on the step.
+    Rows found since the commit can be lost again: what they were decoded from is only known to be
+    right once every rank has agreed on the step.
     """
 
     def __init__(self, rows: int) -> None:
         self._present = lazy_zeros(rows, dtype=np.bool_)
         self._probed = self._looked = 0
-        self._ahead = _NONE  # among the rows looked at, below `_looked`: those that were missing, ascending
+        # among the rows looked at, below `_looked`: those that were missing, ascending
+        self._ahead = _NONE
         self._at_commit = self._probed, self._looked, self._ahead
         self._found: list[Tensor] = []
         self._zeros: list[Tensor] = []
@@ -42,7 +44,9 @@ class MissingRows:
         self._ahead = self._ahead[~self._present[self._ahead]]
         while self._ahead.numel() < count and self._looked < self._probed:
             start, self._looked = self._looked, min(self._looked + _WINDOW, self._probed)
-            self._ahead = torch.cat([self._ahead, (~self._present[start : self._looked]).nonzero().squeeze(1) + start])
+            self._ahead = torch.cat(
+                [self._ahead, (~self._present[start : self._looked]).nonzero().squeeze(1) + start]
+            )
         return self._ahead[:count]
 
     def unprobed(self, count: int) -> tuple[int, int]:

@@ -30,13 +30,15 @@ class Prefault:
     def all_of(self, tensors: Iterable[Tensor]) -> None:
         """Have the system hand out every page of `tensors` now, huge ones where it has them; what they hold stays. Raises UsageError where it cannot.
 
-        Rows in huge pages are found faster, and the memory of a killed process is free again sooner.
+        Rows in huge pages are found faster, and the memory of a killed process is free again
+        sooner.
         """
         for tensor in tensors:
             self._known.append(weakref.ref(tensor))
             if not tensor.nbytes:
                 continue
-            _advise(*_pages(tensor), _MADV_HUGEPAGE)  # refused by a system without them, whose pages do as well
+            # refused by a system without them, whose pages do as well
+            _advise(*_pages(tensor), _MADV_HUGEPAGE)
             if _advise(*_pages(tensor), _MADV_POPULATE_WRITE):
                 problem = os.strerror(ctypes.get_errno())
                 raise UsageError(
@@ -49,7 +51,11 @@ class Prefault:
         """The same for those of `tensors` that are new, in a thread, a piece at a time, as long as somebody else holds them; where the system
         cannot, pages come as rows are written."""
         self._known = [known for known in self._known if known() is not None]
-        new = [weakref.ref(tensor) for tensor in tensors if tensor.nbytes and not any(known() is tensor for known in self._known)]
+        new = [
+            weakref.ref(tensor)
+            for tensor in tensors
+            if tensor.nbytes and not any(known() is tensor for known in self._known)
+        ]
         if not new:
             return None
         self._known += new

@@ -24,18 +24,28 @@ MOST_ROOM = (1 << 31) - 1
 class UndoLog:
     """Rows updated since the last commit and the XOR of each record then and now, of one shard of `rows` rows, of `units` of a stripe.
 
-    One update is kept as it came. From the second one on they are merged, each unit's by themselves: a row that is updated again
-    takes no more room, and at a commit what goes to one holder of parity lies together. An update is announced by `expect` before it is made, so
-    that none is made that cannot be logged.
+    One update is kept as it came. From the second one on they are merged, each unit's by
+    themselves: a row that is updated again takes no more room, and at a commit what goes to one
+    holder of parity lies together. An update is announced by `expect` before it is made, so that
+    none is made that cannot be logged.
 
-    Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of which the system hands out what is used.
+    Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of
+    which the system hands out what is used.
     """
 
-    def __init__(self, rows: int, record_bytes: int, units: int = 1, allocate: Allocate = lazy_zeros) -> None:
-        self._rows, self._record_bytes, self._units, self._allocate = rows, record_bytes, units, allocate
+    def __init__(
+        self, rows: int, record_bytes: int, units: int = 1, allocate: Allocate = lazy_zeros
+    ) -> None:
+        self._rows, self._record_bytes, self._units, self._allocate = (
+            rows,
+            record_bytes,
+            units,
+            allocate,
+        )
         self._space = allocate(rows, record_bytes // 4)
         self._update: tuple[Tensor, Tensor] | None = None
-        self._merged: list[RecordLog] = []  # a log for each unit once there were two updates between two commits
+        # a log for each unit once there were two updates between two commits
+        self._merged: list[RecordLog] = []
         self._most_space = 0  # rows
         self._most_merged = [0] * units
 
@@ -45,7 +55,12 @@ class UndoLog:
         rows = 0 if self._update is None else self._update[0].nbytes
         places = self._merged[0].places.nbytes if self._merged else 0
         merged = sum(max(most, log.count) for most, log in zip(self._most_merged, self._merged))
-        return rows + self._most_space * self._record_bytes + merged * (8 + self._record_bytes) + places
+        return (
+            rows
+            + self._most_space * self._record_bytes
+            + merged * (8 + self._record_bytes)
+            + places
+        )
 
     def space(self, rows: int) -> Tensor:
         """Room for the deltas of an update that is not merged, float32 [rows, B / 4], holding anything: valid until the commit after it, or until it
@@ -61,7 +76,8 @@ class UndoLog:
     def expect(self, rows: Tensor) -> list[tuple[slice, RecordLog]]:
         """An update of unique rows, int64 [R], comes: which of them it must merge into which log.
 
-        Where nothing `merges` there are none of these, and `keep` must get the update. Raises ValueError where units do not ascend.
+        Where nothing `merges` there are none of these, and `keep` must get the update. Raises
+        ValueError where units do not ascend.
         """
         counts, _, in_order = split_by_unit(rows, self._units)
         if not in_order:
@@ -71,7 +87,10 @@ class UndoLog:
         if self._update is not None:
             self._merge_first()
         ends = list(accumulate(counts))
-        return [(slice(end - count, end), log) for count, end, log in zip(counts, ends, self._merged, strict=True)]
+        return [
+            (slice(end - count, end), log)
+            for count, end, log in zip(counts, ends, self._merged, strict=True)
+        ]
 
     def keep(self, rows: Tensor, delta: Tensor) -> None:
         """The first update since a commit: its rows and their old XOR new records, uint8 [R, B], in `space`, are this log's from now on."""
@@ -82,7 +101,9 @@ class UndoLog:
         updated. Views: valid until the next call of another method."""
         if self._update is None and self._merged:
             return [_held(log) for log in self._merged]
-        return [self._update or (torch.empty(0, dtype=torch.int64), self._space[:0].view(torch.uint8))]
+        return [
+            self._update or (torch.empty(0, dtype=torch.int64), self._space[:0].view(torch.uint8))
+        ]
 
     def clear(self) -> None:
         """Forget everything. The memory that it took is kept for the next time."""
@@ -105,15 +126,24 @@ class UndoLog:
         counts = split_by_unit(rows, self._units)[0]
         if not self._merged:
             places = lazy_zeros(self._rows, dtype=np.int32)
-            self._merged = [self._new_log(len(range(unit, self._rows, self._units)), places) for unit in range(self._units)]
+            self._merged = [
+                self._new_log(len(range(unit, self._rows, self._units)), places)
+                for unit in range(self._units)
+            ]
         self._update = None
-        for log, some, change in zip(self._merged, rows.split(counts), delta.split(counts), strict=True):
+        for log, some, change in zip(
+            self._merged, rows.split(counts), delta.split(counts), strict=True
+        ):
             merge_records(log, some, change)
 
     def _new_log(self, rows: int, places: Tensor) -> RecordLog:
         """With room for twice `rows`: for all of them, and for an update of all of them, as a kernel cannot tell which are there already."""
         room = min(2 * rows, MOST_ROOM)
-        return RecordLog(lazy_zeros(room, dtype=np.int64), self._allocate(room, self._record_bytes, dtype=np.uint8), places)
+        return RecordLog(
+            lazy_zeros(room, dtype=np.int64),
+            self._allocate(room, self._record_bytes, dtype=np.uint8),
+            places,
+        )
 
 
 def _held(log: RecordLog) -> tuple[Tensor, Tensor]:

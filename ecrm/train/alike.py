@@ -26,7 +26,11 @@ class Given:
 
 def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:
     """What a rank has, `manifest` being that of its dataset; data.path may differ where the data does not."""
-    keys = {f"{section}.{key}": value for section, values in config.to_dict().items() for key, value in values.items()}
+    keys = {
+        f"{section}.{key}": value
+        for section, values in config.to_dict().items()
+        for key, value in values.items()
+    }
     del keys["data.path"]
     parts = {DATA: {name: manifest[name] for name in _OF_DATA}, **keys, STEPS: steps}
     return Given(host, {name: _digest(part) for name, part in parts.items()})
@@ -35,14 +39,17 @@ def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) ->
 def unlike(ranks: Mapping[int, Given]) -> str | None:
     """Which ranks have something other than most, and what; None where all have the same."""
     kinds = {rank: tuple(sorted(ranks[rank].digests.items())) for rank in sorted(ranks)}
-    (most, _), *others = Counter(kinds.values()).most_common()  # of equally many the one of the lowest rank
+    # of equally many the one of the lowest rank
+    (most, _), *others = Counter(kinds.values()).most_common()
     if not others:
         return None
     usual = next(rank for rank, kind in kinds.items() if kind == most)
     said = []
     for kind, _ in others:
         those = [rank for rank in kinds if kinds[rank] == kind]
-        said.append(f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} {_difference(dict(kind), dict(most))}")
+        said.append(
+            f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} {_difference(dict(kind), dict(most))}"
+        )
     more = f"; {len(said) - _SHOWN} more differ in another way" if len(said) > _SHOWN else ""
     return (
         f"not all ranks have the same data and config: unlike {_named([usual], ranks)}, {'; '.join(said[:_SHOWN])}{more}: "
@@ -69,4 +76,6 @@ def _named(those: Sequence[int], ranks: Mapping[int, Given]) -> str:
 
 
 def _cut(words: Sequence[str]) -> str:
-    return ", ".join(words[:_SHOWN]) + (f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else "")
+    return ", ".join(words[:_SHOWN]) + (
+        f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    )

@@ -11,7 +11,8 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGE = 1 << 30
 _LARGE_BEFORE_GLIBC_2_35 = 32 << 20
 _PAD = 64 << 20
-_IN_HUGE_PAGES = 768 << 20  # with the pad less than _LARGE, of which freed memory goes back to the system
+# with the pad less than _LARGE, of which freed memory goes back to the system
+_IN_HUGE_PAGES = 768 << 20
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14  # linux/mman.h
 
@@ -19,8 +20,9 @@ _MADV_HUGEPAGE = 14  # linux/mman.h
 def keep_freed_memory() -> None:
     """Let freed memory stay with the process, to be used again in the next step, and the next 768 MiB that are allocated lie in huge pages.
 
-    By default glibc gives buffers of more than 128 KiB to 32 MiB back to the system at once, and every step pays
-    for having each of their pages zeroed and mapped again. Without effect where the C library is another one.
+    By default glibc gives buffers of more than 128 KiB to 32 MiB back to the system at once, and
+    every step pays for having each of their pages zeroed and mapped again. Without effect where the
+    C library is another one.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -37,11 +39,16 @@ def _prepare_huge_pages() -> None:
     other ranks copy messages out of them without the system looking up every 4 KiB. Without effect where the system has none, or no such space."""
     c = ctypes.CDLL(None)
     c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    c.free.argtypes, c.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    c.free.argtypes, c.madvise.argtypes = (
+        [ctypes.c_void_p],
+        [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int],
+    )
     block = c.malloc(_IN_HUGE_PAGES)
     if block:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-        c.madvise(start, (block + _IN_HUGE_PAGES - start) // mmap.PAGESIZE * mmap.PAGESIZE, _MADV_HUGEPAGE)
+        c.madvise(
+            start, (block + _IN_HUGE_PAGES - start) // mmap.PAGESIZE * mmap.PAGESIZE, _MADV_HUGEPAGE
+        )
         c.free(block)
 
 

@@ -1,7 +1,8 @@
 """What keeps a rank going, for the time that it takes to stop, when mpirun goes before it.
 
-mpirun 5.0.11 that gets SIGTERM or SIGINT is gone after 0.5 s. A rank's PMIx library then finds its connection closed and ends
-the process about a second later, its output goes nowhere, and nobody removes the shared memory of MPI.
+mpirun 5.0.11 that gets SIGTERM or SIGINT is gone after 0.5 s. A rank's PMIx library then finds its
+connection closed and ends the process about a second later, its output goes nowhere, and nobody
+removes the shared memory of MPI.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _SERVER = "PMIX_SERVER_URI"
 def keep_connection(environ: Mapping[str, str] = os.environ) -> None:
     """Put a socket that nobody closes in the place of those to the PMIx server: no message comes any more, nor the end of it.
 
-    Deaths are no longer told to this rank. The kernel tells nobody who waits for the old socket that it has gone.
+    Deaths are no longer told to this rank. The kernel tells nobody who waits for the old socket
+    that it has gone.
     """
     servers = {_address(uri) for name, uri in environ.items() if name.startswith(_SERVER)}
     for descriptor in _connected_to(servers):

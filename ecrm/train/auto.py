@@ -42,7 +42,9 @@ def look(run_dir: Path | None, resume: Path | None, mine: bool = False) -> Found
     if resume != AUTO_RESUME:
         return Found(resume)
     if run_dir is None:
-        raise UsageError("--resume auto goes on in the run's own folder, which is not named: type --run-dir DIR")
+        raise UsageError(
+            "--resume auto goes on in the run's own folder, which is not named: type --run-dir DIR"
+        )
     try:
         return _look(run_dir, mine)
     except OSError as error:
@@ -58,9 +60,13 @@ def _look(run_dir: Path, mine: bool) -> Found:
         return Found()
     starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
     if not starts and not read_json(run_dir / LOCK).get("run"):
-        raise UsageError(f"--run-dir {run_dir}: neither empty nor the folder of a run; name another folder")
+        raise UsageError(
+            f"--run-dir {run_dir}: neither empty nor the folder of a run; name another folder"
+        )
     if (run_dir / "rejected.json").exists():
-        raise UsageError(f"--run-dir {run_dir}: holds a run whose parity did not match at its end; start again in another folder")
+        raise UsageError(
+            f"--run-dir {run_dir}: holds a run whose parity did not match at its end; start again in another folder"
+        )
     own = bool(find(run_dir / CHECKPOINTS)[0]) or files_at(run_dir) is not None
     begun_from = starts[0].get("resumed", {}).get("from") if starts else None
     resume = run_dir if own else Path(begun_from) if begun_from else None
@@ -69,14 +75,21 @@ def _look(run_dir: Path, mine: bool) -> Found:
 
 def check_same(run_dir: Path, config: Config) -> None:
     """Raise UsageError unless the run in `run_dir`, if one has begun, is that of this config and data."""
-    starts = [event for event in events_of(run_dir) if event.get("event") == "start" and "run" in event]
+    starts = [
+        event for event in events_of(run_dir) if event.get("event") == "start" and "run" in event
+    ]
     if not starts:
         return
     said, now = starts[0]["run"], json.loads(json.dumps(about(config)))
-    other = sorted((name for name in now if said.get(name) != now[name]), key=lambda name: ("." not in name, name))
+    other = sorted(
+        (name for name in now if said.get(name) != now[name]),
+        key=lambda name: ("." not in name, name),
+    )
     if other:
         name = other[0]
-        before, here = ("other ones", "these") if name in ("tables", "data") else (said.get(name), now[name])
+        before, here = (
+            ("other ones", "these") if name in ("tables", "data") else (said.get(name), now[name])
+        )
         raise UsageError(
             f"--run-dir {run_dir}: holds a run with {name} {before}, here {name} is {here}: "
             f"name a new folder, and type --resume {run_dir} where it shall go on from there"
@@ -85,7 +98,11 @@ def check_same(run_dir: Path, config: Config) -> None:
 
 def about(config: Config) -> dict[str, Any]:
     """What makes two starts the same run: all that the bits of its model depend on."""
-    same = {name: value for name, value in identity(config).items() if name not in ("told", "data_began")}
+    same = {
+        name: value
+        for name, value in identity(config).items()
+        if name not in ("told", "data_began")
+    }
     return {**same, "train.steps": config.train.steps, "train.epochs": config.train.epochs}
 
 
@@ -120,9 +137,16 @@ def lives_of(events: Sequence[dict[str, Any]], ended: str) -> list[dict[str, Any
             if lives:
                 lives[-1]["ended"] = event.get("before", "killed")
             step = event.get("resumed", {}).get("step", 0)
-            lives.append({"began": event["time"], "from_step": step, "seen_step": step, "failures": 0, "ended": ended})
+            lives.append(
+                {
+                    "began": event["time"],
+                    "from_step": step,
+                    "seen_step": step,
+                    "failures": 0,
+                    "ended": ended,
+                }
+            )
         elif lives:
             lives[-1]["seen_step"] = max(lives[-1]["seen_step"], event.get("step", 0))
             lives[-1]["failures"] += event["event"] == "failure"
     return lives
-

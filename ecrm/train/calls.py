@@ -1,7 +1,7 @@
 """How often a rank has begun or ended a call to other ranks: one word of memory that it shares with its guard.
 
-Inside such a call it may wait for others for as long as it takes. A rank outside of it that does not come to
-the next one computes for ever, or stands in a call of the system that does not return.
+Inside such a call it may wait for others for as long as it takes. A rank outside of it that does
+not come to the next one computes for ever, or stands in a call of the system that does not return.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """How ranks of a host share its cores where they outnumber them.
 
-A rank that waits polls, and yields whenever another one can run; yet to the system it is as busy as one that computes. So the system puts
-ranks that compute on one core and ranks that wait on another. Against that ranks either keep to one core each, dealt out by role, so that work
-of a kind is spread evenly; or, where that leaves some cores with more slots than others, they sleep while they wait, and the system moves who
-computes to the core of who sleeps.
+A rank that waits polls, and yields whenever another one can run; yet to the system it is as busy as
+one that computes. So the system puts ranks that compute on one core and ranks that wait on another.
+Against that ranks either keep to one core each, dealt out by role, so that work of a kind is spread
+evenly; or, where that leaves some cores with more slots than others, they sleep while they wait,
+and the system moves who computes to the core of who sleeps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[
     dealt: dict[int, int] = {}
     for work in slots, shards, Counter(neighbours):
         load = dict.fromkeys(cores, 0)
-        for rank in sorted(set(neighbours).intersection(view.live, work) - dealt.keys(), key=lambda rank: (-work[rank], rank)):
+        for rank in sorted(
+            set(neighbours).intersection(view.live, work) - dealt.keys(),
+            key=lambda rank: (-work[rank], rank),
+        ):
             held = Counter(dealt.values())
             dealt[rank] = min(cores, key=lambda core: (load[core], held[core]))
             load[dealt[rank]] += work[rank]
@@ -45,7 +49,8 @@ class Cores:
     two, where more of `neighbours`, the ranks that may use the same cores, this one included, live than there are cores. Threads that it
     starts keep to the cores that it could use then.
 
-    `manner` is how they share them now: BIND, SLEEP or POLL; None where there are cores enough, all of which are then free to this rank, which polls.
+    `manner` is how they share them now: BIND, SLEEP or POLL; None where there are cores enough, all
+    of which are then free to this rank, which polls.
     """
 
     def __init__(self, transport: Transport, neighbours: Collection[int], wish: str = AUTO) -> None:
@@ -58,6 +63,10 @@ class Cores:
         dealt = deal(view, self._neighbours, self._cores)
         self.manner = None
         if len(dealt) > len(self._cores):
-            self.manner = best_manner(view, dealt, self._cores) if self._wish == AUTO else self._wish
-        os.sched_setaffinity(0, {dealt[self._transport.rank]} if self.manner == BIND else self._cores)
+            self.manner = (
+                best_manner(view, dealt, self._cores) if self._wish == AUTO else self._wish
+            )
+        os.sched_setaffinity(
+            0, {dealt[self._transport.rank]} if self.manner == BIND else self._cores
+        )
         self._transport.sleeps = self.manner == SLEEP

@@ -1,6 +1,7 @@
 """Evaluation on the held-out split: slots score their shares, the reporter merges what they counted.
 
-Memory does not grow with the split: each rank keeps one histogram of logits and one sum of losses per slot.
+Memory does not grow with the split: each rank keeps one histogram of logits and one sum of losses
+per slot.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from ecrm.transport.base import PeerFailure
 class Evaluation:
     """Area under the ROC curve and log loss over the held-out samples; None where undefined, as with a logit that is not finite.
 
-    `auc` is within `auc_error` of the exact one: see `Histogram.auc`. `train_loss` is the sum of the mean losses of all steps
-    trained so far. `not_finite` is the lowest slot with a logit that is not finite, and where that began.
+    `auc` is within `auc_error` of the exact one: see `Histogram.auc`. `train_loss` is the sum of
+    the mean losses of all steps trained so far. `not_finite` is the lowest slot with a logit that
+    is not finite, and where that began.
     """
 
     samples: int
@@ -58,7 +60,12 @@ class _Scores:
         if not self._losses:
             return []
         places, counts = map(torch.from_numpy, self._histogram.export())
-        return [places, counts, torch.tensor(list(self._losses)), torch.tensor(list(self._losses.values()), dtype=torch.float64)]
+        return [
+            places,
+            counts,
+            torch.tensor(list(self._losses)),
+            torch.tensor(list(self._losses.values()), dtype=torch.float64),
+        ]
 
     def merge(self, message: list[Tensor]) -> None:
         """Add another rank's message."""
@@ -74,13 +81,15 @@ class _Scores:
         return Evaluation(samples, *self._histogram.auc(), total / samples)
 
 
-def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int) -> Evaluation:
+def evaluate(
+    engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, global_batch: int
+) -> Evaluation:
     """Collective: score the whole held-out split; every rank gets the same result.
 
-    The result depends on the model and the slots alone, to the bit, not on who runs them; while a stand-in answers for shards that are away, on
-    what its ranks have seen of them, too. Raises StepAborted after a
-    failure, StopAgreed when a rank asks to stop, and then has no effect: the next evaluation starts from the split's
-    first row.
+    The result depends on the model and the slots alone, to the bit, not on who runs them; while a
+    stand-in answers for shards that are away, on what its ranks have seen of them, too. Raises
+    StepAborted after a failure, StopAgreed when a rank asks to stop, and then has no effect: the
+    next evaluation starts from the split's first row.
     """
     slots = len(engine.view.slots)
     scores, troubles = _Scores(), {}
@@ -99,7 +108,9 @@ def evaluate(engine: Engine, dataset: CriteoDataset, offsets: torch.Tensor, glob
             for slot, batch in batches.items():
                 logits = engine.dense.module(batch.dense, values[slot][0], batch.places)
                 if not scores.add(slot, batch.labels, logits) and slot not in troubles:
-                    troubles[slot] = origin(engine.dense.module, batch, values[slot][0], engine.spaces[0])
+                    troubles[slot] = origin(
+                        engine.dense.module, batch, values[slot][0], engine.spaces[0]
+                    )
     return _gather(engine, scores, troubles, dataset.eval_rows)
 
 
@@ -113,10 +124,16 @@ def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: 
             merged = _Scores()
             for message in received.values():
                 merged.merge(list(message))
-            said["result"] = asdict(replace(merged.evaluation(samples), train_loss=float(engine.dense.loss_sum)))
-        shared = engine.transport.share([torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)])
+            said["result"] = asdict(
+                replace(merged.evaluation(samples), train_loss=float(engine.dense.loss_sum))
+            )
+        shared = engine.transport.share(
+            [torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)]
+        )
         if not engine.transport.agree(True):
             raise PeerFailure("a rank died in an evaluation")
     heard = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
-    first = min((tuple(trouble) for words in heard.values() for trouble in words["troubles"]), default=None)
+    first = min(
+        (tuple(trouble) for words in heard.values() for trouble in words["troubles"]), default=None
+    )
     return Evaluation(**{**heard[reporter]["result"], "not_finite": first})

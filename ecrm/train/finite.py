@@ -17,7 +17,11 @@ class FiniteWatch:
     """
 
     def __init__(
-        self, stop: bool, window: int, tell: Callable[[dict[str, Any]], None], kept: Callable[[], int] = lambda: 0
+        self,
+        stop: bool,
+        window: int,
+        tell: Callable[[dict[str, Any]], None],
+        kept: Callable[[], int] = lambda: 0,
     ) -> None:
         self._stop, self._window, self._tell, self._kept = stop, window, tell, kept
         self._quiet_until = 0
@@ -29,7 +33,12 @@ class FiniteWatch:
     def losses(self, step: int, where: Mapping[int, str]) -> None:
         """The losses of slots in a step are not finite; `where` that began, by slot. Raises NotFinite where that ends the run."""
         slot, began = min(where.items())
-        self._heard(step, slot, f"the loss of step {step} is not finite: in slot {slot} it began {began}", began)
+        self._heard(
+            step,
+            slot,
+            f"the loss of step {step} is not finite: in slot {slot} it began {began}",
+            began,
+        )
         self._quiet_until = (step // self._window + 1) * self._window
 
     def evaluation(self, step: int, slot: int, began: str) -> None:
@@ -49,4 +58,7 @@ class FiniteWatch:
 
     def _end(self, why: str) -> None:
         kept = self._kept()
-        raise NotFinite(f"{why}; {REMEDY}" + (f"; the checkpoint of step {kept}, which is finite, is kept" if kept else ""))
+        raise NotFinite(
+            f"{why}; {REMEDY}"
+            + (f"; the checkpoint of step {kept}, which is finite, is kept" if kept else "")
+        )

@@ -13,7 +13,8 @@ BIT = 1 << 2
 class FlipSwitch:
     """A phase hook. Flips once, when the `dense` phase of the step begins: rows and parity have their updates by then.
 
-    Of the first row space on the rank's first shard, the last row (or parity row) that was ever updated is hit.
+    Of the first row space on the rank's first shard, the last row (or parity row) that was ever
+    updated is hit.
     """
 
     def __init__(self, flip: Flip | None, rank: int) -> None:
@@ -42,7 +43,12 @@ def flip_bit(engine: Engine, shard: int, kind: str) -> None:
         return
     store = engine.hosted[key].store
     row = _last_nonzero(store.read(torch.arange(engine.layouts[0].data_rows_per_shard)))
-    _flip_in((store.weights if kind == "row" else store.state[0]).view(torch.uint8).view(store.weights.shape[0], -1), row)
+    _flip_in(
+        (store.weights if kind == "row" else store.state[0])
+        .view(torch.uint8)
+        .view(store.weights.shape[0], -1),
+        row,
+    )
 
 
 def _flip_in(rows: torch.Tensor, row: int) -> None:

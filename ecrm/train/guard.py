@@ -1,13 +1,14 @@
 """A guard process around each rank that turns every way of dying into the one that MPI reports: SIGKILL.
 
-ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by itself,
-throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays behind as a
-guard of a few megabytes and the rank runs as its child: when the child goes without having said that it
-is done, or stands stopped for too long, the guard kills it and then itself, which mpirun tells everybody; it does not wait until the system
-has taken the child's memory back (ecrm/train/lifeline.py).
-A guard that is stopped itself is killed by the other guards of its host, and its rank with it.
-It also keeps a fenced rank from ever coming back, and ends the rank when mpirun is gone, or where the agent that started it on
-this host (ecrm/launch/agent.py) stands stopped: the others are about to go on without it.
+ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by
+itself, throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays
+behind as a guard of a few megabytes and the rank runs as its child: when the child goes without
+having said that it is done, or stands stopped for too long, the guard kills it and then itself,
+which mpirun tells everybody; it does not wait until the system has taken the child's memory back
+(ecrm/train/lifeline.py). A guard that is stopped itself is killed by the other guards of its host,
+and its rank with it. It also keeps a fenced rank from ever coming back, and ends the rank when
+mpirun is gone, or where the agent that started it on this host (ecrm/launch/agent.py) stands
+stopped: the others are about to go on without it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import NoReturn
 
 from ecrm.errors import Unrecoverable
 from ecrm.launch.agent import GUARD_PATIENCE
-from ecrm.launch.preflight import say_once
-from ecrm.launch.prctl import when_parent_ends
-from ecrm.train.calls import Calls, Stuck
 from ecrm.launch.neighbours import AwakeClock, Neighbours, Standing
+from ecrm.launch.prctl import when_parent_ends
+from ecrm.launch.preflight import say_once
+from ecrm.train.calls import Calls, Stuck
 from ecrm.train.lifeline import Lifeline
 from ecrm.train.startup import THE_START, Startup, died
 
@@ -67,7 +68,8 @@ class Guarded:
 
     def done(self) -> None:
         """From now on this process may exit, with any code, without being taken for dead."""
-        with contextlib.suppress(BrokenPipeError):  # mpirun has killed the guard: nobody is left to be told
+        # mpirun has killed the guard: nobody is left to be told
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, b"d")
 
 
@@ -81,7 +83,9 @@ class Parent:
 
     def is_lost(self) -> bool:
         """Whether it is gone, or an agent that has stood stopped for too long."""
-        return os.getppid() != self._pid or (self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience)
+        return os.getppid() != self._pid or (
+            self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience
+        )
 
 
 def hold_signals() -> None:
@@ -92,11 +96,11 @@ def hold_signals() -> None:
 def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0) -> Guarded:
     """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
 
-    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host; one that has made
-    no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too, unless that is 0; so is one whose `Parent` is
-    lost. When the child
-    or another rank of this host dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so
-    and ends with 3. Call before threads exist and before MPI starts.
+    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host;
+    one that has made no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too,
+    unless that is 0; so is one whose `Parent` is lost. When the child or another rank of this host
+    dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with
+    3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
@@ -117,7 +121,7 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
         stuck = Stuck(calls, stuck_seconds, clock)
         startup = Startup(start_seconds, hang_seconds)
         _watch(child, reading, lifeline, Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
-    except BaseException:  # noqa: BLE001 - nobody would notice a guard that exits by itself
+    except BaseException:
         with contextlib.suppress(OSError):
             traceback.print_exc()
         with contextlib.suppress(OSError):
@@ -128,7 +132,8 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
 def _signals_as_bytes() -> tuple[int, int]:
     """(reading, writing) ends of a pipe that gets the number of every signal that a guard waits for.
 
-    CPython's sigtimedwait makes up a signal when the process was stopped for longer than its timeout.
+    CPython's sigtimedwait makes up a signal when the process was stopped for longer than its
+    timeout.
     """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -185,7 +190,8 @@ def _watch(
                 _leave(status, b"d" in said)
         if dying and b"d" not in said:
             with contextlib.suppress(OSError):  # gone by now
-                os.setpriority(os.PRIO_PGRP, child, _NICE)  # all its threads, any of which may be the last
+                # all its threads, any of which may be the last
+                os.setpriority(os.PRIO_PGRP, child, _NICE)
             _leave(0, done=False)
         if startup is None:
             neighbours.look()
@@ -204,7 +210,8 @@ def _watch(
             os.kill(child, signal.SIGKILL)
             killed_at = killed_at or clock()
         if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
-            _leave(0, done=False)  # it dies when its call of the system returns, and does nothing until then
+            # it dies when its call of the system returns, and does nothing until then
+            _leave(0, done=False)
 
 
 def _bury(child: int) -> None:

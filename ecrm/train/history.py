@@ -24,8 +24,8 @@ class Measured:
 class History:
     """Evaluations in the order of their steps; a function of the model alone, whatever died on the way.
 
-    `by` is `auc` or `logloss`, what tells the better of two. `entries`, as `to_json` gave them, are those of a run that this
-    one goes on with.
+    `by` is `auc` or `logloss`, what tells the better of two. `entries`, as `to_json` gave them, are
+    those of a run that this one goes on with.
     """
 
     def __init__(self, by: str = "auc", entries: Iterable[list[float]] = ()) -> None:
@@ -36,7 +36,9 @@ class History:
         """The evaluation after `step` steps; later ones are forgotten, since those steps are done again."""
         self._all = [measured for measured in self._all if measured.step < step]
         if evaluation.auc is not None:
-            self._all.append(Measured(step, evaluation.auc, evaluation.log_loss, evaluation.train_loss))
+            self._all.append(
+                Measured(step, evaluation.auc, evaluation.log_loss, evaluation.train_loss)
+            )
 
     def to_json(self, below: int) -> list[list[float]]:
         """The evaluations before step `below`, for `entries` of the run that begins there."""
@@ -57,13 +59,17 @@ class History:
 
     def in_words(self, measured: Measured) -> str:
         """An evaluation by what counts of it."""
-        value = f"auc {measured.auc:.4f}" if self._by == "auc" else f"log loss {measured.log_loss:.4f}"
+        value = (
+            f"auc {measured.auc:.4f}" if self._by == "auc" else f"log loss {measured.log_loss:.4f}"
+        )
         return f"{value} at step {measured.step}"
 
     @property
     def overfit(self) -> tuple[Measured, Measured] | None:
         """(the evaluation before, the last) where the AUC has just fallen the FALLS-th time in a row while the training loss fell."""
-        falls = [after.auc < before.auc for before, after in zip(self._all, self._all[1:], strict=False)]
+        falls = [
+            after.auc < before.auc for before, after in zip(self._all, self._all[1:], strict=False)
+        ]
         if len(falls) < FALLS or not all(falls[-FALLS:]) or falls[-FALLS - 1 : -FALLS] == [True]:
             return None
         means = self._training_losses()

@@ -50,9 +50,9 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
-from ecrm.train.alone import leave_no_memory
 from ecrm.train.alike import Given, given, unlike
 from ecrm.train.allocator import keep_freed_memory
+from ecrm.train.alone import leave_no_memory
 from ecrm.train.auto import AUTO_RESUME, check_same, look, tidy
 from ecrm.train.auto import about as run_of
 from ecrm.train.cores import AUTO, POLL, Cores
@@ -64,8 +64,8 @@ from ecrm.train.history import History
 from ecrm.train.kill import Kill, KillSwitch
 from ecrm.train.owner import check_run_dir
 from ecrm.train.plan import plan
-from ecrm.train.progress import MOST_FINISHED
 from ecrm.train.profile import Profile, ProfiledTransport
+from ecrm.train.progress import MOST_FINISHED
 from ecrm.train.ready import Loading, ReadyMemory, ready_spares
 from ecrm.train.reporter import Reporter, say
 from ecrm.train.run_folder import RunFolder
@@ -100,7 +100,8 @@ def run(
 ) -> NoReturn:
     """Be one rank of the run; ends the process, with 0 when the run is complete or has stopped when asked to.
 
-    Does not return: after a failure MPI cannot be finalised safely, so the process leaves by `os._exit`.
+    Does not return: after a failure MPI cannot be finalised safely, so the process leaves by
+    `os._exit`.
     """
     torch.set_num_threads(config.train.threads)
     keep_freed_memory()
@@ -122,7 +123,7 @@ def run(
             _die_of(error)  # nobody else has it: the others must see this rank die
         else:
             code = _end_with(error, transport, run_dir)
-    except BaseException:  # noqa: BLE001 - whatever it is, the others must see this rank die
+    except BaseException:
         with contextlib.suppress(OSError):
             traceback.print_exc()
             sys.stderr.flush()
@@ -154,7 +155,9 @@ def _run(
     auto = resume == AUTO_RESUME
     folder, lock = together(transport, lambda: RunFolder(run_dir)), None
     if run_dir is not None:
-        lock, strangers = own_folder(transport, run_dir, _host(), lambda: None if auto else check_run_dir(run_dir, mine=True))
+        lock, strangers = own_folder(
+            transport, run_dir, _host(), lambda: None if auto else check_run_dir(run_dir, mine=True)
+        )
         _check_shared(config, run_dir, strangers, transport.live)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
     if auto:
@@ -173,12 +176,20 @@ def _run(
     held = hold(start.mapped) if start.mapped is not None else None
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     begins_with = start.begins_with
-    rows = CheckpointRows(own, [checkpoint.path for checkpoint in start.checkpoints], begins_with and begins_with.path)
+    rows = CheckpointRows(
+        own, [checkpoint.path for checkpoint in start.checkpoints], begins_with and begins_with.path
+    )
     protection = make_protection(config, start.mapped, rows)
     processes = _processes(transport, config)
     readers = introduce(transport, _host())
     view = together(transport, lambda: start_view(config, protection, processes))
-    reporter = Reporter(folder, processes, protection.dense_replicas - 1, _durable_in_words(config, start), protection.any_shards_may_be_lost)
+    reporter = Reporter(
+        folder,
+        processes,
+        protection.dense_replicas - 1,
+        _durable_in_words(config, start),
+        protection.any_shards_may_be_lost,
+    )
     switch = KillSwitch(kills, transport.rank, reporter.killing, folder.event)
     flipping = FlipSwitch(parse_flip(config.testing.flip), transport.rank)
     cores = _cores(transport, config, processes)
@@ -207,7 +218,12 @@ def _run(
         reporter.event,
         own.newest if own is not None else lambda: 0,
     )
-    hooks = Hooks(phase, event, asks=lambda: stop.received is not None or reporter.cannot_write, troubled=watch.losses)
+    hooks = Hooks(
+        phase,
+        event,
+        asks=lambda: stop.received is not None or reporter.cannot_write,
+        troubled=watch.losses,
+    )
     durable = None
     if start.mapped is not None:
         durable = Reopened()
@@ -215,7 +231,17 @@ def _run(
         durable = Restorer(own, start.checkpoints, say, start.identity, begins_with)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
-    engine = build_engine(config, transport, protection, view, dataset, hooks, durable, memory.allocate, start.identity["rows_seed"])
+    engine = build_engine(
+        config,
+        transport,
+        protection,
+        view,
+        dataset,
+        hooks,
+        durable,
+        memory.allocate,
+        start.identity["rows_seed"],
+    )
     reporter.watch(engine)
     flipping.watch(engine)
     if goes_on or begins_with is not None:
@@ -228,7 +254,8 @@ def _run(
         waiting("the system hands out the memory of the tables")
         together(transport, lambda: memory.start(engine))
         if start.mapped is None:  # pages of files would count as changed
-            hooks.committed = lambda: memory.committed(engine)  # a recovery's, once the step after it is done
+            # a recovery's, once the step after it is done
+            hooks.committed = lambda: memory.committed(engine)
     about = {
         "version": __version__,
         "storage": resolve_backend(config.storage.backend),
@@ -245,7 +272,12 @@ def _run(
     if folder.earlier:
         about["before"] = before
     if goes_on:
-        about["resumed"] = {"from": str(resume), "step": engine.step, "changed": start.changed, "data_began": start.data_began}
+        about["resumed"] = {
+            "from": str(resume),
+            "step": engine.step,
+            "changed": start.changed,
+            "data_began": start.data_began,
+        }
     if begins_with is not None:
         about["init_from"] = str(begins_with.path)
     about["set_up_seconds"] = time.monotonic() - began
@@ -255,29 +287,62 @@ def _run(
     by = "logloss" if config.checkpoint.keep_best == "logloss" else "auc"
     loaded = durable.loaded if isinstance(durable, Restorer) else None
     held_out = ("data", "data.eval_fraction")  # evaluations of other samples say nothing here
-    goes_on_measured = loaded is not None and all(loaded.manifest.identity.get(key) == start.identity[key] for key in held_out)
+    goes_on_measured = loaded is not None and all(
+        loaded.manifest.identity.get(key) == start.identity[key] for key in held_out
+    )
     history = History(by, loaded.manifest.evaluations if goes_on_measured else ())
     checkpoints = None
     if own is not None and (config.checkpoints or config.checkpoint.at_end):
         policy = CheckpointPolicy(steps, **vars(config.checkpoint))
-        first = 0 if start.mapped is not None else None  # no checkpoint of the step that mapped files go on from
+        # no checkpoint of the step that mapped files go on from
+        first = 0 if start.mapped is not None else None
         checkpoints = Checkpoints(
-            engine, own, start.identity, policy, reporter.event, first=first, not_finite=watch.checkpoint,
-            evaluations=history.to_json, began_from=None if loaded is None else loaded.path,
-        )  # fmt: skip
+            engine,
+            own,
+            start.identity,
+            policy,
+            reporter.event,
+            first=first,
+            not_finite=watch.checkpoint,
+            evaluations=history.to_json,
+            began_from=None if loaded is None else loaded.path,
+        )
         if goes_on_measured and config.checkpoint.keep_best != "none":
-            together(transport, lambda: engine.rank == engine.view.reporter and own.inherit_best(loaded))
+            together(
+                transport, lambda: engine.rank == engine.view.reporter and own.inherit_best(loaded)
+            )
     trainer = Trainer(
-        engine, dataset, config, steps, folder, about, traffic, profile, reporter.progress, lambda: stop.received, checkpoints, watch,
-        start.data_began, history, reporter.event,
-    )  # fmt: skip
+        engine,
+        dataset,
+        config,
+        steps,
+        folder,
+        about,
+        traffic,
+        profile,
+        reporter.progress,
+        lambda: stop.received,
+        checkpoints,
+        watch,
+        start.data_began,
+        history,
+        reporter.event,
+    )
     gc.collect()
-    gc.freeze()  # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
+    # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
+    gc.freeze()
     summary = trainer.run()
     if summary is not None:
-        _print_result(summary, engine.protection, folder, [kill for kill in kills if kill.rank in engine.view.live])
+        _print_result(
+            summary,
+            engine.protection,
+            folder,
+            [kill for kill in kills if kill.rank in engine.view.live],
+        )
     if trainer.unkept:
-        error = NotKept(f"the model of step {engine.step} is not kept: no checkpoint of it: {trainer.unkept}")
+        error = NotKept(
+            f"the model of step {engine.step} is not kept: no checkpoint of it: {trainer.unkept}"
+        )
         error.speaker = engine.view.reporter
         raise error
     if engine.rank == engine.view.reporter:
@@ -287,9 +352,15 @@ def _run(
     return 0 if folder.is_complete or trainer.stopped else 1
 
 
-def _cores(transport: Transport, config: Config, processes: Mapping[int, Mapping[str, Any]]) -> Cores:
+def _cores(
+    transport: Transport, config: Config, processes: Mapping[int, Mapping[str, Any]]
+) -> Cores:
     mine = processes[transport.rank]
-    alike = [rank for rank, process in processes.items() if (process["host"], process["cores"]) == (mine["host"], mine["cores"])]
+    alike = [
+        rank
+        for rank, process in processes.items()
+        if (process["host"], process["cores"]) == (mine["host"], mine["cores"])
+    ]
     wish = config.cluster.oversubscribed
     return Cores(transport, alike, POLL if wish == AUTO and config.train.threads > 1 else wish)
 
@@ -298,19 +369,34 @@ def _durable_in_words(config: Config, start: Start) -> str:
     """What all roll back to when more is lost than the protection covers; empty where there is nothing."""
     if start.mapped is not None:
         return "the last commit in the mapped files"
-    return "a checkpoint" if config.checkpoints or start.checkpoints or start.begins_with is not None else ""
+    return (
+        "a checkpoint"
+        if config.checkpoints or start.checkpoints or start.begins_with is not None
+        else ""
+    )
 
 
-def start_view(config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]) -> View:
+def start_view(
+    config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]
+) -> View:
     """Where roles are at the start, `processes` saying which ranks share a host; UsageError when these are too few."""
     cluster = config.cluster
     unknown = {"failure_domain": None}  # of a rank that has died already
-    names = [processes.get(rank, unknown)["failure_domain"] or f"rank {rank}" for rank in range(config.world_size)]
+    names = [
+        processes.get(rank, unknown)["failure_domain"] or f"rank {rank}"
+        for rank in range(config.world_size)
+    ]
     domains = [names.index(name) for name in names]
 
     def of(shape: StripeShape) -> View:
         return initial_view(
-            cluster.layout, shape, cluster.trainers, cluster.spares, config.slots, protection.dense_replicas, domains
+            cluster.layout,
+            shape,
+            cluster.trainers,
+            cluster.spares,
+            config.slots,
+            protection.dense_replicas,
+            domains,
         )
 
     def is_kept_apart(k: int) -> bool:
@@ -323,7 +409,9 @@ def start_view(config: Config, protection: Protection, processes: Mapping[int, M
     except CannotKeepApart as error:
         hosts = Counter(names)
         given = ", ".join(f"{name} with {counted(count, 'rank')}" for name, count in hosts.items())
-        smaller = range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
+        smaller = (
+            range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
+        )
         fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
         raise UsageError(
             f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}",
@@ -358,7 +446,9 @@ def build_engine(
         hooks.event(fields)
 
     def make_dense() -> FlatDenseReplica:
-        parts = build_dense_parts(arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed)
+        parts = build_dense_parts(
+            arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed
+        )
         return FlatDenseReplica(parts, train.dense_optimizer, train.dense_lr)
 
     return Engine(
@@ -401,7 +491,9 @@ def _check(started: int, config: Config) -> tuple[CriteoDataset, int]:
             f"this config needs {counted(config.world_size, 'rank')} ({config.ranks_in_words}, {cluster.layout}), but {started} were started: "
             f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
         )
-    dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+    dataset = CriteoDataset.open(
+        config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
+    )
     return dataset, plan(config)
 
 
@@ -410,7 +502,9 @@ def _use_instruction_set(name: str) -> None:
     try:
         native.use(native.instruction_set() if name == "auto" else name)
     except ValueError as error:
-        raise UsageError(f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}) from None
+        raise UsageError(
+            f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}
+        ) from None
 
 
 def _check_alike(transport: Transport, config: Config, steps: int) -> None:
@@ -431,7 +525,15 @@ def _processes(transport: Transport, config: Config) -> dict[int, dict[str, Any]
     if config.cluster.failure_domain == "host":
         hosts = config.testing.imitated_hosts
         domain = f"{host}#{transport.rank % hosts}" if hosts else host
-    return share_json(transport, {"pid": os.getpid(), "host": host, "failure_domain": domain, "cores": sorted(os.sched_getaffinity(0))})
+    return share_json(
+        transport,
+        {
+            "pid": os.getpid(),
+            "host": host,
+            "failure_domain": domain,
+            "cores": sorted(os.sched_getaffinity(0)),
+        },
+    )
 
 
 def _host() -> str:
@@ -476,14 +578,18 @@ def _life(transport: Transport, config: Config, folder: RunFolder) -> tuple[Path
     mine = together(transport, decide)
     said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
     if not said:
-        error = Unrecoverable(f"a rank died before it had looked into {folder.path}: start the run again")
+        error = Unrecoverable(
+            f"a rank died before it had looked into {folder.path}: start the run again"
+        )
         error.speaker = transport.live[0]
         raise error
     resume, complete, ended, folder.earlier = said[0]
     return Path(resume) if resume else None, complete, ended
 
 
-def _check_shared(config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]) -> None:
+def _check_shared(
+    config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]
+) -> None:
     """Raise UsageError on every rank where checkpoints cannot be written for want of a folder that all ranks see."""
     if strangers and (config.checkpoints or config.checkpoint.at_end):
         never = {"every_steps": 0, "every_minutes": 0, "at_end": False, "keep_best": "none"}
@@ -503,7 +609,9 @@ def _say_kept(run_dir: Path | None, step: int) -> None:
         say("nothing of this run is kept: there was no --run-dir")
     elif step:
         checkpoint = run_dir / CHECKPOINTS / name_of(step)
-        say(f"model of step {step} in {checkpoint}; as one file: ecrm export {shlex.quote(str(run_dir))} --output model.safetensors")
+        say(
+            f"model of step {step} in {checkpoint}; as one file: ecrm export {shlex.quote(str(run_dir))} --output model.safetensors"
+        )
 
 
 def _scrubbed(scrub: dict[str, int]) -> str:
@@ -517,7 +625,9 @@ def _scrubbed(scrub: dict[str, int]) -> str:
     return text
 
 
-def _print_result(summary: dict[str, Any], protection: Protection, folder: RunFolder, unfired: list[Kill]) -> None:
+def _print_result(
+    summary: dict[str, Any], protection: Protection, folder: RunFolder, unfired: list[Kill]
+) -> None:
     area = "-" if summary["eval_auc"] is None else f"{summary['eval_auc']:.4f}"
     print(
         f"finished {counted(summary['steps'], 'step')} at {summary['samples_per_second']:,.0f} samples/s, "
@@ -531,5 +641,7 @@ def _print_result(summary: dict[str, Any], protection: Protection, folder: RunFo
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")
     for kill in unfired:
-        print(f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank {kill.rank} from that step on")
+        print(
+            f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank {kill.rank} from that step on"
+        )
     sys.stdout.flush()

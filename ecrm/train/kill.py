@@ -47,9 +47,10 @@ WAIT_SECONDS = 20.0
 class Kill:
     """`rank` dies when `phase` begins at `step`, or at the first later step that has that phase.
 
-    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover`, `reshape` and `rollback` begin
-    only while there is something to do, `scrub` only with protection.scrub_rows_per_step and nothing rebuilding; `checkpoint`
-    as a checkpoint begins, `manifest` on all ranks as it is about to count.
+    With a commit interval not every step has `parity`, `scrub` and `commit`; `repair`, `recover`,
+    `reshape` and `rollback` begin only while there is something to do, `scrub` only with
+    protection.scrub_rows_per_step and nothing rebuilding; `checkpoint` as a checkpoint begins,
+    `manifest` on all ranks as it is about to count.
     """
 
     rank: int
@@ -64,7 +65,9 @@ def parse_kill(text: str) -> Kill:
     """RANK@STEP[:PHASE]; raises UsageError for anything else."""
     match = re.fullmatch(r"([0-9]{1,18})@([0-9]{1,18})(?::(\w+))?", text)
     if not match:
-        raise UsageError(f"--kill {text[:100]}: type RANK@STEP or RANK@STEP:PHASE, such as 1@20:parity")
+        raise UsageError(
+            f"--kill {text[:100]}: type RANK@STEP or RANK@STEP:PHASE, such as 1@20:parity"
+        )
     phase = match[3] or "input"
     if phase not in PHASES:
         raise UsageError(f"--kill {text}: no phase {phase!r}; phases are {', '.join(PHASES)}")
@@ -75,8 +78,14 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
     """Raise UsageError for a kill that names a rank or step outside the run."""
     for kill in kills:
         if kill.rank >= world_size:
-            raise UsageError(f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}")
-        last = steps if kill.phase in ("scrub", "evaluate", "finish", "repair", "recover", "reshape") else steps - 1
+            raise UsageError(
+                f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}"
+            )
+        last = (
+            steps
+            if kill.phase in ("scrub", "evaluate", "finish", "repair", "recover", "reshape")
+            else steps - 1
+        )
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
 
@@ -84,8 +93,8 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
 class KillSwitch:
     """Ends this rank at its scheduled kills, each of which happens once; `before(kill, step)` is called just before.
 
-    Where `environ` says that kills come from outside, `write` gets the event of the kill's being due instead, and the rank
-    stands still in that phase until it comes.
+    Where `environ` says that kills come from outside, `write` gets the event of the kill's being
+    due instead, and the rank stands still in that phase until it comes.
     """
 
     def __init__(
@@ -105,7 +114,15 @@ class KillSwitch:
         for kill in [kill for kill in self._mine if step >= kill.step and phase == kill.phase]:
             self._mine.remove(kill)
             if self._from_outside:
-                self._write({"event": KILL_DUE, "rank": kill.rank, "step": step, "phase": phase, "scheduled": str(kill)})
+                self._write(
+                    {
+                        "event": KILL_DUE,
+                        "rank": kill.rank,
+                        "step": step,
+                        "phase": phase,
+                        "scheduled": str(kill),
+                    }
+                )
                 self._wait(WAIT_SECONDS)
             else:
                 self._before(kill, step)

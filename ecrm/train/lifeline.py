@@ -1,8 +1,9 @@
 """A robust lock in shared memory, held by a process's main thread as long as it lives: whoever waits for it learns at once that the
 process is dying. Another thread of it may still be in one last call of the system.
 
-waitpid learns of a killed process when the system has taken all its memory back: 85 ms for each GiB of pages of 4 KiB, seconds for a rank with
-large tables. Robust locks of a thread that ends are handed on before that (set_robust_list(2), pthread_mutexattr_setrobust(3)).
+waitpid learns of a killed process when the system has taken all its memory back: 85 ms for each GiB
+of pages of 4 KiB, seconds for a rank with large tables. Robust locks of a thread that ends are
+handed on before that (set_robust_list(2), pthread_mutexattr_setrobust(3)).
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Lifeline:
         Thread(target=self._wait, args=(tell,), name="lifeline", daemon=True).start()
 
     def _wait(self, tell: Callable[[], None]) -> None:
-        if self._call("pthread_mutex_lock", self._lock, allowed=errno.EOWNERDEAD) == errno.EOWNERDEAD:
+        if (
+            self._call("pthread_mutex_lock", self._lock, allowed=errno.EOWNERDEAD)
+            == errno.EOWNERDEAD
+        ):
             tell()
 
     @staticmethod

@@ -1,7 +1,8 @@
 """One owner per run folder: a lock that every rank holds until it dies, whatever host it is on. Light: no torch.
 
-Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard nor a lent descriptor keeps one.
-They work over NFS, and a holder turns an exclusive one into a shared one without letting go.
+Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard nor a lent
+descriptor keeps one. They work over NFS, and a holder turns an exclusive one into a shared one
+without letting go.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ class RunLock:
     def take(self) -> None:
         """Get the folder for this run alone, say so in the file, and go on as one of its ranks. Raises UsageError, OSError."""
         self._lock(fcntl.LOCK_EX)
-        owner = {"run": run_id(), "host": self._host, "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        owner = {
+            "run": run_id(),
+            "host": self._host,
+            "pid": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        }
         self._file.truncate(os.pwrite(self._file.fileno(), json.dumps(owner).encode() + b"\n", 0))
         fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -64,7 +70,8 @@ class RunLock:
                 fcntl.lockf(self._file, kind | fcntl.LOCK_NB)
                 if os.fstat(self._file.fileno()).st_nlink:
                     return
-                self._file = open_file(self._folder / LOCK)  # a launch that came to nothing has removed the other
+                # a launch that came to nothing has removed the other
+                self._file = open_file(self._folder / LOCK)
             except (BlockingIOError, PermissionError):
                 _refuse(self._folder, _holder(self._file), time.monotonic() - began)
                 time.sleep(POLL_SECONDS)
@@ -87,12 +94,22 @@ def check_run_dir(folder: Path, mine: bool = False) -> None:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--run-dir {folder}: not a folder; name one that is new or empty")
         if (folder / "summary.json").exists():
-            raise UsageError(f"--run-dir {folder}: holds a finished run; name a folder that is new or empty")
+            raise UsageError(
+                f"--run-dir {folder}: holds a finished run; name a folder that is new or empty"
+            )
         if not is_empty(folder):
-            goes_on = " type --resume auto to go on with the run in it, or" if (folder / "events.jsonl").exists() else ""
-            raise UsageError(f"--run-dir {folder}: not empty;{goes_on} name a folder that is new or empty")
+            goes_on = (
+                " type --resume auto to go on with the run in it, or"
+                if (folder / "events.jsonl").exists()
+                else ""
+            )
+            raise UsageError(
+                f"--run-dir {folder}: not empty;{goes_on} name a folder that is new or empty"
+            )
     except OSError as error:
-        raise UsageError(f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty") from None
+        raise UsageError(
+            f"--run-dir {folder}: {error.strerror}; name a folder that is new or empty"
+        ) from None
 
 
 def is_empty(folder: Path) -> bool:

@@ -14,10 +14,11 @@ from ecrm.train.kill import Kill, check_kills
 def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int:
     """Return the number of steps; looks at the manifest and at the sizes of the dataset's files, not into them.
 
-    Passes over the data count from the step `data_began` on, train.steps from the first step of the model.
+    Passes over the data count from the step `data_began` on, train.steps from the first step of the
+    model.
 
-    Raises UsageError where there is no dataset, it is too small for the config, or a kill names a rank or step outside
-    the run; DataError where the dataset is damaged.
+    Raises UsageError where there is no dataset, it is too small for the config, or a kill names a
+    rank or step outside the run; DataError where the dataset is damaged.
     """
     path = Path(config.data.path)
     manifest = read_manifest(path)
@@ -35,7 +36,9 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
         below = train_rows // config.slots * config.slots
         ways_out = [{"train.global_batch": below}] if below else []
         raise UsageError(
-            f"{has}, fewer than train.global_batch, {train.global_batch}", *ways_out, otherwise="prepare more data"
+            f"{has}, fewer than train.global_batch, {train.global_batch}",
+            *ways_out,
+            otherwise="prepare more data",
         )
     steps = train.steps or data_began + int(train.epochs * train_rows) // train.global_batch
     if steps <= (0 if train.steps else data_began):

@@ -1,7 +1,7 @@
 """Where each millisecond of a step goes: time by phase, and inside it the time in calls of the transport.
 
-Every rank keeps the spans of its own phases and calls; at the end the reporter gets them all, prints a
-table and writes a trace that chrome://tracing and ui.perfetto.dev open.
+Every rank keeps the spans of its own phases and calls; at the end the reporter gets them all,
+prints a table and writes a trace that chrome://tracing and ui.perfetto.dev open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from ecrm.transport.message import Came, Part
 TRACED_SPANS = 20_000
 """Spans of each rank that the trace holds, the last ones; the table counts all."""
 
-STEP_PHASES = ("input", "lookup", "repair", "forward", "backward", "update", "parity", "dense", "commit")
+STEP_PHASES = (
+    "input",
+    "lookup",
+    "repair",
+    "forward",
+    "backward",
+    "update",
+    "parity",
+    "dense",
+    "commit",
+)
 
 
 @dataclass
@@ -40,7 +50,9 @@ class Profile:
 
     rank: int
     sums: dict[str, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
-    _spans: deque[tuple[str, float, float, int]] = field(default_factory=lambda: deque(maxlen=TRACED_SPANS))
+    _spans: deque[tuple[str, float, float, int]] = field(
+        default_factory=lambda: deque(maxlen=TRACED_SPANS)
+    )
     _open: tuple[str, float, int] | None = None
 
     def phase(self, step: int, name: str) -> None:
@@ -76,8 +88,12 @@ class Profile:
         """All of it as JSON text, uint8; times since the epoch."""
         offset = time.time() - time.perf_counter()
         sums = {name: [s.count, s.seconds, s.waiting, s.sent] for name, s in self.sums.items()}
-        spans = [(name, begin + offset, end - begin, step) for name, begin, end, step in self._spans]
-        return torch.tensor(list(json.dumps({"sums": sums, "spans": spans}).encode()), dtype=torch.uint8)
+        spans = [
+            (name, begin + offset, end - begin, step) for name, begin, end, step in self._spans
+        ]
+        return torch.tensor(
+            list(json.dumps({"sums": sums, "spans": spans}).encode()), dtype=torch.uint8
+        )
 
 
 class ProfiledTransport(WrappedTransport):
@@ -117,24 +133,39 @@ def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[st
 
 def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:
     """Milliseconds and kilobytes of an average step by phase: mean over ranks, the slowest rank, the part in the transport."""
-    names = list(dict.fromkeys((*STEP_PHASES, *(name for p in profiles.values() for name in p["sums"]))))
+    names = list(
+        dict.fromkeys((*STEP_PHASES, *(name for p in profiles.values() for name in p["sums"])))
+    )
     head = ("phase", "ms a step", "slowest rank", "in transport", "kB sent")
     rows: list[tuple[str, ...]] = []
     totals = [0.0] * 3
     for name in names:
-        of_ranks = [(rank, p["sums"].get(name, (0, 0.0, 0.0, 0))) for rank, p in sorted(profiles.items())]
+        of_ranks = [
+            (rank, p["sums"].get(name, (0, 0.0, 0.0, 0))) for rank, p in sorted(profiles.items())
+        ]
         if not any(sums[0] for _, sums in of_ranks):
             continue
         ms = sum(sums[1] for _, sums in of_ranks) / len(of_ranks) / steps * 1e3
         waiting = sum(sums[2] for _, sums in of_ranks) / len(of_ranks) / steps * 1e3
         sent = sum(sums[3] for _, sums in of_ranks) / len(of_ranks) / steps / 1e3
         rank, slowest = max(of_ranks, key=lambda entry: entry[1][1])
-        rows.append((name, f"{ms:.3f}", f"{slowest[1] / steps * 1e3:.3f} (rank {rank})", f"{waiting:.3f}", f"{sent:.1f}"))
+        rows.append(
+            (
+                name,
+                f"{ms:.3f}",
+                f"{slowest[1] / steps * 1e3:.3f} (rank {rank})",
+                f"{waiting:.3f}",
+                f"{sent:.1f}",
+            )
+        )
         totals = [total + part for total, part in zip(totals, (ms, waiting, sent), strict=True)]
     rows.append(("all", f"{totals[0]:.3f}", "", f"{totals[1]:.3f}", f"{totals[2]:.1f}"))
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in (head, *rows)
     )
 
@@ -144,7 +175,15 @@ def chrome_trace(profiles: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     first = min((span[1] for p in profiles.values() for span in p["spans"]), default=0.0)
     for rank, profile in sorted(profiles.items()):
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}})
+        events.append(
+            {
+                "ph": "M",
+                "name": "process_name",
+                "pid": rank,
+                "tid": 0,
+                "args": {"name": f"rank {rank}"},
+            }
+        )
         for name, begin, seconds, step in profile["spans"]:
             call = name.startswith("transport.")
             events.append(

@@ -1,7 +1,8 @@
 """Progress: what a run tells every so many steps, and the times of steps.
 
-Loss and AUC are those of all slots in the steps since the last progress step, made from the notes that slots leave on each step
-(`ecrm/engine/step_log.py`). So they depend on the steps finished alone, not on who reports or who died.
+Loss and AUC are those of all slots in the steps since the last progress step, made from the notes
+that slots leave on each step (`ecrm/engine/step_log.py`). So they depend on the steps finished
+alone, not on who reports or who died.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, An
 class Progress:
     """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make, again)`.
 
-    `make()`, on a holder of the dense replica, gives what is told; `again` is whether it may have been told before the step was undone.
-    A line comes every `every` steps (0: only at the end), an event without one every `MOST_FINISHED`.
+    `make()`, on a holder of the dense replica, gives what is told; `again` is whether it may have
+    been told before the step was undone. A line comes every `every` steps (0: only at the end), an
+    event without one every `MOST_FINISHED`.
     """
 
     def __init__(self, steps: int, global_batch: int, every: int, tell: Tell) -> None:
@@ -85,7 +87,8 @@ class Progress:
         self._look_back = max(1, MOST_SCORED // global_batch)
         self.step_seconds: list[float] = []
         self._reported = self._reached = self._in_doubt = self._forgotten = 0
-        self._told: list[tuple[int, int]] = []  # commits by then, and the first step needed, of what may have to be told by another
+        # commits by then, and the first step needed, of what may have to be told by another
+        self._told: list[tuple[int, int]] = []
         self._last = self._window_start = time.monotonic()
         self._finished_at: list[tuple[int, float]] = []
 
@@ -111,7 +114,11 @@ class Progress:
         soonest = [window_start(step + 1, self._every) + MOST_FINISHED, self._steps]
         if self._every:
             soonest.append(step - step % self._every + self._every)
-        return note_of(loss, logits, labels) if min(soonest) - step <= self._look_back else note_of(loss)
+        return (
+            note_of(loss, logits, labels)
+            if min(soonest) - step <= self._look_back
+            else note_of(loss)
+        )
 
     def step_finished(self, engine: Engine) -> None:
         """Count a finished step; print and write when due."""
@@ -135,7 +142,9 @@ class Progress:
             "step": step,
             "samples": step * self._global_batch,
             "committed": engine.committed,
-            "samples_per_second": len(self._finished_at) * self._global_batch / max(self._last - self._window_start, 1e-9),
+            "samples_per_second": len(self._finished_at)
+            * self._global_batch
+            / max(self._last - self._window_start, 1e-9),
             "failures_left": engine.failures_left,
             "rebuilt": engine.rebuild_fraction,
             "finished": self._finished_at,
@@ -151,7 +160,9 @@ class Progress:
         return fields, self._in_words(fields, step - first) if line else ""
 
     def _in_words(self, fields: dict[str, Any], window: int) -> str:
-        loss, area = ("-" if value is None else f"{value:.4f}" for value in (fields["loss"], fields["auc"]))
+        loss, area = (
+            "-" if value is None else f"{value:.4f}" for value in (fields["loss"], fields["auc"])
+        )
         known = "" if fields["window"] == window else f" (of {fields['window']} of {window} steps)"
         return (
             f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  {fields['samples_per_second']:>9,.0f} samples/s  "
@@ -161,8 +172,12 @@ class Progress:
 
     def _forget(self, engine: Engine) -> None:
         """Have the engine forget notes that nothing which may still be told, or told again, is made from."""
-        self._told = [(at, first) for at, first in self._told if at >= engine.commits - KEPT_COMMITS]
-        needed = min([first for _, first in self._told] + [window_start(engine.committed + 1, self._every)])
+        self._told = [
+            (at, first) for at, first in self._told if at >= engine.commits - KEPT_COMMITS
+        ]
+        needed = min(
+            [first for _, first in self._told] + [window_start(engine.committed + 1, self._every)]
+        )
         if needed > self._forgotten:
             self._forgotten = needed
             engine.log.forget(needed)

@@ -12,8 +12,9 @@ from ecrm.errors import DataError
 class Readings:
     """One rank's part in finding out whether the data is bad or only this rank's view of it.
 
-    The rank that meets a DataError interrupts the step, which brings every rank into a recovery with nobody
-    dead; after such a recovery all `compare`. So nothing is added to a step in which all is well, or to a recovery from a death.
+    The rank that meets a DataError interrupts the step, which brings every rank into a recovery
+    with nobody dead; after such a recovery all `compare`. So nothing is added to a step in which
+    all is well, or to a recovery from a death.
     """
 
     def __init__(self, engine: Engine, dataset: CriteoDataset) -> None:
@@ -29,9 +30,9 @@ class Readings:
     def compare(self) -> None:
         """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.
 
-        If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all ranks; if
-        not, raises DataError on those ranks alone that cannot read what others can. Raises StepAborted
-        after a failure.
+        If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all
+        ranks; if not, raises DataError on those ranks alone that cannot read what others can.
+        Raises StepAborted after a failure.
         """
         error = self._read(self._rows_in_doubt())
         bad = self._share(torch.tensor([int(error is not None)]))
@@ -45,7 +46,11 @@ class Readings:
     def _rows_in_doubt(self) -> tuple[int, int]:
         """The rows, from and to, that the lowest rank in trouble could not read."""
         mine = () if self._mine is None else self._mine.rows
-        asked = [answer for _, answer in sorted(self._share(torch.tensor(mine, dtype=torch.int64)).items()) if answer.numel()]
+        asked = [
+            answer
+            for _, answer in sorted(self._share(torch.tensor(mine, dtype=torch.int64)).items())
+            if answer.numel()
+        ]
         return tuple(asked[0].tolist())
 
     def _read(self, rows: tuple[int, int]) -> DataError | None:

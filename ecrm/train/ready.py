@@ -42,13 +42,21 @@ def takes_over_soon(rank: int, view: View, ready: int) -> bool:
 class Loading:
     """One rank's loading of FBGEMM and TorchRec where they are used, the most of a spare's memory then after torch itself.
 
-    A rank that `takes_over_soon` loads them when this is made; a spare further back when it has moved up, in a thread beside
-    the steps of the others; whoever makes a store or dense parts earlier loads them then. What is there then is left out of garbage
-    collection for good.
+    A rank that `takes_over_soon` loads them when this is made; a spare further back when it has
+    moved up, in a thread beside the steps of the others; whoever makes a store or dense parts
+    earlier loads them then. What is there then is left out of garbage collection for good.
     """
 
-    def __init__(self, rank: int, view: View, ready: int, arch: str, backend: str, optimizer: SparseOptimizer) -> None:
-        self._rank, self._ready, self._arch, self._backend, self._optimizer = rank, ready, arch, backend, optimizer
+    def __init__(
+        self, rank: int, view: View, ready: int, arch: str, backend: str, optimizer: SparseOptimizer
+    ) -> None:
+        self._rank, self._ready, self._arch, self._backend, self._optimizer = (
+            rank,
+            ready,
+            arch,
+            backend,
+            optimizer,
+        )
         self.began = takes_over_soon(rank, view, ready)
         if self.began:
             self._load()
@@ -60,7 +68,11 @@ class Loading:
             threading.Thread(target=self._load, name="loading", daemon=True).start()
 
     def make_store(
-        self, rows: int, dim: int, initial: Callable[[Tensor], Tensor], allocate: Allocate | None = None
+        self,
+        rows: int,
+        dim: int,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
     ) -> Store:
         """A store as `store_factory` makes it; a lone row, which only tells the size of a record, loads nothing for it."""
         backend = self._backend if self.began or rows > 1 else "native"
@@ -76,7 +88,8 @@ class ReadyMemory:
     """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
     `waiting` until it is taken.
 
-    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_LEND` for what they lend then, these spares have from the start. `allocate` is for the engine: memory as
+    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_LEND` for what
+    they lend then, these spares have from the start. `allocate` is for the engine: memory as
     `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
     """
 
@@ -97,7 +110,9 @@ class ReadyMemory:
         """Have it all now. Raises UsageError where the system cannot hand it out."""
         self._heed(engine)
         lending = engine.transport.lending
-        to_lend = [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
+        to_lend = (
+            [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
+        )
         self._pages.all_of([*engine.tensors, *self.waiting, *to_lend])
         if self.waiting:
             have_free_memory(WORKING_BYTES)
@@ -114,4 +129,7 @@ class ReadyMemory:
         if engine.rank not in view.spares[: self._ready]:
             self.waiting.clear()
         elif not self.waiting or engine.layouts is not self._layouts:
-            self.waiting, self._layouts = engine.stores.memory_of_a_shard(engine.layouts), engine.layouts
+            self.waiting, self._layouts = (
+                engine.stores.memory_of_a_shard(engine.layouts),
+                engine.layouts,
+            )

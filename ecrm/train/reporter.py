@@ -1,8 +1,8 @@
 """What the run tells people: lines on the terminal and events in the run folder, whoever dies.
 
-Every rank has the events and one of them, the view's reporter, writes them, each before it takes part in the
-next commit; if it cannot, all hear of it within a few. The other ranks keep what came in the last commits, and
-whichever becomes the reporter writes what is not in the file.
+Every rank has the events and one of them, the view's reporter, writes them, each before it takes
+part in the next commit; if it cannot, all hear of it within a few. The other ranks keep what came
+in the last commits, and whichever becomes the reporter writes what is not in the file.
 """
 
 from __future__ import annotations
@@ -69,9 +69,19 @@ class Reporter:
     """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
 
     def __init__(
-        self, folder: RunFolder, processes: dict[int, dict[str, Any]], protected: int, durable: str = "", any_shards: bool = False
+        self,
+        folder: RunFolder,
+        processes: dict[int, dict[str, Any]],
+        protected: int,
+        durable: str = "",
+        any_shards: bool = False,
     ) -> None:
-        self._folder, self._processes, self._protected, self._durable = folder, processes, protected, durable
+        self._folder, self._processes, self._protected, self._durable = (
+            folder,
+            processes,
+            protected,
+            durable,
+        )
         self._any_shards = any_shards
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
@@ -107,11 +117,20 @@ class Reporter:
             view: View = fields["view"]
             if self._speaks:
                 self._folder.ranks(view, self._processes)
-            self._tell({"event": "view", "step": fields["step"], "epoch": view.epoch, "live": list(view.live)})
+            self._tell(
+                {
+                    "event": "view",
+                    "step": fields["step"],
+                    "epoch": view.epoch,
+                    "live": list(view.live),
+                }
+            )
             return
         self._tell(fields, getattr(self, f"_{fields['event']}")(fields))
 
-    def progress(self, step: int, make: Callable[[], tuple[dict[str, Any], str]], again: bool) -> None:
+    def progress(
+        self, step: int, make: Callable[[], tuple[dict[str, Any], str]], again: bool
+    ) -> None:
         """What is told every so many steps; `make` gives the fields and the line, once it is known that this rank tells it; whether some
         rank may have told it before the step was undone and done `again`."""
         self._write_or_keep((PROGRESS, step, self._rollbacks), make, again)
@@ -121,11 +140,17 @@ class Reporter:
         self._rollbacks += fields["event"] == "rolled_back"
         self._write_or_keep(name, lambda: (fields, in_words))
 
-    def _write_or_keep(self, name: Name, make: Callable[[], tuple[dict[str, Any], str]], again: bool = False) -> None:
+    def _write_or_keep(
+        self, name: Name, make: Callable[[], tuple[dict[str, Any], str]], again: bool = False
+    ) -> None:
         """Write an event, after those that a reporter before this one may have left out; or keep it. Progress of steps that were
         undone is not kept: it is told again with them, and may have been written before."""
         commits = self._engine.commits
-        self._kept = [(at, *rest) for at, *rest in self._kept if at >= commits - KEPT_COMMITS and not self._is_undone(rest[0])]
+        self._kept = [
+            (at, *rest)
+            for at, *rest in self._kept
+            if at >= commits - KEPT_COMMITS and not self._is_undone(rest[0])
+        ]
         self._kept.append((commits, name, make))
         if not self._speaks:
             return
@@ -144,13 +169,20 @@ class Reporter:
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
         moved += [f"slot {slot} to rank {rank}" for slot, rank in fields["slots"].items()]
-        moved += [f"shard {shard}, being rebuilt, to rank {rank}" for shard, rank in fields["moved"].items()]
+        moved += [
+            f"shard {shard}, being rebuilt, to rank {rank}"
+            for shard, rank in fields["moved"].items()
+        ]
         left, then = fields["failures_left"], fields["failures_left_when_rebuilt"]
-        survives = f"can survive {left} more at once" + (f", {then} once rebuilt" if then != left else "")
+        survives = f"can survive {left} more at once" + (
+            f", {then} once rebuilt" if then != left else ""
+        )
         if self._any_shards:
             survives += ", and any ranks that hold no dense replica"
         elif then < self._protected:
-            survives += f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
+            survives += (
+                f" (not {self._protected}: too few ranks are left to keep stripe members apart)"
+            )
         if self._durable:
             survives += f"; beyond that all roll back to {self._durable}"
         return (
@@ -201,7 +233,9 @@ class Reporter:
         )
 
     def _ended_early(self, fields: dict[str, Any]) -> str:
-        return f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
+        return (
+            f"training ends at step {fields['step']} of {fields['steps_wanted']}: {fields['why']}"
+        )
 
     def _not_finite(self, fields: dict[str, Any]) -> str:
         return f"! {fields['why']}; {REMEDY}; training goes on"
@@ -213,7 +247,11 @@ class Reporter:
             where = f"in parity of shard {fields['shard']} {where}"
         elif fields["kind"] != "unknown":
             what = "optimizer state of row" if fields["kind"] == "state" else "row"
-            place = "that fills its stripe up" if fields["table"] is None else f"{fields['row']} of table {fields['table']}"
+            place = (
+                "that fills its stripe up"
+                if fields["table"] is None
+                else f"{fields['row']} of table {fields['table']}"
+            )
             where = f"in {what} {place} (shard {fields['shard']})"
         outcome = "repaired, nothing had used it"
         if not fields["repaired"]:

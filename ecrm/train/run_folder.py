@@ -36,8 +36,9 @@ def _sayable(value: Any) -> Any:
 class RunFolder:
     """Writes one run's files; without a folder every call does nothing. One rank at a time writes.
 
-    `trouble` says what this rank could not write and why, None while all went well: nothing is raised in the
-    middle of a step; whoever writes looks at it, and what was not written is not tried again.
+    `trouble` says what this rank could not write and why, None while all went well: nothing is
+    raised in the middle of a step; whoever writes looks at it, and what was not written is not
+    tried again.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -144,7 +145,9 @@ class RunFolder:
 
     def failure(self, message: str, exit_code: int) -> None:
         """Replace failure.json: why the run could not go on."""
-        self._replace("failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()})
+        self._replace(
+            "failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()}
+        )
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
         if self.path is None or self.trouble is not None:
@@ -161,4 +164,7 @@ class RunFolder:
 
     def _in_trouble(self, what: Path, error: OSError, unwritten_bytes: int) -> None:
         if self.trouble is None:
-            self.trouble, self.unwritten_bytes = f"cannot write {what}: {error.strerror}", unwritten_bytes
+            self.trouble, self.unwritten_bytes = (
+                f"cannot write {what}: {error.strerror}",
+                unwritten_bytes,
+            )

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ecrm.checkpoint.fits import KEPT, began, begun_as, changes, check_init, check_steps, identity, plan_resume
+from ecrm.checkpoint.fits import (
+    KEPT,
+    began,
+    begun_as,
+    changes,
+    check_init,
+    check_steps,
+    identity,
+    plan_resume,
+)
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.config.schema import Config
 from ecrm.errors import EcrmError, UsageError
@@ -36,7 +45,11 @@ class Start:
 
 
 def plan_start(
-    config: Config, run_dir: Path | None, resume: Path | None, kills: Sequence[Kill] = (), init_from: Path | None = None
+    config: Config,
+    run_dir: Path | None,
+    resume: Path | None,
+    kills: Sequence[Kill] = (),
+    init_from: Path | None = None,
 ) -> Start:
     """Raises UsageError and DataError, with what to type, where a config cannot be run, or cannot go on from `resume`, or begin with
     the weights of `init_from`, which do not count where the run goes on."""
@@ -61,7 +74,8 @@ def _begin(config: Config, kills: Sequence[Kill], init_from: Path) -> Start:
     """A run at step 0 with the weights of the newest checkpoint at `init_from`. Rows that it does not have begin as there, too."""
     if config.protection.name == "mapped":
         raise UsageError(
-            "--init-from: with protection.name=mapped a run cannot begin with the weights of another", {"protection.name": "erasure"}
+            "--init-from: with protection.name=mapped a run cannot begin with the weights of another",
+            {"protection.name": "erasure"},
         )
     newest = locate(init_from)[0][0]
     check_init(newest.path, newest.manifest.identity, config)
@@ -75,7 +89,11 @@ def kept_by(resume: Path | None) -> dict[str, Any]:
         return {}
     try:
         mapped = files_at(resume)
-        said = read_about(mapped)["identity"] if mapped is not None else locate(resume)[0][0].manifest.identity
+        said = (
+            read_about(mapped)["identity"]
+            if mapped is not None
+            else locate(resume)[0][0].manifest.identity
+        )
     except EcrmError:
         return {}  # plan_start says so
     return {key: said[key] for key in KEPT}

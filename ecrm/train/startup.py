@@ -1,9 +1,10 @@
 """The time before MPI is up, in which nobody but the guards notices a death.
 
-A rank that dies before or inside MPI_Init leaves the others waiting there for ever, and mpirun with them
-(measured, Open MPI 5.0.11: killed or exited, with any code). So until MPI is up in its own rank, the guard
-of each rank looks after the others of this host, by the notes that they have left (`ecrm.launch.neighbours`).
-Once MPI_Init has returned in one rank, all have come to its end, and MPI reports deaths itself.
+A rank that dies before or inside MPI_Init leaves the others waiting there for ever, and mpirun with
+them (measured, Open MPI 5.0.11: killed or exited, with any code). So until MPI is up in its own
+rank, the guard of each rank looks after the others of this host, by the notes that they have left
+(`ecrm.launch.neighbours`). Once MPI_Init has returned in one rank, all have come to its end, and
+MPI reports deaths itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ecrm.launch.preflight import SIZE
 from ecrm.launch.neighbours import JOB, RANK, Noticeboard
+from ecrm.launch.preflight import SIZE
 from ecrm.waiting import AGAIN, PATIENCE_SECONDS, so_far
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -43,7 +44,9 @@ class Startup:
         self._began = clock()
         self._job = environ.get(JOB, "")
         self._here = int(environ.get(LOCAL_SIZE, 1))
-        self._known = set(range(self._here)) if environ.get(SIZE) == environ.get(LOCAL_SIZE) else {self.rank}
+        self._known = (
+            set(range(self._here)) if environ.get(SIZE) == environ.get(LOCAL_SIZE) else {self.rank}
+        )
         self._since: dict[int, tuple[str, float]] = {}
         self._processes: dict[int, int] = {}
         self._noticeboard = Noticeboard(environ)
@@ -62,7 +65,11 @@ class Startup:
         """A line about what all wait for, of the guard of rank 0, where that takes long."""
         if self.rank != 0:
             return None
-        seen, loaded, now = bool(self._noticeboard.notes()), self._noticeboard.loaded(), self._clock()
+        seen, loaded, now = (
+            bool(self._noticeboard.notes()),
+            self._noticeboard.loaded(),
+            self._clock(),
+        )
         torch_is_there = loaded == self._here if seen else self._has_torch
         wait = "MPI comes up" if torch_is_there else "torch is loaded"
         if wait != self._wait:
@@ -83,7 +90,9 @@ class Startup:
             if state == "gone" and now - self._since[rank][1] >= GONE_SECONDS:
                 return died(rank)
             if state == "stopped" and now - self._since[rank][1] >= self._hang_seconds:
-                return f"rank {rank} was stopped before MPI was up, and is killed: start the run again"
+                return (
+                    f"rank {rank} was stopped before MPI was up, and is killed: start the run again"
+                )
         if now - self._began >= self._start_seconds:
             return f"MPI was not up after {self._start_seconds:g} s (cluster.start_seconds): start the run again"
         return None
@@ -92,7 +101,9 @@ class Startup:
         """SIGKILL ranks of this host that are stopped or have no guard: nobody else would end them."""
         notes = self._noted()
         for rank, pid in self._processes.items():
-            if rank != self.rank and (rank not in notes or self._since.get(rank, ("",))[0] == "stopped"):
+            if rank != self.rank and (
+                rank not in notes or self._since.get(rank, ("",))[0] == "stopped"
+            ):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -104,7 +115,9 @@ class Startup:
         found = _ranks_running(self._job) if len(notes) < self._here else {}
         self._processes = {**found, **notes}
         self._known.update(self._processes)
-        return {rank: _state(self._processes.get(rank)) for rank in self._known if rank != self.rank}
+        return {
+            rank: _state(self._processes.get(rank)) for rank in self._known if rank != self.rank
+        }
 
     def _noted(self) -> dict[int, int]:
         """Pids of the guards that have left a note, by rank."""

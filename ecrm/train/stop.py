@@ -1,10 +1,10 @@
 """SIGINT and SIGTERM as a request: the rank remembers the signal, and all ranks stop at the next commit.
 
-Signals wait for a thread of their own. A handler of Python's would run only when the main thread is back
-from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It is also the
-one that dies with the guard: a rank that has been asked to stop outlives its guard, because Open MPI 5.0.11
-SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no option (measured); what else it takes
-to go on without mpirun is in `ecrm.train.alone`.
+Signals wait for a thread of their own. A handler of Python's would run only when the main thread is
+back from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It
+is also the one that dies with the guard: a rank that has been asked to stop outlives its guard,
+because Open MPI 5.0.11 SIGKILLs what it has started 0.25 s after SIGTERM, for which it has no
+option (measured); what else it takes to go on without mpirun is in `ecrm.train.alone`.
 """
 
 from __future__ import annotations

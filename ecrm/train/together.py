@@ -15,7 +15,9 @@ from ecrm.train.owner import RunLock
 from ecrm.transport.base import PeerFailure, Transport
 
 
-def share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+def share_at_start(
+    transport: Transport, tensors: Sequence[torch.Tensor]
+) -> dict[int, list[torch.Tensor]]:
     """`Transport.share` before there is an engine: without the ranks that have died by then. Raises LostTouch where it keeps failing though no rank
     dies."""
     log = FailureLog()
@@ -33,7 +35,9 @@ def share_at_start(transport: Transport, tensors: Sequence[torch.Tensor]) -> dic
 
 def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
     """Every rank's own `mine`, something that JSON has, before there is an engine."""
-    shared = share_at_start(transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
+    shared = share_at_start(
+        transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)]
+    )
     return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
 
 
@@ -57,11 +61,14 @@ def together(transport: Transport, action: Callable[[], Any]) -> Any:
     return result
 
 
-def own_folder(transport: Transport, folder: Path, host: str, check: Callable[[], None]) -> tuple[RunLock, list[int]]:
+def own_folder(
+    transport: Transport, folder: Path, host: str, check: Callable[[], None]
+) -> tuple[RunLock, list[int]]:
     """Collective: every rank's hold on the folder of this run, and the ranks that see another folder under its name.
 
-    `check` is called by the rank that has taken it, before others are let in. Raises UsageError on every rank where another run
-    holds it, Unrecoverable where the rank that took it has died meanwhile.
+    `check` is called by the rank that has taken it, before others are let in. Raises UsageError on
+    every rank where another run holds it, Unrecoverable where the rank that took it has died
+    meanwhile.
     """
     lock, first = together(transport, lambda: RunLock(folder, host)), transport.live[0]
 
@@ -74,7 +81,9 @@ def own_folder(transport: Transport, folder: Path, host: str, check: Callable[[]
     together(transport, lock.join)
     sees = share_json(transport, lock.is_mine)
     if not any(sees.values()):
-        error = Unrecoverable(f"rank {first} died before it had taken {folder} for this run: start the run again")
+        error = Unrecoverable(
+            f"rank {first} died before it had taken {folder} for this run: start the run again"
+        )
         error.speaker = min(sees)
         raise error
     return lock, [rank for rank, seen in sees.items() if not seen]

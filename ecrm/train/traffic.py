@@ -15,8 +15,8 @@ from ecrm.transport.base import Transport
 class Traffic:
     """Watches how a transport's `sent_bytes` grow from phase to phase; what comes before the first phase is `start`.
 
-    A step begins with the phase `input`. What evaluation and the end of the run send is put down to them until then, although they
-    look up rows as a step does.
+    A step begins with the phase `input`. What evaluation and the end of the run send is put down to
+    them until then, although they look up rows as a step does.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -48,6 +48,12 @@ def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dic
     """Collective: {"rank", "sent", "lent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
     `lent` is part of what was sent. Raises PeerFailure as transport calls do."""
     lent = 0 if transport.lending is None else transport.lending.lent_bytes
-    mine = {"rank": transport.rank, "sent": sent, "lent": lent, "written": written, "kernels": taken()}
+    mine = {
+        "rank": transport.rank,
+        "sent": sent,
+        "lent": lent,
+        "written": written,
+        "kernels": taken(),
+    }
     shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
     return [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]

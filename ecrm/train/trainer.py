@@ -86,9 +86,10 @@ class Trainer:
     def run(self) -> dict[str, Any] | None:
         """Train to the end, whatever dies on the way; the summary on the reporter, None elsewhere.
 
-        None on every rank, and `stopped`, when one was asked to stop; `unkept` says why there is no checkpoint of the end. Raises
-        Unrecoverable on every rank when too much is lost, NotFinite when a loss is not, DataError as `Readings.compare` does,
-        EcrmError when no rank can write the run folder.
+        None on every rank, and `stopped`, when one was asked to stop; `unkept` says why there is no
+        checkpoint of the end. Raises Unrecoverable on every rank when too much is lost, NotFinite
+        when a loss is not, DataError as `Readings.compare` does, EcrmError when no rank can write
+        the run folder.
         """
         self._progress.restart_clock()
         recovered, number = False, None
@@ -151,7 +152,9 @@ class Trainer:
         forwards = {}
         for slot, (looked_up,) in values.items():
             sums = engine.gradient_room(slot, 0, len(looked_up))
-            forwards[slot] = forward(engine.dense, batches[slot], looked_up, self._global_batch, sums)
+            forwards[slot] = forward(
+                engine.dense, batches[slot], looked_up, self._global_batch, sums
+            )
         engine.enter("backward")
         for slot, between in forwards.items():
             result = backward(engine.dense, between)
@@ -164,7 +167,10 @@ class Trainer:
         contributions = {slot: result.contribution for slot, result in results.items()}
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
         notes = {
-            slot: self._progress.note(step, result.contribution[-1:], result.logits, batches[slot].labels) for slot, result in results.items()
+            slot: self._progress.note(
+                step, result.contribution[-1:], result.logits, batches[slot].labels
+            )
+            for slot, result in results.items()
         }
         last = step + 1 == self._steps
         rows_ahead = rows_soon = None
@@ -175,7 +181,13 @@ class Trainer:
         if troubles:
             troubles = self._watch.worth_saying(step, troubles)
         engine.apply(
-            row_gradients, contributions, commit=last, rows_ahead=rows_ahead, rows_soon=rows_soon, notes=notes, troubles=troubles
+            row_gradients,
+            contributions,
+            commit=last,
+            rows_ahead=rows_ahead,
+            rows_soon=rows_soon,
+            notes=notes,
+            troubles=troubles,
         )
         if self._profile is not None:
             self._profile.step_finished()
@@ -186,9 +198,13 @@ class Trainer:
         engine = self._engine
         for slot in engine.slots:
             if (step, slot) not in self._kept:
-                dense, ids, labels = self._dataset.batch_for(step - self._data_began, slot, len(engine.view.slots), self._global_batch)
+                dense, ids, labels = self._dataset.batch_for(
+                    step - self._data_began, slot, len(engine.view.slots), self._global_batch
+                )
                 self._kept[step, slot] = SlotBatch.of(dense, ids, labels, self._offsets)
-        self._kept = {key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2}
+        self._kept = {
+            key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2
+        }
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self, keep: bool = True) -> Evaluation:
@@ -211,7 +227,10 @@ class Trainer:
                 }
             )
             if result.samples:
-                area, loss = ("-" if value is None else f"{value:.4f}" for value in (result.auc, result.log_loss))
+                area, loss = (
+                    "-" if value is None else f"{value:.4f}"
+                    for value in (result.auc, result.log_loss)
+                )
                 without = f" without {named('shard', away)}" if away else ""
                 say(f"evaluation at step {self._engine.step}{without}: auc {area}  log loss {loss}")
         self._judge(result, keep)
@@ -229,21 +248,33 @@ class Trainer:
             self._checkpoints.keep_best()
         if history.overfit is not None:
             before, last = history.overfit
-            self._event({
-                "event": "overfitting", "step": step, "evaluations": FALLS, "auc": last.auc, "auc_before": before.auc, "step_before": before.step,
-            })  # fmt: skip
+            self._event(
+                {
+                    "event": "overfitting",
+                    "step": step,
+                    "evaluations": FALLS,
+                    "auc": last.auc,
+                    "auc_before": before.auc,
+                    "step_before": before.step,
+                }
+            )
         patience = self._config.train.stop_after_evaluations_without_gain
         if patience and history.without_gain >= patience and engine.step < self._steps:
             best = history.in_words(history.best)
             why = f"none of {history.without_gain} evaluations since was better than {best}"
-            self._ended_early = {"step": step, "steps_wanted": self._steps, "best_step": history.best.step, "why": why}
+            self._ended_early = {
+                "step": step,
+                "steps_wanted": self._steps,
+                "best_step": history.best.step,
+                "why": why,
+            }
             self._event({"event": "ended_early", **self._ended_early})
 
     def _finish(self) -> dict[str, Any] | None:
         """Rebuild what is left, scrub, verify, keep the model, evaluate, take the digests, write the summary, and agree that it is so.
 
-        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it its name. With wrong
-        parity that is rejected.json, and every rank raises ParityMismatch.
+        The reporter drafts summary.json; once all have agreed, whichever rank comes first gives it
+        its name. With wrong parity that is rejected.json, and every rank raises ParityMismatch.
         """
         engine = self._engine
         engine.commit()
@@ -257,17 +288,22 @@ class Trainer:
                 self._folder.trace(chrome_trace(profiles))
                 if self._folder.path is not None and self._folder.trouble is None:
                     trace = self._folder.path / "trace.json"
-                    say(f"trace of the last steps in {trace}, for chrome://tracing or ui.perfetto.dev")
+                    say(
+                        f"trace of the last steps in {trace}, for chrome://tracing or ui.perfetto.dev"
+                    )
         engine.enter("finish")
         engine.rebuild_all()
-        resident = resident_bytes(self._engine.transport.lending)  # before what reads everything: scrubbing, the digests, the check of parity
+        # before what reads everything: scrubbing, the digests, the check of parity
+        resident = resident_bytes(self._engine.transport.lending)
         engine.scrub_all()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches
         if self._checkpoints is not None and right:
             self._checkpoints.finish()
             self.unkept = self._checkpoints.unkept
-        evaluation = self._last_evaluation if self._ended_early is not None else self._evaluate(keep=right)
+        evaluation = (
+            self._last_evaluation if self._ended_early is not None else self._evaluate(keep=right)
+        )
         with engine.recovering():
             tables = table_digests(engine, engine.view.reporter)
             memory = engine.memory()
@@ -275,13 +311,21 @@ class Trainer:
             traffic = gather_traffic(engine.transport, self._traffic.sent, self._written_bytes)
             summary = None
             if engine.rank == engine.view.reporter:
-                summary = self._summary(tables, evaluation, verified, memory, traffic, self._training_seconds)
+                summary = self._summary(
+                    tables, evaluation, verified, memory, traffic, self._training_seconds
+                )
                 self._folder.draft_summary(summary, completed=right)
-            if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
+            if not engine.transport.agree(
+                self._folder.trouble is None or engine.rank != engine.view.reporter
+            ):
                 raise StopAgreed
         self._folder.publish_summary(completed=right)
         if not right:
-            where = "" if self._folder.path is None else f"; what it came to is in {self._folder.path / 'rejected.json'}"
+            where = (
+                ""
+                if self._folder.path is None
+                else f"; what it came to is in {self._folder.path / 'rejected.json'}"
+            )
             raise ParityMismatch(
                 f"{verified.mismatches:,} of {verified.stripes:,} {engine.protection.redundancy} do not match the rows they protect after the last "
                 f"step: the model cannot be trusted{where}"
@@ -300,14 +344,26 @@ class Trainer:
             if engine.rank == engine.view.reporter:
                 kept = self._checkpoints.newest if self._checkpoints is not None else 0
                 self._folder.draft_stopped({**self._how_far(number), **self._kept_in_summary(kept)})
-            if not engine.transport.agree(self._folder.trouble is None or engine.rank != engine.view.reporter):
+            if not engine.transport.agree(
+                self._folder.trouble is None or engine.rank != engine.view.reporter
+            ):
                 raise StopAgreed
         self._folder.publish_stopped()
         self.stopped = True
         if engine.rank == engine.view.reporter:
-            when = f"after step {engine.step} of {self._steps}" if engine.step else "before the first step"
-            loss = f", log loss {float(engine.dense.loss_sum) / engine.step:.4f}" if engine.step else ""
-            where = f" in {self._folder.path / 'stopped.json'}" if self._folder.path is not None else ""
+            when = (
+                f"after step {engine.step} of {self._steps}"
+                if engine.step
+                else "before the first step"
+            )
+            loss = (
+                f", log loss {float(engine.dense.loss_sum) / engine.step:.4f}"
+                if engine.step
+                else ""
+            )
+            where = (
+                f" in {self._folder.path / 'stopped.json'}" if self._folder.path is not None else ""
+            )
             checkpoint = f", checkpoint of step {kept}" if kept else ""
             say(
                 f"stopped by {number.name} {when}; {counted(engine.step * self._global_batch, 'sample')}{loss}, "
@@ -333,7 +389,9 @@ class Trainer:
 
     @property
     def _written_bytes(self) -> int:
-        return self._engine.protection.written_bytes + (0 if self._checkpoints is None else self._checkpoints.written_bytes)
+        return self._engine.protection.written_bytes + (
+            0 if self._checkpoints is None else self._checkpoints.written_bytes
+        )
 
     def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
         """Collective: complete each rank's entry by what it really holds, and held at most, and whether it is an unused spare."""
@@ -356,13 +414,16 @@ class Trainer:
         dense_digest = hashlib.sha256()
         for tensor in engine.dense.state_tensors:
             dense_digest.update(tensor.contiguous().numpy())
-        model_digest = hashlib.sha256("".join((*tables.values(), dense_digest.hexdigest())).encode())
+        model_digest = hashlib.sha256(
+            "".join((*tables.values(), dense_digest.hexdigest())).encode()
+        )
         samples = engine.step * self._global_batch
         return {
             "steps": engine.step,
             "samples": samples,
             "training_seconds": training_seconds,
-            "samples_per_second": (samples - self._first_step * self._global_batch) / training_seconds,
+            "samples_per_second": (samples - self._first_step * self._global_batch)
+            / training_seconds,
             "train_logloss": float(engine.dense.loss_sum) / engine.step,
             "eval_logloss": evaluation.log_loss,
             "eval_auc": evaluation.auc,
@@ -376,9 +437,14 @@ class Trainer:
             "memory_bytes_per_rank": memory.per_rank,
             "traffic_bytes_per_rank": traffic,
             "protection": {
-                "name": protection.name, "k": protection.shape.k, "m": protection.shape.m, "exact": protection.exact
+                "name": protection.name,
+                "k": protection.shape.k,
+                "m": protection.shape.m,
+                "exact": protection.exact,
             },
-            "parity": None if verified is None else {"stripes": verified.stripes, "mismatches": verified.mismatches},
+            "parity": None
+            if verified is None
+            else {"stripes": verified.stripes, "mismatches": verified.mismatches},
             "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
             "failures": [failure.to_dict() for failure in engine.failures.failures],
             "interruptions": engine.failures.interruptions,
@@ -387,6 +453,10 @@ class Trainer:
             "failures_left": engine.failures_left,
             "lives": lives_of(self._folder.all_events(), "complete"),
             **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),
-            "kernels_ran": {operation: took for rank in traffic for operation, took in sorted(rank["kernels"].items())},
+            "kernels_ran": {
+                operation: took
+                for rank in traffic
+                for operation, took in sorted(rank["kernels"].items())
+            },
             **self._about,
         }

@@ -49,9 +49,10 @@ class Transport(ABC):
     def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
 
-        What `exchange` sends of such memory may come out as a view of it, for reading, and of rows picked from it as a `Picked`. Its sender may change
-        it only after an exchange or shrink that every live rank enters when it has no more use for what it got (docs/design.md, "Memory that ranks
-        lend one another").
+        What `exchange` sends of such memory may come out as a view of it, for reading, and of rows
+        picked from it as a `Picked`. Its sender may change it only after an exchange or shrink that
+        every live rank enters when it has no more use for what it got (docs/design.md, "Memory that
+        ranks lend one another").
         """
         return lazy_zeros(*shape, dtype=dtype)
 
@@ -60,12 +61,13 @@ class Transport(ABC):
         """Send a list of tensors and heads to each of some ranks and return the lists sent to this one.
 
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
-        shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result maps
-        each rank that sent at least one of them, ascending, to what it sent in order, tensors flattened
-        to one dimension but for what rows are picked from, dtypes kept. What was given must not be changed before this returns, nor, after
-        `PeerFailure`, before `shrink` does: another rank may still be about to get it. The result, but for what is `lendable`, is the caller's own
-        memory: it stays valid and is never a view of what another rank, or this one, passed in.
-        Raises ValueError for a rank that is not live.
+        shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result
+        maps each rank that sent at least one of them, ascending, to what it sent in order, tensors
+        flattened to one dimension but for what rows are picked from, dtypes kept. What was given
+        must not be changed before this returns, nor, after `PeerFailure`, before `shrink` does:
+        another rank may still be about to get it. The result, but for what is `lendable`, is the
+        caller's own memory: it stays valid and is never a view of what another rank, or this one,
+        passed in. Raises ValueError for a rank that is not live.
         """
 
     @abstractmethod

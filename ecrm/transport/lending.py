@@ -1,9 +1,10 @@
 """Memory of one rank that other ranks of its host read where it lies, so that what is sent of it is not copied.
 
-It is a file in memory without a name: it is gone with the last process that has it, however these end, and what a rank that dies has lent can be
-read all the same. Core dumps leave it out, owners' and readers': a dump has the system hand out
-every page of it, and a rank counts as alive until its dump is written. Others reach it through its
-number among the open files of its process (`/proc/PID/fd/NUMBER`), which takes the same user.
+It is a file in memory without a name: it is gone with the last process that has it, however these
+end, and what a rank that dies has lent can be read all the same. Core dumps leave it out, owners'
+and readers': a dump has the system hand out every page of it, and a rank counts as alive until its
+dump is written. Others reach it through its number among the open files of its process
+(`/proc/PID/fd/NUMBER`), which takes the same user.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class OwnMemory:
     def __init__(self, ranks: int) -> None:
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
             raise OSError("addresses are limited (ulimit -v)")
-        self.size = min(ADDRESS_SPACE * os.sysconf("SC_PHYS_PAGES"), ADDRESSES // ranks // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size = (
+            min(ADDRESS_SPACE * os.sysconf("SC_PHYS_PAGES"), ADDRESSES // ranks // mmap.PAGESIZE)
+            * mmap.PAGESIZE
+        )
         self.file = os.memfd_create("ecrm")
         try:
             os.ftruncate(self.file, self.size)
@@ -116,7 +120,11 @@ class Lending:
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """As `Transport.lendable`."""
-        return lazy_zeros(*shape, dtype=dtype) if self._own is None else self._own.allocate(*shape, dtype=dtype)
+        return (
+            lazy_zeros(*shape, dtype=dtype)
+            if self._own is None
+            else self._own.allocate(*shape, dtype=dtype)
+        )
 
     def ahead(self, size: int) -> Tensor:
         """As `OwnMemory.ahead`; empty where this rank has no memory to lend."""
@@ -126,7 +134,13 @@ class Lending:
         """What another rank of `host` needs to read the memory of this one, as JSON has it; empty where there is none."""
         if self._own is None:
             return {}
-        return {"system": _system(host), "pid": os.getpid(), "file": self._own.file, "inode": os.fstat(self._own.file).st_ino, "bytes": self._own.size}
+        return {
+            "system": _system(host),
+            "pid": os.getpid(),
+            "file": self._own.file,
+            "inode": os.fstat(self._own.file).st_ino,
+            "bytes": self._own.size,
+        }
 
     def accept(self, host: str, offers: Mapping[int, Mapping[str, Any]]) -> list[int]:
         """The ranks whose memory this rank of `host` can read from now on, of those that offer theirs."""
@@ -166,7 +180,11 @@ class Lending:
 def _system(host: str) -> list[Any]:
     """What ranks have in common that can find one another's open files."""
     try:
-        return [host, Path("/proc/sys/kernel/random/boot_id").read_text(), os.stat("/proc/self/ns/pid").st_ino]
+        return [
+            host,
+            Path("/proc/sys/kernel/random/boot_id").read_text(),
+            os.stat("/proc/self/ns/pid").st_ino,
+        ]
     except OSError:
         return [host, os.getpid()]  # as nobody else
 
@@ -186,5 +204,7 @@ def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
         return None
     memory = np.frombuffer(mapped, np.uint8)
     # Not mapped so from the beginning, since torch warns of arrays that cannot be written.
-    protected = ctypes.CDLL(None).mprotect(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ)
+    protected = ctypes.CDLL(None).mprotect(
+        ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ
+    )
     return memory if protected == 0 else None

@@ -16,8 +16,8 @@ class Picked:
     """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n]. What arrives is `source[rows]`, flattened, or, where
     `source` is lent, another of these, [R, D], whose rows whoever got it picks himself.
 
-    The rows are gathered as the message is packed, which saves a copy; until then `source` must not change, and if it is lent, until
-    `Transport.lendable` lets it.
+    The rows are gathered as the message is packed, which saves a copy; until then `source` must not
+    change, and if it is lent, until `Transport.lendable` lets it.
     """
 
     source: Tensor
@@ -58,7 +58,11 @@ def copied(part: Part) -> Came:
     """What comes out of a message for `part`, in memory of its own. Raises OverflowError for numbers of more than 64 bits."""
     if isinstance(part, tuple):
         return tuple(np.array(part, np.int64).tolist())
-    return part.gathered().reshape(-1) if isinstance(part, Picked) else part.detach().reshape(-1).clone()
+    return (
+        part.gathered().reshape(-1)
+        if isinstance(part, Picked)
+        else part.detach().reshape(-1).clone()
+    )
 
 
 def in_groups(parts: Sequence[Came], size: int) -> Iterator[tuple[Any, ...]]:

@@ -5,19 +5,20 @@ What MPI promises and what was measured (Open MPI 5.0.11, one host) decides the 
 - After a death the survivors see many different error classes, not only `ERR_PROC_FAILED`: every
   `MPI.Exception` inside a call is taken as "somebody died" and `shrink` finds out who.
 - Success may be reported for data that never came. A small `MPI_Allgatherv` did so on 19 of 24
-  survivors; `MPI_Waitall` without statuses did so on a revoked communicator, and then aborted the job
-  ("Send error after request freed") in 4 of 8 runs of 8 ranks. Data therefore travels by `Isend` and
-  `Irecv` only and every request is waited for by itself: none of 972 survivors of a kill was lied to so,
-  every word checked, and none of 140 where each was tested (`sleeps`). A receive must still show the right
-  length and, in its head, the right stamp.
-- `MPI_Comm_agree` is uniform: all survivors get the same value and the same error. It also works on a
-  revoked communicator, so a revoke does NOT chase a rank out of it.
-- `MPI_Comm_shrink` begins with an agreement on the same communicator. A rank that shrinks while another
-  still calls agree would be matched with it, and both would go on with an answer to the wrong question.
-  So every agreement here carries bits that say why its rank takes part, and ranks enter
-  `MPI_Comm_shrink` only after an agreement in which all of them said that they want to.
-- `MPI_Comm_iagree` in place of it, tested at intervals, its memory given back when it was complete, crashed 3 of 7 ranks that trained (tried
-  once); `close` uses it, as the last thing, and keeps its memory.
+  survivors; `MPI_Waitall` without statuses did so on a revoked communicator, and then aborted the
+  job ("Send error after request freed") in 4 of 8 runs of 8 ranks. Data therefore travels by
+  `Isend` and `Irecv` only and every request is waited for by itself: none of 972 survivors of a
+  kill was lied to so, every word checked, and none of 140 where each was tested (`sleeps`). A
+  receive must still show the right length and, in its head, the right stamp.
+- `MPI_Comm_agree` is uniform: all survivors get the same value and the same error. It also works on
+  a revoked communicator, so a revoke does NOT chase a rank out of it.
+- `MPI_Comm_shrink` begins with an agreement on the same communicator. A rank that shrinks while
+  another still calls agree would be matched with it, and both would go on with an answer to the
+  wrong question. So every agreement here carries bits that say why its rank takes part, and ranks
+  enter `MPI_Comm_shrink` only after an agreement in which all of them said that they want to.
+- `MPI_Comm_iagree` in place of it, tested at intervals, its memory given back when it was complete,
+  crashed 3 of 7 ranks that trained (tried once); `close` uses it, as the last thing, and keeps its
+  memory.
 - `MPI_Finalize` after a failure hung in 4 of 24 runs, so it is never called.
 """
 
@@ -42,8 +43,9 @@ WORKING = 2  # this rank asks on behalf of its program
 SHRINKING = 4  # this rank has left the program's calls and wants to shrink
 SHRUNK = 8  # this rank's MPI_Comm_shrink succeeded
 
-# A message's head: its length in words, its stamp (number and kind of the call), the bytes of each tensor that travels apart (0: none
-# more), then payload. It is short enough to travel eagerly, header included, through Open MPI's shared memory (4,096 bytes).
+# A message's head: its length in words, its stamp (number and kind of the call), the bytes of each
+# tensor that travels apart (0: none more), then payload. It is short enough to travel eagerly,
+# header included, through Open MPI's shared memory (4,096 bytes).
 HEAD_WORDS = 480
 MOST_APART = 6
 HEAD_FIELDS = 2 + MOST_APART
@@ -105,16 +107,28 @@ class MpiTransport(Transport):
         """As in `Transport`."""
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
-            raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
+            raise ValueError(
+                f"exchange with ranks {strangers}, which are not live; live are {self.live}"
+            )
         others = [rank for rank in self.live if rank != self.rank]
         lists = [outgoing.get(rank, ()) for rank in others]
         lent = [self._lent(rank, tensors) for rank, tensors in zip(others, lists)]
-        places = [[place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][:MOST_APART] for tensors, there in zip(lists, lent)]
+        places = [
+            [place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][
+                :MOST_APART
+            ]
+            for tensors, there in zip(lists, lent)
+        ]
         packed = self._pack_for_sending(lists, places, lent)
-        lent_bytes = sum(wire.spared(tensors[place]) for tensors, there in zip(lists, lent) for place in there)
+        lent_bytes = sum(
+            wire.spared(tensors[place]) for tensors, there in zip(lists, lent) for place in there
+        )
         self.sent_bytes += lent_bytes
         self._lending.lent_bytes += lent_bytes
-        apart = [[wire.bytes_of(tensors[place]) for place in chosen] for tensors, chosen in zip(lists, places)]
+        apart = [
+            [wire.bytes_of(tensors[place]) for place in chosen]
+            for tensors, chosen in zip(lists, places)
+        ]
         me = self.live.index(self.rank)
         mine = outgoing.get(self.rank, ())
         packed.insert(me, wire.pack(mine, self._lent(self.rank, mine)))
@@ -138,18 +152,22 @@ class MpiTransport(Transport):
     def shrink(self) -> None:
         """As in `Transport`; measured 2 to 25 ms for 7 ranks that train on 2 cores.
 
-        Ends only together: the new communicator is used when all ranks of the old one agreed that they
-        have it. Waits for live ranks that are still computing, without a bound; a rank that hangs must be
-        killed from outside.
+        Ends only together: the new communicator is used when all ranks of the old one agreed that
+        they have it. Waits for live ranks that are still computing, without a bound; a rank that
+        hangs must be killed from outside.
         """
         old = self._communicator
         self._quietly(old.Revoke)
         while True:
             self._agree_while_shrinking(SHRINKING)
             shrunk = self._quietly(old.Shrink)
-            if self._agree_while_shrinking(SHRINKING | (SHRUNK if shrunk is not None else 0)) & SHRUNK:
+            if (
+                self._agree_while_shrinking(SHRINKING | (SHRUNK if shrunk is not None else 0))
+                & SHRUNK
+            ):
                 break
-        # At most one call a communicator is interrupted; what was two communicators ago is out of reach.
+        # At most one call a communicator is interrupted; what was two communicators ago is out of
+        # reach.
         self._interrupted = self._interrupted[-2:]
         self._adopt(shrunk)
 
@@ -157,12 +175,13 @@ class MpiTransport(Transport):
         """Tell the others that this rank leaves on purpose and wait up to 2 s for them to leave too.
 
         Best effort, and the last thing before `os._exit(0)`: the program must end so and not by
-        returning from main with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40 runs of
-        tests/programs/transport_drill.py with 3 or 4 kills ended cleanly so. Without the wait, a rank that
-        is first to exit can be taken for a failure by ranks that are still inside their last call. The
-        agreement is a non-blocking one that is tested until it is complete or the time is up: ranks that
-        are still working are no reason to hang. They get `PeerFailure` from the agreement they are in
-        when this one answers it, or see this process gone, and recover without it.
+        returning from main with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40
+        runs of tests/programs/transport_drill.py with 3 or 4 kills ended cleanly so. Without the
+        wait, a rank that is first to exit can be taken for a failure by ranks that are still inside
+        their last call. The agreement is a non-blocking one that is tested until it is complete or
+        the time is up: ranks that are still working are no reason to hang. They get `PeerFailure`
+        from the agreement they are in when this one answers it, or see this process gone, and
+        recover without it.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         bits = np.zeros(1, np.int32)
@@ -186,20 +205,28 @@ class MpiTransport(Transport):
         """{place of a tensor: where it begins in this rank's memory}, of those that `rank` can read there."""
         if rank != self.rank and rank not in self._lending.readers:
             return {}
-        found = ((place, self._lending.offset(memory)) for place, memory in wire.worth_lending(tensors))
+        found = (
+            (place, self._lending.offset(memory)) for place, memory in wire.worth_lending(tensors)
+        )
         return {place: offset for place, offset in found if offset is not None}
 
     def _memory_of(self, rank: int) -> np.ndarray | None:
         return self._lending.memory if rank == self.rank else self._lending.memory_of(rank)
 
-    def _pack_for_sending(self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]) -> list[np.ndarray]:
+    def _pack_for_sending(
+        self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]
+    ) -> list[np.ndarray]:
         """Each list packed but for the tensors at its places `apart` and in `lent`, in memory that the next call writes over.
 
         Memory that is new in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB,
-        because glibc gives freed blocks of this size back to the kernel. An interrupted call changes nothing about it: MPI only reads
-        from there, and the next call comes after a `shrink`, which no live rank is through while another still receives.
+        because glibc gives freed blocks of this size back to the kernel. An interrupted call
+        changes nothing about it: MPI only reads from there, and the next call comes after a
+        `shrink`, which no live rank is through while another still receives.
         """
-        sizes = [wire.packed_bytes(tensors, places, there) for tensors, places, there in zip(lists, apart, lent)]
+        sizes = [
+            wire.packed_bytes(tensors, places, there)
+            for tensors, places, there in zip(lists, apart, lent)
+        ]
         if sum(sizes) > self._scratch.size:
             self._scratch = np.empty(sum(sizes), np.uint8)
         packed = []
@@ -213,15 +240,22 @@ class MpiTransport(Transport):
             position += size
         return packed
 
-    def _deliver(self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]) -> dict[int, list[Came]]:
+    def _deliver(
+        self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
+    ) -> dict[int, list[Came]]:
         """Send `packed[i]` and `apart[i]` to live rank i and return what the live ranks sent, unpacked.
 
-        The caller of the transport gets views of the message to itself, which must be its own memory.
+        The caller of the transport gets views of the message to itself, which must be its own
+        memory.
         """
         self._call_number += 1
-        self.sent_bytes += sum(len(message) for message in packed) - len(packed[self.live.index(self.rank)])
+        self.sent_bytes += sum(len(message) for message in packed) - len(
+            packed[self.live.index(self.rank)]
+        )
         self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
-        delivery = Delivery(self._mpi, self._communicator, packed, apart, self._call_number, kind, self.sleeps)
+        delivery = Delivery(
+            self._mpi, self._communicator, packed, apart, self._call_number, kind, self.sleeps
+        )
         try:
             received = delivery.run()
         except (self._mpi.Exception, PeerFailure) as error:
@@ -232,12 +266,20 @@ class MpiTransport(Transport):
             raise
         self._lending.completed()
         return {
-            rank: wire.unpack(words.view(np.uint8), [memory.view(np.uint8) for memory in came], self._memory_of(rank))
-            for rank, (words, came) in zip(self.live, received) if words.size
-        }  # fmt: skip
+            rank: wire.unpack(
+                words.view(np.uint8),
+                [memory.view(np.uint8) for memory in came],
+                self._memory_of(rank),
+            )
+            for rank, (words, came) in zip(self.live, received)
+            if words.size
+        }
 
     def _peer_failure(self, call: str, error: Exception) -> PeerFailure:
-        revoked = isinstance(error, self._mpi.Exception) and error.Get_error_class() == self._mpi.ERR_REVOKED
+        revoked = (
+            isinstance(error, self._mpi.Exception)
+            and error.Get_error_class() == self._mpi.ERR_REVOKED
+        )
         return (Revoked if revoked else PeerFailure)(f"{call}: {error}")
 
     def _quietly(self, method, *arguments):
@@ -250,12 +292,13 @@ class MpiTransport(Transport):
     def _agree_while_shrinking(self, bits: int) -> int:
         """Agree with `bits` until everybody takes part for the same purpose and no new death is reported.
 
-        Live ranks repeat the loop in step because agreements are uniform, in value and in error. A rank
-        still in the program's `agree` is answered without WORKING, leaves with `PeerFailure` and comes
-        here for the next turn.
+        Live ranks repeat the loop in step because agreements are uniform, in value and in error. A
+        rank still in the program's `agree` is answered without WORKING, leaves with `PeerFailure`
+        and comes here for the next turn.
         """
         while True:
-            self._quietly(self._communicator.Ack_failed)  # a death known to all is no error any more
+            # a death known to all is no error any more
+            self._quietly(self._communicator.Ack_failed)
             answer = self._quietly(self._communicator.Agree, bits)
             if answer is not None and answer & SHRINKING:
                 return answer
@@ -264,16 +307,23 @@ class MpiTransport(Transport):
 class Delivery:
     """One message from each rank of a communicator to each other one, this one included: `packed`, and memory that travels `apart`, by rank.
 
-    The head of a message says how long the message is and carries as much of it as fits; only a longer one
-    has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to another. What travels apart is a message each, of 4-byte
-    words (8 GiB), sent from where it lies.
+    The head of a message says how long the message is and carries as much of it as fits; only a
+    longer one has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to
+    another. What travels apart is a message each, of 4-byte words (8 GiB), sent from where it lies.
 
-    Holds all memory that MPI works on, and the requests: after an error the library may go on using them,
-    so whoever catches one keeps this object.
+    Holds all memory that MPI works on, and the requests: after an error the library may go on using
+    them, so whoever catches one keeps this object.
     """
 
     def __init__(
-        self, mpi, communicator, packed: list[np.ndarray], apart: list[list[np.ndarray]], call_number: int, kind: int, sleeps: bool
+        self,
+        mpi,
+        communicator,
+        packed: list[np.ndarray],
+        apart: list[list[np.ndarray]],
+        call_number: int,
+        kind: int,
+        sleeps: bool,
     ) -> None:
         self._mpi = mpi
         self._communicator = communicator
@@ -305,8 +355,12 @@ class Delivery:
         tails = {peer: self._read_head(peer, heads[peer]) for peer in self._peers}
         for peer, receives in tails.items():
             for words, receive in receives:
-                if self._wait(receive, self._mpi.INT64_T if words.itemsize == 8 else self._mpi.INT32_T) != len(words):
-                    raise PeerFailure(f"half a message came from rank {peer} of {self._communicator.Get_size()}")
+                if self._wait(
+                    receive, self._mpi.INT64_T if words.itemsize == 8 else self._mpi.INT32_T
+                ) != len(words):
+                    raise PeerFailure(
+                        f"half a message came from rank {peer} of {self._communicator.Get_size()}"
+                    )
         for request in self._requests:
             self._complete(request)
         return list(zip(self._received, self._apart_in))
@@ -363,7 +417,10 @@ class Delivery:
             pause = min(PAUSE_GROWS * pause, LONGEST_PAUSE)
 
     def _refuse_mismatch(self, peer: int, stamp: int) -> None:
-        (theirs, their_kind), (ours, kind) = divmod(stamp, len(KIND_NAMES)), divmod(self._stamp, len(KIND_NAMES))
+        (theirs, their_kind), (ours, kind) = (
+            divmod(stamp, len(KIND_NAMES)),
+            divmod(self._stamp, len(KIND_NAMES)),
+        )
         raise RuntimeError(
             f"of {self._communicator.Get_size()} live ranks, number {peer} is in its call {theirs} "
             f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} in its call {ours} ({KIND_NAMES[kind]})"
@@ -373,6 +430,13 @@ class Delivery:
 def _check_fault_tolerance(MPI) -> None:
     library = MPI.Get_library_version().split(",")[0].strip()
     if "Open MPI" not in library:
-        raise UsageError(f"this MPI ({library}) cannot survive the death of a rank; use Open MPI 5 with ULFM")
-    if MPI.COMM_WORLD.Get_size() > 1 and os.environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
-        raise UsageError(f"mpirun was started without fault tolerance; start the run with: {LAUNCH_LINE}")
+        raise UsageError(
+            f"this MPI ({library}) cannot survive the death of a rank; use Open MPI 5 with ULFM"
+        )
+    if MPI.COMM_WORLD.Get_size() > 1 and os.environ.get("OMPI_MCA_mpi_ft_enable") not in (
+        "1",
+        "true",
+    ):
+        raise UsageError(
+            f"mpirun was started without fault tolerance; start the run with: {LAUNCH_LINE}"
+        )

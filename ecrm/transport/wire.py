@@ -8,11 +8,13 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     then                        the words of all heads
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
-A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are not in the run. Or it is lent: LENT is added
-to its code, and a word among those of the heads says at which byte of its sender's memory it begins, which whoever gets the message can
-read. Of rows that are picked from what is lent (PICKED) three words say where the matrix begins, how wide it is and how many are picked; which ones, int64,
-is in the run in place of the rows. An empty list takes no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix
-that rows are picked from. Nothing is pickled, so bytes from a peer can never run code.
+A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are
+not in the run. Or it is lent: LENT is added to its code, and a word among those of the heads says
+at which byte of its sender's memory it begins, which whoever gets the message can read. Of rows
+that are picked from what is lent (PICKED) three words say where the matrix begins, how wide it is
+and how many are picked; which ones, int64, is in the run in place of the rows. An empty list takes
+no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix that
+rows are picked from. Nothing is pickled, so bytes from a peer can never run code.
 """
 
 from __future__ import annotations
@@ -70,19 +72,29 @@ def check(parts: Sequence[Part]) -> None:
         if isinstance(part, tuple):
             continue
         tensor = part.source if isinstance(part, Picked) else part
-        if isinstance(part, Picked) and (part.rows.dtype != torch.int64 or part.rows.dim() != 1 or not part.rows.is_contiguous()):
-            raise ValueError(f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, needed: torch.int64 of one dimension, contiguous")
+        if isinstance(part, Picked) and (
+            part.rows.dtype != torch.int64 or part.rows.dim() != 1 or not part.rows.is_contiguous()
+        ):
+            raise ValueError(
+                f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, needed: torch.int64 of one dimension, contiguous"
+            )
         if tensor.dtype not in CODE_OF_DTYPE:
             raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
         if not tensor.is_cpu:
             raise ValueError(f"tensor {place} is on {tensor.device}; only CPU tensors can be sent")
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            raise ValueError(f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory")
+            raise ValueError(
+                f"tensor {place} of shape {tuple(tensor.shape)} is not contiguous plain memory"
+            )
 
 
 def places_of(parts: Sequence[Part], size: int) -> list[int]:
     """Places of those of `parts` that need not be packed: tensors of at least so many bytes, and whole words of 4."""
-    return [place for place, part in enumerate(parts) if not isinstance(part, (tuple, Picked)) and _is_words(part, size)]
+    return [
+        place
+        for place, part in enumerate(parts)
+        if not isinstance(part, (tuple, Picked)) and _is_words(part, size)
+    ]
 
 
 def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
@@ -120,7 +132,9 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
-def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> int:
+def packed_bytes(
+    parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT
+) -> int:
     """Bytes that `parts` take when packed, a multiple of 8, the tensors at the places `apart` and in `lent` left out; raises as `check` does."""
     if not parts:
         return 0
@@ -136,11 +150,16 @@ def packed_bytes(parts: Sequence[Part], apart: Collection[int] = (), lent: Mappi
     return total
 
 
-def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT) -> None:
+def pack_into(
+    buffer: np.ndarray,
+    parts: Sequence[Part],
+    apart: Collection[int] = (),
+    lent: Mapping[int, int] = NOTHING_LENT,
+) -> None:
     """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart, lent)` long, 8-byte aligned.
 
-    `lent` says where tensors at some places, or those that rows are picked from, begin in memory that the receiver can read. Does not check
-    again what `packed_bytes` has checked.
+    `lent` says where tensors at some places, or those that rows are picked from, begin in memory
+    that the receiver can read. Does not check again what `packed_bytes` has checked.
     """
     if not parts:
         return
@@ -153,10 +172,20 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
             picked = isinstance(part, Picked)
             tensor = part.source if picked else part
             if place in lent:
-                words += (CODE_OF_DTYPE[tensor.dtype] + (PICKED if picked else LENT), tensor.numel())
-                heads += (lent[place], tensor[:1].numel(), part.rows.numel()) if picked else (lent[place],)
+                words += (
+                    CODE_OF_DTYPE[tensor.dtype] + (PICKED if picked else LENT),
+                    tensor.numel(),
+                )
+                heads += (
+                    (lent[place], tensor[:1].numel(), part.rows.numel())
+                    if picked
+                    else (lent[place],)
+                )
             else:
-                words += (CODE_OF_DTYPE[tensor.dtype] + (APART if place in apart else 0), part.numel())
+                words += (
+                    CODE_OF_DTYPE[tensor.dtype] + (APART if place in apart else 0),
+                    part.numel(),
+                )
     words += heads
     position = len(words) * WORD_BYTES
     buffer[:position].view(np.int64)[:] = words
@@ -169,7 +198,11 @@ def pack_into(buffer: np.ndarray, parts: Sequence[Part], apart: Collection[int] 
         if not isinstance(part, Picked):
             buffer[position:end] = bytes_of(part)
         elif end > position:
-            part.gathered(_view(buffer, part.source.dtype, part.numel(), position).view(part.rows.numel(), *part.source.shape[1:]))
+            part.gathered(
+                _view(buffer, part.source.dtype, part.numel(), position).view(
+                    part.rows.numel(), *part.source.shape[1:]
+                )
+            )
         position += padded(end - position)
         buffer[end:position] = 0
 
@@ -181,12 +214,15 @@ def pack(parts: Sequence[Part], lent: Mapping[int, int] = NOTHING_LENT) -> np.nd
     return buffer
 
 
-def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None) -> list[Came]:
+def unpack(
+    buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None
+) -> list[Came]:
     """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
     uint8, and of `lent`, all of the sender's memory that can be read, uint8. Of rows picked from that, the `Picked` matrix and rows.
 
-    The views keep their memory alive and, but for those of what is lent, do not overlap. Raises ValueError for bytes that no `pack` wrote
-    (a wrong length, count, dtype code or place in what is lent); payload bytes are not checked.
+    The views keep their memory alive and, but for those of what is lent, do not overlap. Raises
+    ValueError for bytes that no `pack` wrote (a wrong length, count, dtype code or place in what is
+    lent); payload bytes are not checked.
     """
     if buffer.size == 0:
         return []
@@ -199,9 +235,14 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
     header = words[1 : 1 + 2 * count].tolist()
     codes, lengths = header[::2], header[1::2]
     first = 1 + 2 * count
-    last = first + sum(length if code == HEAD else _head_words_of_lent(code) for code, length in zip(codes, lengths))
+    last = first + sum(
+        length if code == HEAD else _head_words_of_lent(code)
+        for code, length in zip(codes, lengths)
+    )
     if min(lengths) < 0 or last > words.size:
-        raise ValueError(f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes")
+        raise ValueError(
+            f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes"
+        )
     numbers = iter(words[first:last].tolist())
     parts, came = [], iter(apart)
     position = WORD_BYTES * last
@@ -216,7 +257,9 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
                 continue
             columns, rows = next(numbers), next(numbers)
             if rows < 0 or columns < 1 or elements % columns:
-                raise ValueError(f"packed tensors: {rows} rows of {columns} of {elements} elements picked")
+                raise ValueError(
+                    f"packed tensors: {rows} rows of {columns} of {elements} elements picked"
+                )
             code, elements = CODE_OF_DTYPE[torch.int64], rows
         if code >= APART:
             parts.append(_came_apart(code - APART, elements, next(came, None)))
@@ -226,7 +269,9 @@ def unpack(buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarra
         dtype = DTYPES[code]
         end = position + padded(elements * dtype.itemsize)
         if end > buffer.size:
-            raise ValueError(f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}")
+            raise ValueError(
+                f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}"
+            )
         came_here = _view(buffer, dtype, elements, position)
         parts.append(Picked(parts.pop().view(-1, columns), came_here) if picked else came_here)
         position = end
@@ -243,15 +288,23 @@ def _head_words_of_lent(code: int) -> int:
 
 
 def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Tensor:
-    if not 0 <= code < len(DTYPES) or memory is None or memory.nbytes != elements * DTYPES[code].itemsize:
-        raise ValueError(f"packed tensors: {elements} elements of dtype code {code} announced apart, {'nothing' if memory is None else memory.nbytes} came")
+    if (
+        not 0 <= code < len(DTYPES)
+        or memory is None
+        or memory.nbytes != elements * DTYPES[code].itemsize
+    ):
+        raise ValueError(
+            f"packed tensors: {elements} elements of dtype code {code} announced apart, {'nothing' if memory is None else memory.nbytes} came"
+        )
     return _view(memory, DTYPES[code], elements, 0)
 
 
 def _lent(code: int, elements: int, position: int, memory: np.ndarray | None) -> torch.Tensor:
     there = -1 if memory is None else memory.nbytes
     if not 0 <= code < len(DTYPES) or not 0 <= position <= there - elements * DTYPES[code].itemsize:
-        raise ValueError(f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, {max(there, 0)} bytes can be read")
+        raise ValueError(
+            f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, {max(there, 0)} bytes can be read"
+        )
     return _view(memory, DTYPES[code], elements, position)
 
 

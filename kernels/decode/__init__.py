@@ -12,14 +12,16 @@ from ecrm.kernels import check, dispatch, native
 MOST_UNITS = 255
 
 
-def decode(units: torch.Tensor | Sequence[torch.Tensor], matrix: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+def decode(
+    units: torch.Tensor | Sequence[torch.Tensor], matrix: torch.Tensor, backend: str = "auto"
+) -> torch.Tensor:
     """`out[w, i] = XOR over u of matrix[w, u] * units[u][i]` over GF(2^8) modulo 0x11d.
 
-    Legend: k units, w wanted units, n stripes, W bytes per unit.
-    units: uint8 [k, n, W], or k tensors uint8 [n, W]; rows of W bytes contiguous, all strides allowed.
-    matrix: uint8 [w, k], contiguous, on the CPU: `ReedSolomon.decode_matrix`, or its `coefficients` to encode.
-    Returns a new uint8 [w, n, W] on the units' device. k and w are at most 255, k at least 1.
-    Raises TypeError or ValueError, with the numbers.
+    Legend: k units, w wanted units, n stripes, W bytes per unit. units: uint8 [k, n, W], or k
+    tensors uint8 [n, W]; rows of W bytes contiguous, all strides allowed. matrix: uint8 [w, k],
+    contiguous, on the CPU: `ReedSolomon.decode_matrix`, or its `coefficients` to encode. Returns a
+    new uint8 [w, n, W] on the units' device. k and w are at most 255, k at least 1. Raises
+    TypeError or ValueError, with the numbers.
     """
     planes = list(units)
     if not 1 <= len(planes) <= MOST_UNITS:
@@ -58,8 +60,13 @@ def _decode_on_cpu(planes: list[torch.Tensor], matrix: torch.Tensor, out: torch.
     if all(stride == width for stride in strides):
         n, width, strides = 1, n * width, [n * width] * k
     native.library().ecrm_decode(
-        (ctypes.c_void_p * k)(*(plane.data_ptr() for plane in planes)), (ctypes.c_int64 * k)(*strides), k,
-        matrix.data_ptr(), wanted,
-        (ctypes.c_void_p * wanted)(*(plane.data_ptr() for plane in out)), (ctypes.c_int64 * wanted)(*[width] * wanted),
-        n, width,
-    )  # fmt: skip
+        (ctypes.c_void_p * k)(*(plane.data_ptr() for plane in planes)),
+        (ctypes.c_int64 * k)(*strides),
+        k,
+        matrix.data_ptr(),
+        wanted,
+        (ctypes.c_void_p * wanted)(*(plane.data_ptr() for plane in out)),
+        (ctypes.c_int64 * wanted)(*[width] * wanted),
+        n,
+        width,
+    )

@@ -10,9 +10,7 @@ from ecrm.kernels.triton_field import as_words, times
 
 
 @triton.jit
-def _multiply(
-    units, unit_stride, row_stride, k, matrix, out, size, width, BLOCK: tl.constexpr
-):  # fmt: skip
+def _multiply(units, unit_stride, row_stride, k, matrix, out, size, width, BLOCK: tl.constexpr):
     wanted = tl.program_id(1)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
@@ -21,7 +19,8 @@ def _multiply(
     for unit in range(k):
         value = tl.load(units + at, mask=inside, other=0).to(tl.uint32)
         total ^= times(value, tl.load(matrix + wanted * k + unit).to(tl.uint32))
-        units += unit_stride  # not unit * unit_stride, which is a product of 32 bits where the stride fits into them
+        # not unit * unit_stride, which is a product of 32 bits where the stride fits into them
+        units += unit_stride
     tl.store(out + wanted.to(tl.int64) * size + place, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -31,6 +30,14 @@ def multiply(planes: list[torch.Tensor], matrix: torch.Tensor, out: torch.Tensor
     _, n, width = units.shape
     block = 1024
     _multiply[(triton.cdiv(n * width, block), wanted)](
-        units, units.stride(0), units.stride(1), k, matrix.to(out.device).contiguous(), out, n * width, width,
-        BLOCK=block, num_warps=4,
-    )  # fmt: skip
+        units,
+        units.stride(0),
+        units.stride(1),
+        k,
+        matrix.to(out.device).contiguous(),
+        out,
+        n * width,
+        width,
+        BLOCK=block,
+        num_warps=4,
+    )

@@ -8,12 +8,15 @@ from ecrm.kernels import check, dispatch, native
 from ecrm.kernels.scatter_add import scatter_add
 
 
-def dot_interaction(dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+def dot_interaction(
+    dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str = "auto"
+) -> torch.Tensor:
     """Dense rows, followed by the dot products of every pair among a sample's dense row and its F embedding rows.
 
-    Legend: B samples, F features, U unique rows of D floats. dense: float32 [B, D]. values: float32 [U, D]. places: int64 [B * F],
-    which row of `values` each (sample, feature) is, contiguous. Returns new float32 [B, D + F (F + 1) / 2]; pairs in the
-    order of torch.triu_indices. Matrices may be views with a row stride. Raises TypeError or ValueError, with the numbers.
+    Legend: B samples, F features, U unique rows of D floats. dense: float32 [B, D]. values: float32
+    [U, D]. places: int64 [B * F], which row of `values` each (sample, feature) is, contiguous.
+    Returns new float32 [B, D + F (F + 1) / 2]; pairs in the order of torch.triu_indices. Matrices
+    may be views with a row stride. Raises TypeError or ValueError, with the numbers.
     """
     chosen, features = _checked(dense, values, places, backend)
     if chosen == "reference":
@@ -24,9 +27,18 @@ def dot_interaction(dense: torch.Tensor, values: torch.Tensor, places: torch.Ten
     out = torch.empty(batch, width + features * (features + 1) // 2)
     room = _room(features, width)
     native.library().ecrm_dot_interaction(
-        out.data_ptr(), out.shape[1], dense.data_ptr(), check.row_stride(dense), values.data_ptr(), check.row_stride(values),
-        places.data_ptr(), batch, features, width, room.data_ptr(),
-    )  # fmt: skip
+        out.data_ptr(),
+        out.shape[1],
+        dense.data_ptr(),
+        check.row_stride(dense),
+        values.data_ptr(),
+        check.row_stride(values),
+        places.data_ptr(),
+        batch,
+        features,
+        width,
+        room.data_ptr(),
+    )
     return out
 
 
@@ -40,9 +52,10 @@ def dot_interaction_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of `dense`, float32 [B, D], and of `values`, float32 [U, D], from those of the result of `dot_interaction`.
 
-    gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. sums: float32 [U, D], contiguous, overwritten by the
-    gradients of `values`; None: new, as those of `dense` are. Each row's gradients are summed in the order of
-    `places`, so that the bits are the same on every machine, but for the sign and payload of NaNs.
+    gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. sums: float32
+    [U, D], contiguous, overwritten by the gradients of `values`; None: new, as those of `dense`
+    are. Each row's gradients are summed in the order of `places`, so that the bits are the same on
+    every machine, but for the sign and payload of NaNs.
     """
     chosen, features = _checked(dense, values, places, backend)
     batch, width = dense.shape
@@ -64,10 +77,22 @@ def dot_interaction_backward(
         return of_dense, _zero_unseen(sums, seen)
     of_dense, room = torch.empty(batch, width), _room(features, width)
     native.library().ecrm_dot_interaction_backward(
-        of_dense.data_ptr(), sums.data_ptr(), width, seen.data_ptr(), gradients.data_ptr(), check.row_stride(gradients),
-        dense.data_ptr(), check.row_stride(dense), values.data_ptr(), check.row_stride(values),
-        places.data_ptr(), batch, features, width, room.data_ptr(),
-    )  # fmt: skip
+        of_dense.data_ptr(),
+        sums.data_ptr(),
+        width,
+        seen.data_ptr(),
+        gradients.data_ptr(),
+        check.row_stride(gradients),
+        dense.data_ptr(),
+        check.row_stride(dense),
+        values.data_ptr(),
+        check.row_stride(values),
+        places.data_ptr(),
+        batch,
+        features,
+        width,
+        room.data_ptr(),
+    )
     return of_dense, _zero_unseen(sums, seen)
 
 
@@ -77,16 +102,22 @@ def _zero_unseen(sums: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _checked(dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str) -> tuple[str, int]:
+def _checked(
+    dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str
+) -> tuple[str, int]:
     """The backend that will run, and F."""
     check.matrix("dense", dense, (torch.float32,))
     check.matrix("values", values, (torch.float32,))
     check.row_numbers("places", places, values.shape[0])
     check.shape("values", values, (values.shape[0], dense.shape[1]))
     device = check.one_device({"dense": dense, "values": values, "places": places})
-    features, over = divmod(places.shape[0], dense.shape[0]) if dense.shape[0] else (0, places.shape[0])
+    features, over = (
+        divmod(places.shape[0], dense.shape[0]) if dense.shape[0] else (0, places.shape[0])
+    )
     if over:
-        raise ValueError(f"places has {places.shape[0]} elements, needed: a multiple of the {dense.shape[0]} samples")
+        raise ValueError(
+            f"places has {places.shape[0]} elements, needed: a multiple of the {dense.shape[0]} samples"
+        )
     return dispatch.choose("dot_interaction", backend, device, has_triton=False), features
 
 

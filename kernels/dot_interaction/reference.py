@@ -10,14 +10,20 @@ LANES = 16
 
 def _rows(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
     """The rows of each sample, dense first, [B, F + 1, D]."""
-    return torch.cat((dense.unsqueeze(1), values[places].view(dense.shape[0], -1, dense.shape[1])), dim=1)
+    return torch.cat(
+        (dense.unsqueeze(1), values[places].view(dense.shape[0], -1, dense.shape[1])), dim=1
+    )
 
 
 def forward(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
     rows = torch.nn.functional.pad(_rows(dense, values, places), (0, -dense.shape[1] % LANES))
     first, second = torch.triu_indices(rows.shape[1], rows.shape[1], offset=1, device=dense.device)
     products = (rows[:, first] * rows[:, second]).unflatten(2, (-1, LANES))
-    sums = torch.zeros_like(products[:, :, 0]) if products.shape[2] else products.new_zeros(*products.shape[:2], LANES)
+    sums = (
+        torch.zeros_like(products[:, :, 0])
+        if products.shape[2]
+        else products.new_zeros(*products.shape[:2], LANES)
+    )
     for part in products.unbind(2):
         sums = sums + part
     for half in (8, 4, 2, 1):
@@ -25,7 +31,9 @@ def forward(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
     return torch.cat((dense, sums.squeeze(-1)), dim=1)
 
 
-def backward(gradients: Tensor, dense: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def backward(
+    gradients: Tensor, dense: Tensor, values: Tensor, places: Tensor
+) -> tuple[Tensor, Tensor]:
     """(gradients of dense [B, D], of each sample's other rows [B, F, D])."""
     rows, width = _rows(dense, values, places), dense.shape[1]
     count = rows.shape[1]

@@ -20,10 +20,11 @@ def hash_uniform(
 ) -> torch.Tensor:
     """The values float32 [n, D] of the given rows, uniform in [-bound, bound); a new tensor.
 
-    seed: 0..2^64-1. table: 0..2^64-1 for all rows, or the number of each row's, int64 [n], contiguous. rows: int64 [n], contiguous, >= 0, in
-    any order, may repeat. dimension: D >= 0. bound: one for all rows, or float32 [n], contiguous.
-    The value of (row, column) does not depend on which other rows are asked for, nor on D. Formula: README.md.
-    Raises TypeError or ValueError, with the numbers.
+    seed: 0..2^64-1. table: 0..2^64-1 for all rows, or the number of each row's, int64 [n],
+    contiguous. rows: int64 [n], contiguous, >= 0, in any order, may repeat. dimension: D >= 0.
+    bound: one for all rows, or float32 [n], contiguous. The value of (row, column) does not depend
+    on which other rows are asked for, nor on D. Formula: README.md. Raises TypeError or ValueError,
+    with the numbers.
     """
     for name, number in (("seed", seed), ("table", table)):
         if isinstance(number, int) and not 0 <= number <= _LARGEST:
@@ -31,7 +32,9 @@ def hash_uniform(
     if dimension < 0:
         raise ValueError(f"dimension is {dimension}, needed: at least 0")
     check.row_numbers("rows", rows, 2**63 - 1)
-    tables, table_step = _per_row("table", signed(table) if isinstance(table, int) else table, torch.int64, rows)
+    tables, table_step = _per_row(
+        "table", signed(table) if isinstance(table, int) else table, torch.int64, rows
+    )
     bounds, bound_step = _per_row("bound", bound, torch.float32, rows)
     device = check.one_device({"rows": rows, "table": tables, "bound": bounds})
     chosen = dispatch.choose("hash_uniform", backend, device, has_triton=False)
@@ -42,9 +45,16 @@ def hash_uniform(
         fill(seed, tables, rows, bounds, out)
         return out
     native.library().ecrm_hash_uniform(
-        seed, tables.data_ptr(), table_step, rows.data_ptr(), rows.shape[0], dimension, bounds.data_ptr(), bound_step,
+        seed,
+        tables.data_ptr(),
+        table_step,
+        rows.data_ptr(),
+        rows.shape[0],
+        dimension,
+        bounds.data_ptr(),
+        bound_step,
         out.data_ptr(),
-    )  # fmt: skip
+    )
     return out
 
 

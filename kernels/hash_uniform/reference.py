@@ -9,7 +9,9 @@ FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 
 
-def fill(seed: int, tables: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor, out: torch.Tensor) -> None:
+def fill(
+    seed: int, tables: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor, out: torch.Tensor
+) -> None:
     seed_key = mix(torch.tensor([signed(seed + GAMMA)], device=rows.device))
     row_keys = mix(mix(seed_key ^ tables) + (rows + 1) * signed(GAMMA))
     columns = torch.arange(1, out.shape[1] + 1, device=rows.device) * signed(GAMMA)

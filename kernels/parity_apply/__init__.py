@@ -16,17 +16,15 @@ def parity_apply(
 ) -> None:
     """`parity[rows[i]] ^= coefficients[i] * delta[i]` over GF(2^8) modulo 0x11d, in place.
 
-    Legend: P parity rows of W bytes, n deltas.
-    parity: uint8 [P, W], changed; rows contiguous, the matrix may be a view with a row stride.
-    rows: int64 [n], contiguous; numbers may repeat, in any order.
-    coefficients: uint8 [n], contiguous, or one int 0..255 for all; 1 is a plain XOR, 0 does nothing.
-    delta: uint8 [n, W], rows contiguous.
-    Applying the same call twice takes it back. Not checked: that `delta` and `parity` are different memory.
-    Raises TypeError or ValueError, with the numbers, before anything is written.
+    Legend: P parity rows of W bytes, n deltas. parity: uint8 [P, W], changed; rows contiguous, the
+    matrix may be a view with a row stride. rows: int64 [n], contiguous; numbers may repeat, in any
+    order. coefficients: uint8 [n], contiguous, or one int 0..255 for all; 1 is a plain XOR, 0 does
+    nothing. delta: uint8 [n, W], rows contiguous. Applying the same call twice takes it back. Not
+    checked: that `delta` and `parity` are different memory. Raises TypeError or ValueError, with
+    the numbers, before anything is written.
     """
-    if isinstance(coefficients, int):
-        if not 0 <= coefficients <= 255:
-            raise ValueError(f"coefficient {coefficients} is outside 0..255")
+    if isinstance(coefficients, int) and not 0 <= coefficients <= 255:
+        raise ValueError(f"coefficient {coefficients} is outside 0..255")
     device = check.one_device({"parity": parity, "rows": rows, "delta": delta})
     check.matrix("parity", parity, (torch.uint8,), written=True)
     check.matrix("delta", delta, (torch.uint8,))
@@ -44,9 +42,16 @@ def parity_apply(
         return
     if chosen == "cpu":
         native.library().ecrm_parity_apply(
-            parity.data_ptr(), check.row_stride_bytes(parity), rows.data_ptr(), n,
-            coefficients.data_ptr(), step, delta.data_ptr(), check.row_stride_bytes(delta), width,
-        )  # fmt: skip
+            parity.data_ptr(),
+            check.row_stride_bytes(parity),
+            rows.data_ptr(),
+            n,
+            coefficients.data_ptr(),
+            step,
+            delta.data_ptr(),
+            check.row_stride_bytes(delta),
+            width,
+        )
         return
     if chosen == "triton":
         from ecrm.kernels.parity_apply.triton import apply
@@ -60,4 +65,6 @@ def _check_coefficients(coefficients: torch.Tensor, n: int) -> None:
         raise TypeError(f"coefficients are {coefficients.dtype}, needed: torch.uint8 or an int")
     check.shape("coefficients", coefficients, (n,))
     if not coefficients.is_contiguous():
-        raise ValueError(f"coefficients: elements are {coefficients.stride(0)} apart, needed: contiguous")
+        raise ValueError(
+            f"coefficients: elements are {coefficients.stride(0)} apart, needed: contiguous"
+        )

@@ -1,8 +1,8 @@
 """The GPU kernel: deltas grouped by row, each parity row read and written once.
 
-Rows may repeat, so two programs must not change the same row at once. The deltas are sorted by row; the program of
-the first delta of a row adds all deltas of that row, the others end at once. No atomics, so any width and alignment
-will do.
+Rows may repeat, so two programs must not change the same row at once. The deltas are sorted by row;
+the program of the first delta of a row adds all deltas of that row, the others end at once. No
+atomics, so any width and alignment will do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from ecrm.kernels.triton_field import as_words, times
 
 @triton.jit
 def _add_rows(
-    parity, parity_stride, sorted_rows, order, coefficients, delta, delta_stride, n, width, BLOCK: tl.constexpr
-):  # fmt: skip
+    parity,
+    parity_stride,
+    sorted_rows,
+    order,
+    coefficients,
+    delta,
+    delta_stride,
+    n,
+    width,
+    BLOCK: tl.constexpr,
+):
     i = tl.program_id(0)
     row = tl.load(sorted_rows + i)
     before = tl.load(sorted_rows + i - 1, mask=i > 0, other=-1)
@@ -37,12 +46,23 @@ def _add_rows(
         tl.store(place, total.to(parity.dtype.element_ty), mask=inside)
 
 
-def apply(parity: torch.Tensor, rows: torch.Tensor, coefficients: torch.Tensor, delta: torch.Tensor) -> None:
+def apply(
+    parity: torch.Tensor, rows: torch.Tensor, coefficients: torch.Tensor, delta: torch.Tensor
+) -> None:
     sorted_rows, order = torch.sort(rows)
     parity, delta = as_words(parity, delta)
     n, width = delta.shape
     block = min(1024, triton.next_power_of_2(width))
     _add_rows[(n, triton.cdiv(width, block))](
-        parity, parity.stride(0), sorted_rows, order, coefficients.contiguous(), delta, delta.stride(0), n, width,
-        BLOCK=block, num_warps=1 if block <= 128 else 4,
-    )  # fmt: skip
+        parity,
+        parity.stride(0),
+        sorted_rows,
+        order,
+        coefficients.contiguous(),
+        delta,
+        delta.stride(0),
+        n,
+        width,
+        BLOCK=block,
+        num_warps=1 if block <= 128 else 4,
+    )

@@ -1,9 +1,9 @@
 """Records: the bytes of a row followed by the bytes of its optimizer state.
 
 Legend: R rows, n of them named, B bytes per record: the row's D elements, then each state's part.
-`weights` is float32, float16 or bfloat16 [R, D]; each state float32 [R] or [R, width]; all may be views with a row
-stride, if rows are contiguous. `rows` is int64 [n], contiguous. All functions raise TypeError or ValueError, with the
-numbers, before anything is written.
+`weights` is float32, float16 or bfloat16 [R, D]; each state float32 [R] or [R, width]; all may be
+views with a row stride, if rows are contiguous. `rows` is int64 [n], contiguous. All functions
+raise TypeError or ValueError, with the numbers, before anything is written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ecrm.kernels import check, dispatch, native
 class RecordLog:
     """Rows, none twice, and the XOR of the deltas of each since it was appended: a log with room for C rows, the first `count` of which are there.
 
-    rows: int64 [C], contiguous. records: uint8 [C, B], contiguous. places: int32 [R], contiguous: 1 more than the place in the log of each row there
-    may be, 0 of those not there; several logs of rows that differ may share it. Not checked: that places agree with the log.
+    rows: int64 [C], contiguous. records: uint8 [C, B], contiguous. places: int32 [R], contiguous: 1
+    more than the place in the log of each row there may be, 0 of those not there; several logs of
+    rows that differ may share it. Not checked: that places agree with the log.
     """
 
     rows: torch.Tensor
@@ -42,12 +43,20 @@ class RecordLog:
         check.shape("log_rows", self.rows, (self.records.shape[0],))
         check.shape("places", self.places, (self.places.shape[0],))
         if self.places.dtype != torch.int32 or self.rows.dtype != torch.int64:
-            raise TypeError(f"places are {self.places.dtype} and log_rows {self.rows.dtype}, needed: torch.int32 and torch.int64")
-        if not (self.records.is_contiguous() and self.rows.is_contiguous() and self.places.is_contiguous()):
+            raise TypeError(
+                f"places are {self.places.dtype} and log_rows {self.rows.dtype}, needed: torch.int32 and torch.int64"
+            )
+        if not (
+            self.records.is_contiguous()
+            and self.rows.is_contiguous()
+            and self.places.is_contiguous()
+        ):
             raise ValueError("log, log_rows and places are not all contiguous")
         room, needed = self.records.shape[0], self.count + rows.shape[0]
         if not 0 <= self.count <= room - rows.shape[0] or room >> 31:
-            raise ValueError(f"a log of {self.count} rows has room for {room}, needed: {needed}, below 2^31")
+            raise ValueError(
+                f"a log of {self.count} rows has room for {room}, needed: {needed}, below 2^31"
+            )
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -71,7 +80,9 @@ def gather_records(
     parts = _parts(weights, state, rows)
     records = out
     if records is None:
-        records = torch.empty(rows.shape[0], record_bytes(weights, state), dtype=torch.uint8, device=weights.device)
+        records = torch.empty(
+            rows.shape[0], record_bytes(weights, state), dtype=torch.uint8, device=weights.device
+        )
     else:
         _check_records(parts, rows.shape[0], records)
     _run("gather_records", parts, rows, records, backend)
@@ -114,10 +125,13 @@ def xor_records(
     _run("xor_records", parts, rows, delta, backend)
 
 
-def merge_records(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backend: str = "auto") -> None:
+def merge_records(
+    log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backend: str = "auto"
+) -> None:
     """XOR `delta` uint8 [n, B] of `rows`, none twice, into `log`; those not there yet are appended, in the order given.
 
-    Not checked: that no row repeats. Raises TypeError or ValueError, with the numbers, before anything is written.
+    Not checked: that no row repeats. Raises TypeError or ValueError, with the numbers, before
+    anything is written.
     """
     log.check_room(rows)
     check.matrix("delta", delta, (torch.uint8,))
@@ -129,12 +143,22 @@ def merge_records(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backe
         reference.merge_records(log, rows, delta)
         return
     log.count = native.library().ecrm_merge_records(
-        log.places.data_ptr(), rows.data_ptr(), rows.shape[0], rows.shape[0], delta.data_ptr(), check.row_stride_bytes(delta), log.width,
-        log.rows.data_ptr(), log.records.data_ptr(), log.count,
-    )  # fmt: skip
+        log.places.data_ptr(),
+        rows.data_ptr(),
+        rows.shape[0],
+        rows.shape[0],
+        delta.data_ptr(),
+        check.row_stride_bytes(delta),
+        log.width,
+        log.rows.data_ptr(),
+        log.records.data_ptr(),
+        log.count,
+    )
 
 
-def _parts(weights: torch.Tensor, state: Sequence[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
+def _parts(
+    weights: torch.Tensor, state: Sequence[torch.Tensor], rows: torch.Tensor
+) -> list[torch.Tensor]:
     check.matrix("weights", weights, check.WEIGHT_TYPES, written=True)
     parts = [weights, *check.states(weights, state)]
     check.row_numbers("rows", rows, weights.shape[0])
@@ -147,10 +171,17 @@ def _check_records(parts: list[torch.Tensor], count: int, records: torch.Tensor)
 
 
 def _run(
-    operation: str, parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor, backend: str, *picked: torch.Tensor | None
+    operation: str,
+    parts: list[torch.Tensor],
+    rows: torch.Tensor,
+    records: torch.Tensor,
+    backend: str,
+    *picked: torch.Tensor | None,
 ) -> None:
-    tensors = {"rows": rows, "records": records} | {f"part {p}": part for p, part in enumerate(parts)}
-    tensors |= {"picked": some for some in picked if some is not None}
+    tensors = {"rows": rows, "records": records} | {
+        f"part {p}": part for p, part in enumerate(parts)
+    }
+    tensors |= {f"picked {p}": some for p, some in enumerate(picked) if some is not None}
     chosen = dispatch.choose(operation, backend, check.one_device(tensors), has_triton=False)
     if rows.shape[0] == 0 or not parts:
         return
@@ -164,6 +195,10 @@ def _run(
         (ctypes.c_void_p * count)(*(part.data_ptr() for part in parts)),
         (ctypes.c_int64 * count)(*(check.row_stride_bytes(part) for part in parts)),
         (ctypes.c_int64 * count)(*(part.shape[1] * part.element_size() for part in parts)),
-        count, rows.data_ptr(), rows.shape[0], records.data_ptr(), check.row_stride_bytes(records),
+        count,
+        rows.data_ptr(),
+        rows.shape[0],
+        records.data_ptr(),
+        check.row_stride_bytes(records),
         *(None if some is None else some.data_ptr() for some in picked),
-    )  # fmt: skip
+    )

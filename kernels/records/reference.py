@@ -14,7 +14,12 @@ def gather_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch
     records[:] = torch.cat([_bytes(part[rows]) for part in parts], dim=1)
 
 
-def scatter_records(parts: list[torch.Tensor], rows: torch.Tensor, records: torch.Tensor, picked: torch.Tensor | None = None) -> None:
+def scatter_records(
+    parts: list[torch.Tensor],
+    rows: torch.Tensor,
+    records: torch.Tensor,
+    picked: torch.Tensor | None = None,
+) -> None:
     records = records if picked is None else records[picked]
     at = 0
     for part in parts:
@@ -33,7 +38,9 @@ def merge_records(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor) -> No
     new = log.places[rows] == 0
     total = log.count + int(new.sum())
     log.rows[log.count : total], log.records[log.count : total] = rows[new], 0
-    log.places[rows[new]] = torch.arange(log.count + 1, total + 1, dtype=log.places.dtype, device=rows.device)
+    log.places[rows[new]] = torch.arange(
+        log.count + 1, total + 1, dtype=log.places.dtype, device=rows.device
+    )
     log.records[log.places[rows].long() - 1] ^= delta
     log.count = total
 

@@ -17,18 +17,22 @@ def scatter_add(
 ) -> None:
     """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order: the same bits on every machine, but for the sign and payload of NaNs.
 
-    Legend: U rows of D floats, n rows added.
-    out: float32 [U, D], changed. index: int64 [n], contiguous, may repeat. values: float32 [n, D].
-    seen: uint8 [U], contiguous, changed: a row of `out` where it is 0 need hold nothing, counts as zeros when something is added to it, and is seen from then
-    on; `out` may be wider than `values` then, [U, at least D], and what lies beyond them becomes zeros. Rows never seen are left as they are. None: all are.
-    picked: int64 [n], contiguous, may repeat: `values[picked[i]]` is added in place of `values[i]`, of any number of values, [any, D].
-    Matrices may be views with a row stride, if rows are contiguous. Not checked: that `out` and `values` are different
-    memory. Raises TypeError or ValueError, with the numbers, before anything is written.
+    Legend: U rows of D floats, n rows added. out: float32 [U, D], changed. index: int64 [n],
+    contiguous, may repeat. values: float32 [n, D]. seen: uint8 [U], contiguous, changed: a row of
+    `out` where it is 0 need hold nothing, counts as zeros when something is added to it, and is
+    seen from then on; `out` may be wider than `values` then, [U, at least D], and what lies beyond
+    them becomes zeros. Rows never seen are left as they are. None: all are. picked: int64 [n],
+    contiguous, may repeat: `values[picked[i]]` is added in place of `values[i]`, of any number of
+    values, [any, D]. Matrices may be views with a row stride, if rows are contiguous. Not checked:
+    that `out` and `values` are different memory. Raises TypeError or ValueError, with the numbers,
+    before anything is written.
     """
     check.matrix("out", out, (torch.float32,), written=True)
     check.matrix("values", values, (torch.float32,))
     check.row_numbers("index", index, out.shape[0])
-    width = values.shape[1] if seen is not None and values.shape[1] <= out.shape[1] else out.shape[1]
+    width = (
+        values.shape[1] if seen is not None and values.shape[1] <= out.shape[1] else out.shape[1]
+    )
     check.shape("values", values, (index.shape[0] if picked is None else values.shape[0], width))
     tensors = {"out": out, "index": index, "values": values}
     if picked is not None:
@@ -38,7 +42,9 @@ def scatter_add(
     if seen is not None:
         check.shape("seen", seen, (out.shape[0],))
         if seen.dtype != torch.uint8 or not seen.is_contiguous():
-            raise TypeError(f"seen is {seen.dtype} with strides {seen.stride()}, needed: torch.uint8, contiguous")
+            raise TypeError(
+                f"seen is {seen.dtype} with strides {seen.stride()}, needed: torch.uint8, contiguous"
+            )
         tensors["seen"] = seen
     chosen = dispatch.choose("scatter_add", backend, check.one_device(tensors), has_triton=False)
     if index.shape[0] == 0 or values.numel() == 0:
@@ -49,7 +55,14 @@ def scatter_add(
         add(out, index, values if picked is None else values[picked], seen)
         return
     native.library().ecrm_scatter_add(
-        out.data_ptr(), check.row_stride(out), out.shape[1], index.data_ptr(), index.shape[0],
-        values.data_ptr(), check.row_stride(values), None if picked is None else picked.data_ptr(),
-        width, None if seen is None else seen.data_ptr(),
-    )  # fmt: skip
+        out.data_ptr(),
+        check.row_stride(out),
+        out.shape[1],
+        index.data_ptr(),
+        index.shape[0],
+        values.data_ptr(),
+        check.row_stride(values),
+        None if picked is None else picked.data_ptr(),
+        width,
+        None if seen is None else seen.data_ptr(),
+    )

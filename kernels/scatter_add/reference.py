@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def add(out: torch.Tensor, index: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None = None) -> None:
+def add(
+    out: torch.Tensor, index: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None = None
+) -> None:
     if seen is not None:
         out[index[seen[index] == 0]] = 0
         seen[index] = 1

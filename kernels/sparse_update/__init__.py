@@ -61,7 +61,12 @@ class _Update(ctypes.Structure):
 
 def state_widths(optimizer: str, dimension: int) -> tuple[int, ...]:
     """Floats of optimizer state per row, one entry per state tensor: () for sgd, (1,), (D,), (D, D)."""
-    widths = {"sgd": (), "rowwise_adagrad": (1,), "adagrad": (dimension,), "adam": (dimension, dimension)}
+    widths = {
+        "sgd": (),
+        "rowwise_adagrad": (1,),
+        "adagrad": (dimension,),
+        "adam": (dimension, dimension),
+    }
     if optimizer not in widths:
         raise ValueError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
     return widths[optimizer]
@@ -85,18 +90,18 @@ def sparse_update(
     """One optimizer step on the given rows, in place; `delta[i]` becomes old bits XOR new bits of record i.
 
     Legend: R rows of D elements, n rows touched, B bytes per record (`ecrm.kernels.records`).
-    weights: float32, float16 or bfloat16 [R, D], changed.
-    state: float32, changed: () for "sgd"; ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for "adagrad";
-    ([R, D] first moment, [R, D] second moment) for "adam".
-    rows: int64 [n], contiguous, each at most once (not checked).
-    gradients: float32 [n, D], already summed over all occurrences of the row.
-    step: counts from 1; used by "adam" only, as `betas` are.
-    delta: uint8 [n, B], overwritten; None: not wanted. The record is the row's bytes, then each state's. With float32 weights it
-    may begin at the address of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not checked.
-    log: gets the deltas merged into it (`merge_records`), with zeros for what its records have beyond B bytes; None: not wanted. Not together with `delta`.
-    All matrices may be views with a row stride, if rows are contiguous. Formulas, the order of operations and how close
-    they are to FBGEMM's: README.md. All backends agree to the last bit, but for the sign and payload of NaNs.
-    Raises TypeError or ValueError, with the numbers, before anything is written.
+    weights: float32, float16 or bfloat16 [R, D], changed. state: float32, changed: () for "sgd";
+    ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for "adagrad"; ([R, D] first moment, [R, D]
+    second moment) for "adam". rows: int64 [n], contiguous, each at most once (not checked).
+    gradients: float32 [n, D], already summed over all occurrences of the row. step: counts from 1;
+    used by "adam" only, as `betas` are. delta: uint8 [n, B], overwritten; None: not wanted. The
+    record is the row's bytes, then each state's. With float32 weights it may begin at the address
+    of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not
+    checked. log: gets the deltas merged into it (`merge_records`), with zeros for what its records
+    have beyond B bytes; None: not wanted. Not together with `delta`. All matrices may be views with
+    a row stride, if rows are contiguous. Formulas, the order of operations and how close they are
+    to FBGEMM's: README.md. All backends agree to the last bit, but for the sign and payload of
+    NaNs. Raises TypeError or ValueError, with the numbers, before anything is written.
     """
     widths = state_widths(optimizer, weights.shape[1] if weights.dim() == 2 else 0)
     check.matrix("weights", weights, check.WEIGHT_TYPES, written=True)
@@ -113,7 +118,9 @@ def sparse_update(
         if delta is not None:
             raise ValueError("a delta and a log are given, needed: one of them, or none")
         if log.width < record_bytes(weights, states):
-            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}")
+            raise ValueError(
+                f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}"
+            )
     if step < 1:
         raise ValueError(f"step is {step}, needed: at least 1")
     tensors = {"weights": weights, "rows": rows, "gradients": gradients}
@@ -123,7 +130,9 @@ def sparse_update(
     device = check.one_device(tensors)
     chosen = dispatch.choose("sparse_update", backend, device)
     if log is not None:
-        dispatch.choose("merge_records", "cpu" if chosen == "cpu" else "reference", device, has_triton=False)
+        dispatch.choose(
+            "merge_records", "cpu" if chosen == "cpu" else "reference", device, has_triton=False
+        )
     if rows.shape[0] == 0 or dimension == 0:
         return
     hyper = Hyper.of(lr, eps, betas, step)
@@ -138,7 +147,15 @@ def sparse_update(
         update(weights, states, rows, gradients, optimizer, hyper, delta)
         return
     records = torch.zeros(rows.shape[0], log.width, dtype=torch.uint8, device=rows.device)
-    update(weights, states, rows, gradients, optimizer, hyper, records[:, : record_bytes(weights, states)])
+    update(
+        weights,
+        states,
+        rows,
+        gradients,
+        optimizer,
+        hyper,
+        records[:, : record_bytes(weights, states)],
+    )
     merge_records(log, rows, records, backend="reference")
 
 
@@ -153,7 +170,9 @@ def _update_on_cpu(
     log: RecordLog | None,
 ) -> None:
     if log is not None:
-        delta = torch.zeros(min(rows.shape[0], max(_LOGGED_BYTES // log.width, 1)), log.width, dtype=torch.uint8)
+        delta = torch.zeros(
+            min(rows.shape[0], max(_LOGGED_BYTES // log.width, 1)), log.width, dtype=torch.uint8
+        )
     update = _Update(
         weights=weights.data_ptr(),
         weights_stride=check.row_stride_bytes(weights),
@@ -168,10 +187,16 @@ def _update_on_cpu(
         type=check.WEIGHT_TYPES.index(weights.dtype),
         optimizer=OPTIMIZERS.index(optimizer),
         hyper=(ctypes.c_float * 8)(
-            hyper.learning_rate, hyper.eps, hyper.beta1, hyper.beta2,
-            hyper.one_minus_beta1, hyper.one_minus_beta2, hyper.correction1, hyper.correction2,
+            hyper.learning_rate,
+            hyper.eps,
+            hyper.beta1,
+            hyper.beta2,
+            hyper.one_minus_beta1,
+            hyper.one_minus_beta2,
+            hyper.correction1,
+            hyper.correction2,
         ),
-    )  # fmt: skip
+    )
     for s, tensor in enumerate(states):
         update.state[s] = tensor.data_ptr()
         update.state_stride[s] = check.row_stride_bytes(tensor)
@@ -179,5 +204,10 @@ def _update_on_cpu(
         native.library().ecrm_sparse_update(ctypes.byref(update))
         return
     log.count = native.library().ecrm_sparse_update_logged(
-        ctypes.byref(update), delta.shape[0], log.places.data_ptr(), log.rows.data_ptr(), log.records.data_ptr(), log.count
+        ctypes.byref(update),
+        delta.shape[0],
+        log.places.data_ptr(),
+        log.rows.data_ptr(),
+        log.records.data_ptr(),
+        log.count,
     )

@@ -34,16 +34,24 @@ def new_values(
     w: torch.Tensor, state: list[torch.Tensor], g: torch.Tensor, optimizer: str, hyper: Hyper
 ) -> list[torch.Tensor]:
     """New weights and new state, float32 [n, D] or [n, 1], from old weights, old state and gradients."""
-    number = {name: torch.tensor(value, dtype=torch.float32, device=w.device) for name, value in vars(hyper).items()}
+    number = {
+        name: torch.tensor(value, dtype=torch.float32, device=w.device)
+        for name, value in vars(hyper).items()
+    }
     lr, eps = number["learning_rate"], number["eps"]
     if optimizer == "sgd":
         return [fused_multiply_add(-lr, g, w)]
     if optimizer == "rowwise_adagrad":
-        h = state[0] + sum_of_squares(g) / torch.tensor(g.shape[1], dtype=torch.float32, device=w.device)
+        h = state[0] + sum_of_squares(g) / torch.tensor(
+            g.shape[1], dtype=torch.float32, device=w.device
+        )
         return [w - g * (lr / (square_root(h) + eps)), h]
     if optimizer == "adagrad":
         h = fused_multiply_add(g, g, state[0])
-        return [(w.double() - (g * lr).double() / (square_root(h.double()) + eps.double())).float(), h]
+        return [
+            (w.double() - (g * lr).double() / (square_root(h.double()) + eps.double())).float(),
+            h,
+        ]
     m = state[0] * number["beta1"] + g * number["one_minus_beta1"]
     v = state[1] * number["beta2"] + (g * g) * number["one_minus_beta2"]
     root = square_root(v / number["correction2"]) + eps
@@ -65,15 +73,19 @@ def sum_of_squares(g: torch.Tensor) -> torch.Tensor:
 
 def square_root(values: torch.Tensor) -> torch.Tensor:
     """The correctly rounded root; torch's own on a CPU is MKL's and now and then one unit off in the last place."""
-    return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else torch.sqrt(values)
+    return (
+        torch.from_numpy(np.sqrt(values.numpy()))
+        if values.device.type == "cpu"
+        else torch.sqrt(values)
+    )
 
 
 def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c of float32 tensors, rounded once.
 
-    The product is exact in float64. The sum is first rounded to odd there, which a second rounding to float32 cannot
-    spoil (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008); the error of the float64 sum is
-    Knuth's two-sum.
+    The product is exact in float64. The sum is first rounded to odd there, which a second rounding
+    to float32 cannot spoil (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+    2008); the error of the float64 sum is Knuth's two-sum.
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend

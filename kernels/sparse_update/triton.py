@@ -1,7 +1,7 @@
 """The GPU kernel: eight columns of several rows at a time, in the order of operations that README.md gives.
 
-Division and roots are the correctly rounded ones, and multiply-adds are fused only where the definition fuses them, so
-that the bits are those of every other backend.
+Division and roots are the correctly rounded ones, and multiply-adds are fused only where the
+definition fuses them, so that the bits are those of every other backend.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def _as_weights(value, weights):
     if weights.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        result = tl.where(value != value, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        result = (
+            tl.where(value != value, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        )
     else:
         result = value.to(weights.dtype.element_ty)
     return result
@@ -50,11 +52,35 @@ def _replace(place, value, change, mask, WITH_DELTA: tl.constexpr):
 
 @triton.jit
 def _update(
-    weights, weights_stride, state0, state0_stride, state1, state1_stride, rows, gradients, gradient_stride,
-    weights_change, weights_change_stride, state0_change, state0_change_stride, state1_change, state1_change_stride,
-    n, dimension, lr, eps, beta1, beta2, one_minus_beta1, one_minus_beta2, correction1, correction2,
-    OPTIMIZER: tl.constexpr, WITH_DELTA: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    weights,
+    weights_stride,
+    state0,
+    state0_stride,
+    state1,
+    state1_stride,
+    rows,
+    gradients,
+    gradient_stride,
+    weights_change,
+    weights_change_stride,
+    state0_change,
+    state0_change_stride,
+    state1_change,
+    state1_change_stride,
+    n,
+    dimension,
+    lr,
+    eps,
+    beta1,
+    beta2,
+    one_minus_beta1,
+    one_minus_beta2,
+    correction1,
+    correction2,
+    OPTIMIZER: tl.constexpr,
+    WITH_DELTA: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     present = i < n
     row = tl.load(rows + i, mask=present, other=0)
@@ -65,12 +91,22 @@ def _update(
         partial = zero
         for d in range(0, dimension, 8):
             mask = present[:, None] & (d + columns < dimension)[None, :]
-            g = tl.load(gradients + i[:, None] * gradient_stride + (d + columns)[None, :], mask=mask, other=0.0)
+            g = tl.load(
+                gradients + i[:, None] * gradient_stride + (d + columns)[None, :],
+                mask=mask,
+                other=0.0,
+            )
             partial += g * g
         mean = tl.div_rn(_sum_of_eight(partial, ROWS), tl.zeros((ROWS,), tl.float32) + dimension)
         h = tl.load(state0 + row * state0_stride, mask=present, other=0.0) + mean
         row_step = tl.div_rn(tl.zeros((ROWS,), tl.float32) + lr, tl.sqrt_rn(h) + eps)
-        _replace(state0 + row * state0_stride, h, state0_change + i * state0_change_stride, present, WITH_DELTA)
+        _replace(
+            state0 + row * state0_stride,
+            h,
+            state0_change + i * state0_change_stride,
+            present,
+            WITH_DELTA,
+        )
 
     for d in range(0, dimension, 8):
         column = (d + columns)[None, :]
@@ -87,7 +123,13 @@ def _update(
             h = tl.fma(g, g, tl.load(place0, mask=mask, other=0.0))
             root = tl.sqrt(h.to(tl.float64)) + eps
             new = (w.to(tl.float64) - (g * lr).to(tl.float64) / root).to(tl.float32)
-            _replace(place0, h, state0_change + i[:, None] * state0_change_stride + column, mask, WITH_DELTA)
+            _replace(
+                place0,
+                h,
+                state0_change + i[:, None] * state0_change_stride + column,
+                mask,
+                WITH_DELTA,
+            )
         else:
             place0 = state0 + row[:, None] * state0_stride + column
             place1 = state1 + row[:, None] * state1_stride + column
@@ -95,8 +137,20 @@ def _update(
             v = tl.load(place1, mask=mask, other=0.0) * beta2 + (g * g) * one_minus_beta2
             root = tl.sqrt_rn(tl.div_rn(v, zero + correction2)) + eps
             new = w - tl.div_rn(tl.div_rn(m, zero + correction1), root) * lr
-            _replace(place0, m, state0_change + i[:, None] * state0_change_stride + column, mask, WITH_DELTA)
-            _replace(place1, v, state1_change + i[:, None] * state1_change_stride + column, mask, WITH_DELTA)
+            _replace(
+                place0,
+                m,
+                state0_change + i[:, None] * state0_change_stride + column,
+                mask,
+                WITH_DELTA,
+            )
+            _replace(
+                place1,
+                v,
+                state1_change + i[:, None] * state1_change_stride + column,
+                mask,
+                WITH_DELTA,
+            )
         change = weights_change + i[:, None] * weights_change_stride + column
         _replace(place, _as_weights(new, weights), change, mask, WITH_DELTA)
 
@@ -112,19 +166,38 @@ def update(
 ) -> None:
     parts = [weights, *states]
     changes = None if delta is None else _change_views(parts, delta)
-    if delta is not None and delta.data_ptr() == gradients.data_ptr():  # threads read what others have written over
+    # threads read what others have written over
+    if delta is not None and delta.data_ptr() == gradients.data_ptr():
         gradients = gradients.clone()
     n, dimension = gradients.shape
     places = [(part, part.stride(0)) for part in (parts + [weights] * 2)[:3]]
     targets = [(part, part.stride(0)) for part in ((changes or parts) + [weights] * 2)[:3]]
     _update[(triton.cdiv(n, _ROWS_PER_PROGRAM),)](
-        *places[0], *places[1], *places[2], rows, gradients, gradients.stride(0),
-        *targets[0], *targets[1], *targets[2], n, dimension,
-        hyper.learning_rate, hyper.eps, hyper.beta1, hyper.beta2,
-        hyper.one_minus_beta1, hyper.one_minus_beta2, hyper.correction1, hyper.correction2,
-        OPTIMIZER=optimizer, WITH_DELTA=delta is not None, ROWS=_ROWS_PER_PROGRAM,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+        *places[0],
+        *places[1],
+        *places[2],
+        rows,
+        gradients,
+        gradients.stride(0),
+        *targets[0],
+        *targets[1],
+        *targets[2],
+        n,
+        dimension,
+        hyper.learning_rate,
+        hyper.eps,
+        hyper.beta1,
+        hyper.beta2,
+        hyper.one_minus_beta1,
+        hyper.one_minus_beta2,
+        hyper.correction1,
+        hyper.correction2,
+        OPTIMIZER=optimizer,
+        WITH_DELTA=delta is not None,
+        ROWS=_ROWS_PER_PROGRAM,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     if delta is not None:
         _copy_back(changes, delta)
 
@@ -139,7 +212,9 @@ def _change_views(parts: list[torch.Tensor], delta: torch.Tensor) -> list[torch.
         numbers = piece.data_ptr(), piece.storage_offset(), piece.stride(0)
         fits = all(number % word.itemsize == 0 for number in numbers)
         shape = len(piece), part.shape[1]
-        views.append(piece.view(word) if fits else torch.empty(shape, dtype=word, device=delta.device))
+        views.append(
+            piece.view(word) if fits else torch.empty(shape, dtype=word, device=delta.device)
+        )
         at += width
     return views
 

@@ -1,7 +1,8 @@
 """Rows in the order of the shards that hold them, and of the units of their stripes, so that all that goes to one rank lies together.
 
-Local row r of a shard is data unit `r % units` of a stripe, in the period `r // units`. Legend: n rows, U of them different. `rows` is
-int64 [n], contiguous, none negative, n below 2^32. All functions raise TypeError or ValueError, with the numbers.
+Local row r of a shard is data unit `r % units` of a stripe, in the period `r // units`. Legend: n
+rows, U of them different. `rows` is int64 [n], contiguous, none negative, n below 2^32. All
+functions raise TypeError or ValueError, with the numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Ten
 
         return reference.unique_by_unit(rows, units)
     unique, places = torch.empty_like(rows), torch.empty_like(rows)
-    count = native.library().ecrm_unique_by_unit(rows.data_ptr(), rows.shape[0], units, unique.data_ptr(), places.data_ptr())
+    count = native.library().ecrm_unique_by_unit(
+        rows.data_ptr(), rows.shape[0], units, unique.data_ptr(), places.data_ptr()
+    )
     return unique[:count], places
 
 
-def split_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[list[int], Tensor, bool]:
+def split_by_unit(
+    rows: Tensor, units: int, backend: str = "auto"
+) -> tuple[list[int], Tensor, bool]:
     """How many of `rows` are of each unit, the period of each, int64 [n], and whether their units ascend."""
     chosen = _choose("split_by_unit", rows, units, backend)
     if chosen == "reference":
@@ -36,25 +41,38 @@ def split_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[list
 
         return reference.split_by_unit(rows, units)
     periods, counts = torch.empty_like(rows), (ctypes.c_int64 * units)()
-    ascend = native.library().ecrm_split_by_unit(rows.data_ptr(), rows.shape[0], units, periods.data_ptr(), counts)
+    ascend = native.library().ecrm_split_by_unit(
+        rows.data_ptr(), rows.shape[0], units, periods.data_ptr(), counts
+    )
     return list(counts), periods, bool(ascend)
 
 
-def split_by_shard(rows: Tensor, k: int, m: int, shards: int, backend: str = "auto") -> tuple[list[int], Tensor, Tensor]:
+def split_by_shard(
+    rows: Tensor, k: int, m: int, shards: int, backend: str = "auto"
+) -> tuple[list[int], Tensor, Tensor]:
     """Rows of a row space by the shard that holds them: how many are each shard's, and then, shard by shard and in the order given in each, their
     places in `rows`, int64 [n], and their local row numbers there, int64 [n].
 
-    Stripes are of `k` data and `m` parity units over `shards` shards, as `ecrm.placement.stripes` lays them out.
+    Stripes are of `k` data and `m` parity units over `shards` shards, as `ecrm.placement.stripes`
+    lays them out.
     """
     chosen = _choose("split_by_shard", rows, k, backend)
     if m < 0 or k + m > shards:
-        raise ValueError(f"stripes of {k}+{m} units on {shards} shards, needed: at least as many shards")
+        raise ValueError(
+            f"stripes of {k}+{m} units on {shards} shards, needed: at least as many shards"
+        )
     if chosen == "reference":
         from ecrm.kernels.unit_order import reference
 
         return reference.split_by_shard(rows, k, m, shards)
-    places, local, counts = torch.empty_like(rows), torch.empty_like(rows), (ctypes.c_int64 * shards)()
-    native.library().ecrm_split_by_shard(rows.data_ptr(), rows.shape[0], k, m, shards, places.data_ptr(), local.data_ptr(), counts)
+    places, local, counts = (
+        torch.empty_like(rows),
+        torch.empty_like(rows),
+        (ctypes.c_int64 * shards)(),
+    )
+    native.library().ecrm_split_by_shard(
+        rows.data_ptr(), rows.shape[0], k, m, shards, places.data_ptr(), local.data_ptr(), counts
+    )
     return list(counts), places, local
 
 

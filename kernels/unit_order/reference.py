@@ -18,7 +18,11 @@ def unique_by_unit(rows: Tensor, units: int) -> tuple[Tensor, Tensor]:
 def split_by_unit(rows: Tensor, units: int) -> tuple[list[int], Tensor, bool]:
     """As in the package."""
     unit = rows % units
-    return torch.bincount(unit, minlength=units).tolist(), rows // units, not bool((unit.diff() < 0).any())
+    return (
+        torch.bincount(unit, minlength=units).tolist(),
+        rows // units,
+        not bool((unit.diff() < 0).any()),
+    )
 
 
 def split_by_shard(rows: Tensor, k: int, m: int, shards: int) -> tuple[list[int], Tensor, Tensor]:
@@ -26,4 +30,8 @@ def split_by_shard(rows: Tensor, k: int, m: int, shards: int) -> tuple[list[int]
     stripe, unit = rows // k, rows % k
     shard = (stripe + m + unit) % shards
     places = shard.argsort(stable=True)
-    return torch.bincount(shard, minlength=shards).tolist(), places, (stripe // shards * k + unit)[places]
+    return (
+        torch.bincount(shard, minlength=shards).tolist(),
+        places,
+        (stripe // shards * k + unit)[places],
+    )

@@ -1,7 +1,8 @@
 """`imitated_ssh.py NAMESPACE FOLDER 'COMMAND'`: runs a shell command on an imitated host as ssh would on a real one.
 
-What runs there is no child of this process and outlives it, has an empty environment, a host name and a
-table of processes of its own, and sees nothing of FOLDER; only standard input, output and error are passed on.
+What runs there is no child of this process and outlives it, has an empty environment, a host name
+and a table of processes of its own, and sees nothing of FOLDER; only standard input, output and
+error are passed on.
 """
 
 import os
@@ -10,15 +11,30 @@ import sys
 import threading
 
 namespace, folder, command = sys.argv[1:]
-inside = f"hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm && cd / && exec sh -c \"$0\""
+inside = f'hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm && cd / && exec sh -c "$0"'
 remote = subprocess.Popen(
-    ["ip", "netns", "exec", namespace, "unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", inside, command],
+    [
+        "ip",
+        "netns",
+        "exec",
+        namespace,
+        "unshare",
+        "--uts",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "sh",
+        "-c",
+        inside,
+        command,
+    ],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     start_new_session=True,
     env={"PATH": os.environ["PATH"], "HOME": "/"},
-)  # fmt: skip
+)
 
 
 def pass_on(reading: int, writing: int) -> None:
@@ -29,7 +45,8 @@ def pass_on(reading: int, writing: int) -> None:
 remote.stdin.write(sys.stdin.buffer.read())
 remote.stdin.close()
 threads = [
-    threading.Thread(target=pass_on, args=(stream.fileno(), number)) for stream, number in ((remote.stdout, 1), (remote.stderr, 2))
+    threading.Thread(target=pass_on, args=(stream.fileno(), number))
+    for stream, number in ((remote.stdout, 1), (remote.stderr, 2))
 ]
 for thread in threads:
     thread.start()

@@ -1,8 +1,9 @@
 """The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it,
 or (`set KEY=VALUE`) that was started with another config.
 
-Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as this same program, and
-through noting.py with the variable ECRM_TEST_CODES as FOLDER, if there is one.
+Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as
+this same program, and through noting.py with the variable ECRM_TEST_CODES as FOLDER, if there is
+one.
 """
 
 import ctypes
@@ -45,7 +46,9 @@ def end() -> None:
         while time.monotonic() < until:
             pass
     if how == "disk full":
-        written = os.path.getsize(os.path.join(arguments[arguments.index("--run-dir") + 1], "events.jsonl"))
+        written = os.path.getsize(
+            os.path.join(arguments[arguments.index("--run-dir") + 1], "events.jsonl")
+        )
         resource.setrlimit(resource.RLIMIT_FSIZE, (written, written))
 
 
@@ -66,7 +69,11 @@ if arguments[0] == "launch":
     os.environ["ECRM_TEST_LAUNCH"] = str(os.getpid())
     mpirun_line, noting = run.mpirun_line, []
     if "ECRM_TEST_CODES" in os.environ:
-        noting = [sys.executable, os.path.join(os.path.dirname(__file__), "noting.py"), os.environ["ECRM_TEST_CODES"]]
+        noting = [
+            sys.executable,
+            os.path.join(os.path.dirname(__file__), "noting.py"),
+            os.environ["ECRM_TEST_CODES"],
+        ]
 
     def line(config, words, **kwargs):
         return mpirun_line(config, [*noting, words[0], __file__, sys.argv[1], *words[3:]], **kwargs)
@@ -104,11 +111,14 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
         def asked_first(*args: object) -> object:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)  # the thread that waits for signals has it by then; one that comes later may find the first step begun
+            # the thread that waits for signals has it by then; one that comes later may find the
+            # first step begun
+            time.sleep(0.5)
             return build_engine(*args)
 
         job.build_engine = asked_first
-    if how.startswith("asked in "):  # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
+    # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
+    if how.startswith("asked in "):
         from ecrm.train.kill import KillSwitch
 
         enter_phase, asked = KillSwitch.__call__, []
@@ -140,7 +150,9 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
         event = RunFolder.event
         RunFolder.event = lambda self, fields: (
-            os.kill(os.getpid(), signal.SIGKILL) if fields["event"] == "failure" else event(self, fields)
+            os.kill(os.getpid(), signal.SIGKILL)
+            if fields["event"] == "failure"
+            else event(self, fields)
         )
     enter = Engine.enter
 

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # from mpirun, for the command; the note comes first
+# from mpirun, for the command; the note comes first
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda *_: None)
 process = subprocess.Popen(sys.argv[2:])
 code = process.wait()

@@ -16,16 +16,20 @@ from ecrm.protection import make_protection
 from ecrm.storage.base import Store
 from ecrm.train.job import build_engine, start_view
 from ecrm.train.run_folder import RunFolder
-from ecrm.train.trainer import Trainer
 from ecrm.train.traffic import Traffic
+from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport
 
 config = load_config(sys.argv[1], sys.argv[3:])
 torch.set_num_threads(1)
 transport = MpiTransport()
-dataset = CriteoDataset.open(config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction)
+dataset = CriteoDataset.open(
+    config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
+)
 protection = make_protection(config)
-engine = build_engine(config, transport, protection, start_view(config, protection, {}), dataset, Hooks())
+engine = build_engine(
+    config, transport, protection, start_view(config, protection, {}), dataset, Hooks()
+)
 losses = []
 step_finished = engine.apply
 
@@ -47,7 +51,9 @@ for table, offset in zip(space.tables, space.offsets, strict=True):
     if values is not None:
         tables[table.name] = values
 if engine.rank == reporter:
-    torch.save({"tables": tables, "losses": losses, "dense": engine.dense.state_tensors[0]}, sys.argv[2])
+    torch.save(
+        {"tables": tables, "losses": losses, "dense": engine.dense.state_tensors[0]}, sys.argv[2]
+    )
 transport.agree(True)
 transport.close()
 os._exit(0)

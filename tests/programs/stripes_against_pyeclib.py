@@ -1,6 +1,7 @@
 """Under mpirun: a running job's stripes, before and after a kill, encoded and decoded with pyeclib on the reporter.
 
-Arguments: K M SERVERS FILE. Writes to FILE one line per check: step, stripes, "same" or what differs.
+Arguments: K M SERVERS FILE. Writes to FILE one line per check: step, stripes, "same" or what
+differs.
 """
 
 import itertools
@@ -74,7 +75,9 @@ def after_step(engine: Engine) -> None:
     if units is not None:
         results = {check(group) for group in units.values()}
         with open(path, "a") as file:
-            file.write(f"{engine.step} {len(engine.failures.failures)} {' '.join(sorted(results))}\n")
+            file.write(
+                f"{engine.step} {len(engine.failures.failures)} {' '.join(sorted(results))}\n"
+            )
 
 
 def phase(step: int, name: str) -> None:

@@ -2,8 +2,8 @@
 
     mpirun --with-ft ulfm --oversubscribe -n 7 python transport_contract.py RESULT_FOLDER poll|sleep
 
-The last word is what a rank that waits does. Ranks 1 to 5 die on the way, ranks 0 and 6 see the end. A rank at which something is wrong
-raises; on MPI it then kills itself and leaves no result.
+The last word is what a rank that waits does. Ranks 1 to 5 die on the way, ranks 0 and 6 see the
+end. A rank at which something is wrong raises; on MPI it then kills itself and leaves no result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ecrm.allocate import Room  # noqa: E402
-from ecrm.train.together import introduce  # noqa: E402
-from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
-from ecrm.transport.message import Came, Part, Picked, gathered, matrix  # noqa: E402
-from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport  # noqa: E402 - starts no MPI yet
+from ecrm.allocate import Room
+from ecrm.train.together import introduce
+from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import Came, Part, Picked, gathered, matrix
+from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport
 
 WORLD_SIZE = 7
 SURVIVORS = (0, 6)
@@ -51,12 +51,18 @@ def contract(transport: Transport, die: Die, large_bytes: int = LARGE_BYTES) -> 
     lent, _lending = lends(transport)
     told = [interrupts_everybody_when_one_rank_shrinks(transport)]
     for doomed, seconds in (((1,), 0.0), ((2, 4), 0.0), ((5,), 0.005)):
-        told.append(survives(transport, doomed, die, seconds, dies_in_recovery=3 if doomed == (5,) else None))
+        told.append(
+            survives(
+                transport, doomed, die, seconds, dies_in_recovery=3 if doomed == (5,) else None
+            )
+        )
     assert transport.live == SURVIVORS
     exchanges_any_tensors(transport)
     shares(transport)
     agrees(transport)
-    assert all((numbers == sender + 100).all() for sender, numbers in lent.items()), "what the dead have lent is gone"
+    assert all((numbers == sender + 100).all() for sender, numbers in lent.items()), (
+        "what the dead have lent is gone"
+    )
     return {"live": list(transport.live), "failures_seen": told}
 
 
@@ -68,7 +74,10 @@ def exchanges_any_tensors(transport: Transport) -> None:
         for sender, tensors in received.items():
             check_equal(tensors, letter(sender, me, turn))
     greetings = transport.exchange({to: [(me, to), torch.tensor([to]), ()] for to in live})
-    said = {sender: [head, tensor.tolist(), empty] for sender, (head, tensor, empty) in greetings.items()}
+    said = {
+        sender: [head, tensor.tolist(), empty]
+        for sender, (head, tensor, empty) in greetings.items()
+    }
     assert said == {sender: [(sender, me), [me], ()] for sender in live}
     assert transport.exchange({}) == {}
     only_mine = transport.exchange({live[0]: [], me: [torch.tensor([me])]})
@@ -78,7 +87,8 @@ def exchanges_any_tensors(transport: Transport) -> None:
 def counts_what_others_are_given(transport: Transport) -> None:
     me, live, before = transport.rank, transport.live, transport.sent_bytes
     transport.exchange({rank: [torch.zeros(10, dtype=torch.uint8)] for rank in live})
-    assert transport.sent_bytes - before == (len(live) - 1) * (3 * 8 + 16)  # count, dtype, length, and the bytes padded
+    # count, dtype, length, and the bytes padded
+    assert transport.sent_bytes - before == (len(live) - 1) * (3 * 8 + 16)
     transport.share([torch.zeros(me, dtype=torch.int64)])
     assert transport.sent_bytes - before == (len(live) - 1) * (3 * 8 + 16 + 3 * 8 + 8 * me)
     before = transport.sent_bytes
@@ -118,12 +128,28 @@ def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
 def parcel(sender: int, to: int) -> tuple[list[Part], list[Came]]:
     """A message with heads and large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
     multiple of 8, picked rows, a parameter, small ones between."""
-    large = torch.randint(0, 256, (600_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(10 * sender + to))
+    large = torch.randint(
+        0,
+        256,
+        (600_000,),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(10 * sender + to),
+    )
     picked = Picked(large.view(-1, 100), torch.arange(0, 6000, 3))
     sent = [
-        (sender, to), large[4 : 4 + 131_076], large[7:200_007], torch.arange(200), picked, large.float().requires_grad_(True),
-        large[:131_075], torch.arange(1000), (), *(large[step : step + 150_000] for step in range(4)), torch.tensor(1.5), (to,),
-    ]  # fmt: skip
+        (sender, to),
+        large[4 : 4 + 131_076],
+        large[7:200_007],
+        torch.arange(200),
+        picked,
+        large.float().requires_grad_(True),
+        large[:131_075],
+        torch.arange(1000),
+        (),
+        *(large[step : step + 150_000] for step in range(4)),
+        torch.tensor(1.5),
+        (to,),
+    ]
     return sent, [part.gathered().flatten() if isinstance(part, Picked) else part for part in sent]
 
 
@@ -163,7 +189,11 @@ def hands_out_own_memory(transport: Transport) -> None:
 
 def refuses_strangers_and_bad_tensors(transport: Transport) -> None:
     """A refused call has not taken place: the next one is the same on all ranks."""
-    for outgoing in ({WORLD_SIZE: [torch.ones(1)]}, {-1: []}, {transport.rank: [torch.ones(4, 4).t()]}):
+    for outgoing in (
+        {WORLD_SIZE: [torch.ones(1)]},
+        {-1: []},
+        {transport.rank: [torch.ones(4, 4).t()]},
+    ):
         try:
             transport.exchange(outgoing)
         except ValueError:
@@ -178,7 +208,11 @@ def shares(transport: Transport) -> None:
         assert list(received) == list(transport.live)
         for sender, (number, run) in received.items():
             assert number == (sender,)
-            assert run.dtype == torch.int32 and len(run) == words * (sender + 1) and (run == sender).all()
+            assert (
+                run.dtype == torch.int32
+                and len(run) == words * (sender + 1)
+                and (run == sender).all()
+            )
     first = transport.live[0]
     assert list(transport.share([torch.ones(1)] if me == first else [])) == [first]
 
@@ -208,18 +242,30 @@ def carries_large_messages(transport: Transport, large_bytes: int) -> None:
 def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     """What others have lent, which lies where they have it and shows what becomes of it, and what this rank has, which is there for as long as it keeps it."""
     me, others = transport.rank, [rank for rank in transport.live if rank != transport.rank]
-    assert introduce(transport, "here") in ([], others)  # nobody in the simulation, where nobody needs to be
+    # nobody in the simulation, where nobody needs to be
+    assert introduce(transport, "here") in ([], others)
     memory = transport.lendable(400, 256, dtype=np.int32)
     assert memory.shape == (400, 256) and (memory == 0).all()
     memory += me
     before = transport.sent_bytes
     picked = Picked(memory, torch.tensor([me, 399]))
-    received = transport.exchange({rank: [(me,), memory[100:], torch.tensor([me]), picked] for rank in transport.live})
+    received = transport.exchange(
+        {rank: [(me,), memory[100:], torch.tensor([me]), picked] for rank in transport.live}
+    )
     assert transport.sent_bytes - before >= len(others) * 302 * 1024
     for sender, (head, numbers, number, rows) in received.items():
-        assert head == (sender,) and number.tolist() == [sender] and (numbers == sender).all() and numbers.shape == (300 * 256,)
+        assert (
+            head == (sender,)
+            and number.tolist() == [sender]
+            and (numbers == sender).all()
+            and numbers.shape == (300 * 256,)
+        )
         assert rows.source.shape == (400, 256) and rows.rows.tolist() == [sender, 399]
-        assert matrix(rows, 2)[0] is rows.source and (gathered(rows) == sender).all() and len(gathered(rows)) == 512
+        assert (
+            matrix(rows, 2)[0] is rows.source
+            and (gathered(rows) == sender).all()
+            and len(gathered(rows)) == 512
+        )
     outgrows_a_room(transport)
     assert transport.agree(True)  # all have looked
     memory += 100
@@ -237,7 +283,9 @@ def outgrows_a_room(transport: Transport) -> None:
         there = room.of(rows)
         assert there.shape == (rows, 64)
         there[:] = transport.rank + number
-        received = transport.exchange({rank: [Picked(there, torch.arange(rows))] for rank in transport.live})
+        received = transport.exchange(
+            {rank: [Picked(there, torch.arange(rows))] for rank in transport.live}
+        )
         assert list(received) == list(transport.live)
         for sender, (came,) in received.items():
             assert len(gathered(came)) == 64 * rows and (gathered(came) == sender + number).all()
@@ -265,7 +313,11 @@ def interrupts_everybody_when_one_rank_shrinks(transport: Transport) -> str:
 
 
 def survives(
-    transport: Transport, doomed: tuple[int, ...], die: Die, seconds: float, dies_in_recovery: int | None
+    transport: Transport,
+    doomed: tuple[int, ...],
+    die: Die,
+    seconds: float,
+    dies_in_recovery: int | None,
 ) -> str:
     """Work until the death of `doomed` is noticed, recover, and be as many fewer."""
     before = transport.live
@@ -278,7 +330,10 @@ def survives(
             received = transport.exchange({to: [payload] for to in before})
             assert all((tensors[0] == sender).all() for sender, tensors in received.items())
             assert len(received) == len(before)
-            assert all((tensors[0] == sender).all() for sender, tensors in transport.share([payload[:9]]).items())
+            assert all(
+                (tensors[0] == sender).all()
+                for sender, tensors in transport.share([payload[:9]]).items()
+            )
             assert transport.agree(True)
     except PeerFailure:
         if transport.rank in doomed or transport.rank == dies_in_recovery:
@@ -297,7 +352,7 @@ def recover(transport: Transport) -> bool:
     """Shrink, then check that all survivors have the same `live`; False if somebody died meanwhile."""
     transport.shrink()
     try:
-        for turn in range(3):
+        for _turn in range(3):
             lives = transport.share([torch.tensor(transport.live)])
             assert list(lives) == list(transport.live)
             assert all(tuple(tensors[0].tolist()) == transport.live for tensors in lives.values())
@@ -308,7 +363,7 @@ def recover(transport: Transport) -> bool:
 
 def leaves_one_by_one(transport: Transport) -> dict[str, object]:
     """The last rank leaves while the other computes, in bounded time; the other finds out and goes on alone."""
-    first, last = transport.live
+    first, _last = transport.live
     if transport.rank == first:
         time.sleep(CLOSE_SECONDS + 1)
         try:

@@ -1,9 +1,11 @@
 """A loop of steps on MPI in which some ranks kill themselves at random instants; survivors must stay in step.
 
-    mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER poll|sleep SEED KILLS STEPS
+    mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER
+    poll|sleep SEED KILLS STEPS
 
-Each step ends with agree(True). After a failure the ranks compare how far they are: never more than one step
-apart, and the larger number is right. What a rank that waits does is the second word. All received data is checked, word by word.
+Each step ends with agree(True). After a failure the ranks compare how far they are: never more than
+one step apart, and the larger number is right. What a rank that waits does is the second word. All
+received data is checked, word by word.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ecrm.transport.base import PeerFailure, Transport  # noqa: E402
-from ecrm.transport.mpi import MpiTransport  # noqa: E402
+from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.mpi import MpiTransport
 
 SECONDS = 150
 
@@ -52,7 +54,11 @@ def make_step(transport: Transport, step: int) -> bool:
         for collected in (received, transport.share([mine])):
             assert list(collected) == list(transport.live)
             for sender, (tensor,) in collected.items():
-                assert len(tensor) == words and (tensor == 100 * step + sender).all(), (sender, step, tensor)
+                assert len(tensor) == words and (tensor == 100 * step + sender).all(), (
+                    sender,
+                    step,
+                    tensor,
+                )
     return transport.agree(True)
 
 

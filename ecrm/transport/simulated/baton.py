@@ -13,11 +13,12 @@ PREFERENCE_CHANGES = 0.05
 class Runner:
     """One thread and what it waits for."""
 
-    __slots__ = ("number", "lock", "thread", "ready", "finished")
+    __slots__ = ("finished", "lock", "number", "ready", "thread")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.lock = _thread.allocate_lock()  # held by nobody else; a release hands the baton to this runner
+        # held by nobody else; a release hands the baton to this runner
+        self.lock = _thread.allocate_lock()
         self.lock.acquire()
         self.thread: threading.Thread | None = None
         self.ready = True
@@ -27,9 +28,9 @@ class Runner:
 class Baton:
     """Runs one body per runner, one at a time, until all have ended.
 
-    A runner goes on until it waits or ends; then the next one is drawn from those that are ready. In one
-    half of all seeds the draw is even; in the other half there is an order of preference that changes now
-    and then, so that some runners lag far behind.
+    A runner goes on until it waits or ends; then the next one is drawn from those that are ready.
+    In one half of all seeds the draw is even; in the other half there is an order of preference
+    that changes now and then, so that some runners lag far behind.
 
     `when_idle` is called when all that have not ended wait; it must make somebody ready.
     """
@@ -48,7 +49,10 @@ class Baton:
         """Run `body(number)` once for each runner. `body` must not raise."""
         for runner in self.runners:
             runner.thread = threading.Thread(
-                target=self._run_one, args=(runner, body), name=f"simulated rank {runner.number}", daemon=True
+                target=self._run_one,
+                args=(runner, body),
+                name=f"simulated rank {runner.number}",
+                daemon=True,
             )
             runner.thread.start()
         self._next().lock.release()
@@ -73,7 +77,9 @@ class Baton:
     def _run_one(self, runner: Runner, body: Callable[[int], None]) -> None:
         runner.lock.acquire()
         body(runner.number)
-        assert not runner.ready, f"{runner.thread.name} ended while it was due to run: the baton would be lost"
+        assert not runner.ready, (
+            f"{runner.thread.name} ended while it was due to run: the baton would be lost"
+        )
         runner.finished = True
         self._unfinished -= 1
         if self._unfinished == 0:

@@ -2,12 +2,14 @@
 
 What may happen here is all that `base.Transport` allows, which is more than ULFM was seen to do:
 
-- A call in which a rank died, or that comes after its death, ends at each survivor by itself: with its
-  result if everything it needs is with it, with `PeerFailure`, or not before another rank shrinks.
+- A call in which a rank died, or that comes after its death, ends at each survivor by itself: with
+  its result if everything it needs is with it, with `PeerFailure`, or not before another rank
+  shrinks.
 - `agree` may return True on some ranks and raise `PeerFailure` on others; never True beside False.
-- `shrink` drops the dead, but one that died inside it may stay in `live` and be found by the next call.
-- A rank whose program has ended is gone. Where a rank died before, that is one more death to the others;
-  where all are well nobody may wait for it, and who does is reported as a deadlock.
+- `shrink` drops the dead, but one that died inside it may stay in `live` and be found by the next
+  call.
+- A rank whose program has ended is gone. Where a rank died before, that is one more death to the
+  others; where all are well nobody may wait for it, and who does is reported as a deadlock.
 - A rank whose program raised is dead to the others.
 """
 
@@ -22,7 +24,14 @@ import torch
 from ecrm.transport.base import PeerFailure, Revoked, Transport
 from ecrm.transport.simulated.baton import Baton
 from ecrm.transport.simulated.communicator import SHRINK, Call, CallMismatch, Communicator
-from ecrm.transport.simulated.faults import BEFORE, DURING, Fault, FaultPlan, PhaseFault, RandomFaults
+from ecrm.transport.simulated.faults import (
+    BEFORE,
+    DURING,
+    Fault,
+    FaultPlan,
+    PhaseFault,
+    RandomFaults,
+)
 from ecrm.transport.simulated.outcome import (
     Event,
     Kill,
@@ -42,15 +51,15 @@ class Member:
     """A rank as the cluster sees it."""
 
     __slots__ = (
-        "rank",
-        "communicator",
-        "call_index",
-        "method",
         "call",
+        "call_index",
         "calls_since_shrink",
-        "waiting",
-        "told",
+        "communicator",
         "gone",
+        "method",
+        "rank",
+        "told",
+        "waiting",
     )
 
     def __init__(self, rank: int, communicator: Communicator) -> None:
@@ -68,10 +77,10 @@ class Member:
 class SimulatedCluster:
     """A world of `world_size` ranks that runs one program, once.
 
-    seed: draws everything: who runs next, who learns what and when, and the faults if they are random.
-    faults: given ones, or `RandomFaults`.
-    on_phase: called as (rank, step, phase) by `enter_phase`; raises `RankKilled` to kill that rank there.
-    most_calls: when all ranks together have made more, the run ends with `SimulationTooLong`.
+    seed: draws everything: who runs next, who learns what and when, and the faults if they are
+    random. faults: given ones, or `RandomFaults`. on_phase: called as (rank, step, phase) by
+    `enter_phase`; raises `RankKilled` to kill that rank there. most_calls: when all ranks together
+    have made more, the run ends with `SimulationTooLong`.
     """
 
     def __init__(
@@ -84,8 +93,9 @@ class SimulatedCluster:
         most_calls: int = 1_000_000,
     ) -> None:
         self._random = Random(seed)
-        # Chances drawn once a run, so that runs differ in kind: to complete a call rather than fail in it where
-        # both could be; to learn of a death at once; for one who dies inside a shrink to stay among the live.
+        # Chances drawn once a run, so that runs differ in kind: to complete a call rather than fail
+        # in it where both could be; to learn of a death at once; for one who dies inside a shrink
+        # to stay among the live.
         self._completes = self._random.uniform(0.05, 0.95)
         self._notices = self._random.uniform(0.05, 0.95)
         self._stays = self._random.choice((0.0, 0.5, 1.0))
@@ -150,7 +160,7 @@ class SimulatedCluster:
         except RankKilled:
             if not member.gone and self._broken is None:
                 self._bury(member, "by its program")
-        except BaseException as error:  # noqa: BLE001 - whatever a program raises is reported
+        except BaseException as error:
             self._errors[member.rank] = error
             self._note(member, f"raises {type(error).__name__}")
             member.gone = True
@@ -192,7 +202,9 @@ class SimulatedCluster:
         if not completed and not communicator.dead:
             raise Revoked(f"{method}: another rank is recovering from a failure")
         if not completed:
-            raise PeerFailure(f"{method}: of ranks {communicator.members} {sorted(communicator.dead)} died")
+            raise PeerFailure(
+                f"{method}: of ranks {communicator.members} {sorted(communicator.dead)} died"
+            )
         return call.contributions
 
     def shrink(self, rank: int) -> None:
@@ -240,7 +252,9 @@ class SimulatedCluster:
             self._break_off(SimulationTooLong, f"more than {self._most_calls} calls")
             raise RankKilled
         self._note(member, "enters")
-        when = self._plan.at_call(member.rank, member.call_index, member.calls_since_shrink, self.killed_ranks)
+        when = self._plan.at_call(
+            member.rank, member.call_index, member.calls_since_shrink, self.killed_ranks
+        )
         if when == BEFORE:
             self._die(member, BEFORE)
         return when
@@ -268,7 +282,9 @@ class SimulatedCluster:
         if not communicator.revoked or not communicator.all_shrinking():
             return
         died_inside = sorted(communicator.shrinking & communicator.dead)
-        survivors = communicator.after_shrink([rank for rank in died_inside if self._random.random() < self._stays])
+        survivors = communicator.after_shrink(
+            [rank for rank in died_inside if self._random.random() < self._stays]
+        )
         for rank in communicator.shrinking - communicator.dead:
             self._members[rank].communicator = survivors
             self._wake(self._members[rank])
@@ -300,7 +316,11 @@ class SimulatedCluster:
 
     def _when_all_wait(self) -> None:
         """Somebody learns of a death after all; if nobody can, the run is over."""
-        deaf = [member for member in self._members if member.waiting and member.call and member.communicator.troubled]
+        deaf = [
+            member
+            for member in self._members
+            if member.waiting and member.call and member.communicator.troubled
+        ]
         if deaf:
             member = self._random.choice(deaf)
             member.told = True

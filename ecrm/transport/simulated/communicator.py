@@ -1,8 +1,8 @@
 """What one generation of live ranks has contributed to which call: values and rules, no threads, no chance.
 
-A communicator is used from one shrink to the next. Its ranks make the same calls in the same order, so a
-call is known by its number. The data of a call is with a rank when all members have contributed and none
-of them died before its part had reached that rank.
+A communicator is used from one shrink to the next. Its ranks make the same calls in the same order,
+so a call is known by its number. The data of a call is with a rank when all members have
+contributed and none of them died before its part had reached that rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CallMismatch(Exception):
 class Call:
     """One collective call: what each rank put in, and whom those who died in it still reached."""
 
-    __slots__ = ("method", "number", "contributions", "reached")
+    __slots__ = ("contributions", "method", "number", "reached")
 
     def __init__(self, method: str, number: int) -> None:
         self.method = method
@@ -54,11 +54,14 @@ class Communicator:
         call = self._calls.get(number)
         if call is None:
             call = self._calls[number] = Call(method, number)
-            # Whoever is here has completed the call before, so all members have left the one before that.
+            # Whoever is here has completed the call before, so all members have left the one before
+            # that.
             self._calls.pop(number - 2, None)
         elif call.method != method:
             other = next(iter(call.contributions))
-            raise CallMismatch(f"call {number} of {self.members}: rank {other} {call.method}, rank {rank} {method}")
+            raise CallMismatch(
+                f"call {number} of {self.members}: rank {other} {call.method}, rank {rank} {method}"
+            )
         self._numbers[rank] = number + 1
         call.contributions[rank] = contribution
         return call
@@ -74,7 +77,10 @@ class Communicator:
 
     def all_shrinking(self) -> bool:
         """Whether nobody is left for whom a shrink has to wait."""
-        return all(rank in self.shrinking or rank in self.dead or rank in self.left for rank in self.members)
+        return all(
+            rank in self.shrinking or rank in self.dead or rank in self.left
+            for rank in self.members
+        )
 
     def after_shrink(self, unnoticed: Collection[int]) -> Communicator:
         """The survivors' communicator; `unnoticed` are dead that this shrink fails to drop."""

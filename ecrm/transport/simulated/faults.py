@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from random import Random
 
 BEFORE = "before"  # nobody gets anything of this call from the rank
-DURING = "during"  # some of the others have what they need from it, drawn from the seed, and some have not
-AFTER = "after"  # the call has ended at this rank, one way or the other; its program never learns that
+# some of the others have what they need from it, drawn from the seed, and some have not
+DURING = "during"
+# the call has ended at this rank, one way or the other; its program never learns that
+AFTER = "after"
 MOMENTS = (BEFORE, DURING, AFTER)
 
-INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH = "deaths inside recovery", "deaths at the instant of another", "calls that failed though nobody died"
+INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH = (
+    "deaths inside recovery",
+    "deaths at the instant of another",
+    "calls that failed though nobody died",
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,9 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.when not in MOMENTS:
-            raise ValueError(f"fault of rank {self.rank}: when is {self.when!r}, not one of {MOMENTS}")
+            raise ValueError(
+                f"fault of rank {self.rank}: when is {self.when!r}, not one of {MOMENTS}"
+            )
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,12 @@ class PhaseFault:
 class RandomFaults:
     """Kill at random, at most `most` ranks in the whole run.
 
-    per_call: chance that a rank dies at one call.
-    per_recovery_call: the same for a `shrink` and for the `recovery_calls` calls of the rank that follow it.
-    together: chance that a death takes one more rank along at the same instant; drawn again for each more.
-    lost_touch: chance that a call other than an agreement fails at one rank though nobody died, `most_lost_touch` times at most.
-    may_kill: asked with (rank, the killed and the doomed so far) before each kill; no answer changes the chances.
+    per_call: chance that a rank dies at one call. per_recovery_call: the same for a `shrink` and
+    for the `recovery_calls` calls of the rank that follow it. together: chance that a death takes
+    one more rank along at the same instant; drawn again for each more. lost_touch: chance that a
+    call other than an agreement fails at one rank though nobody died, `most_lost_touch` times at
+    most. may_kill: asked with (rank, the killed and the doomed so far) before each kill; no answer
+    changes the chances.
     """
 
     most: int
@@ -81,16 +90,21 @@ class FaultPlan:
         self._chances = faults if isinstance(faults, RandomFaults) else None
         self._given = [] if self._chances else list(faults)
         self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
-        self._at_phase = {(f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)}
+        self._at_phase = {
+            (f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)
+        }
         self._fired: set[Fault | PhaseFault] = set()
         self.mix: Counter[str] = Counter()
-        self._ordered: set[int] = set()  # by chance; some of them have yet to die, at the end of their call
+        # by chance; some of them have yet to die, at the end of their call
+        self._ordered: set[int] = set()
 
     @property
     def unfired(self) -> list[Fault | PhaseFault]:
         return [fault for fault in self._given if fault not in self._fired]
 
-    def at_call(self, rank: int, call_index: int, calls_since_shrink: int, killed: tuple[int, ...]) -> str | None:
+    def at_call(
+        self, rank: int, call_index: int, calls_since_shrink: int, killed: tuple[int, ...]
+    ) -> str | None:
         """When in this call the rank dies, or None. `calls_since_shrink` is 0 for a shrink itself, -1 if there was none."""
         chances = self._chances
         if chances is None:
@@ -116,7 +130,11 @@ class FaultPlan:
     def loses_touch(self) -> bool:
         """Whether a call that would complete at a rank fails there instead."""
         chances = self._chances
-        if chances is None or not chances.lost_touch or self.mix[LOST_TOUCH] >= chances.most_lost_touch:
+        if (
+            chances is None
+            or not chances.lost_touch
+            or self.mix[LOST_TOUCH] >= chances.most_lost_touch
+        ):
             return False
         fails = self._random.random() < chances.lost_touch
         self.mix[LOST_TOUCH] += fails

@@ -70,7 +70,8 @@ class SimulationTooLong(SimulationError):
 class ProgramFailed(SimulationError):
     """Programs ended with an exception: `errors` by rank, first one first; `outcome` is that of the other ranks.
 
-    The message has the first one's traceback. To the other ranks it is dead, so theirs may only be consequences.
+    The message has the first one's traceback. To the other ranks it is dead, so theirs may only be
+    consequences.
     """
 
     def __init__(self, outcome: Outcome, errors: dict[int, BaseException]) -> None:

@@ -43,9 +43,15 @@ class SimulatedTransport(Transport):
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
-            raise ValueError(f"exchange with ranks {strangers}, which are not live; live are {self.live}")
-        sent = {rank: _copies(tensors, self._lendable) for rank, tensors in outgoing.items() if tensors}
-        self.sent_bytes += sum(wire.packed_bytes(tensors) for rank, tensors in sent.items() if rank != self.rank)
+            raise ValueError(
+                f"exchange with ranks {strangers}, which are not live; live are {self.live}"
+            )
+        sent = {
+            rank: _copies(tensors, self._lendable) for rank, tensors in outgoing.items() if tensors
+        }
+        self.sent_bytes += sum(
+            wire.packed_bytes(tensors) for rank, tensors in sent.items() if rank != self.rank
+        )
         contributions = self._cluster.collective(self.rank, "exchange", sent)
         return {
             sender: contributions[sender][self.rank]
@@ -56,7 +62,11 @@ class SimulatedTransport(Transport):
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
         self.sent_bytes += wire.packed_bytes(tensors) * (len(self.live) - 1)
         contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
-        return {sender: _copies(contributions[sender]) for sender in sorted(contributions) if contributions[sender]}
+        return {
+            sender: _copies(contributions[sender])
+            for sender in sorted(contributions)
+            if contributions[sender]
+        }
 
     def agree(self, flag: bool) -> bool:
         return all(self._cluster.collective(self.rank, "agree", bool(flag)).values())
@@ -74,7 +84,11 @@ def _copies(parts: Sequence[Part], lendable: Sequence[Tensor] = ()) -> list[Came
 
 
 def _lent(part: Tensor | Picked) -> Came:
-    return Picked(part.source.detach(), part.rows.clone()) if isinstance(part, Picked) else part.detach().reshape(-1)
+    return (
+        Picked(part.source.detach(), part.rows.clone())
+        if isinstance(part, Picked)
+        else part.detach().reshape(-1)
+    )
 
 
 def _lies_in(part: Part, memory: Sequence[Tensor]) -> bool:
