@@ -1,6 +1,7 @@
 # make train                        train on generated rows, with Reed-Solomon protection
 # make train DATA="FILE [FILE...]"  the same on real Criteo files; a path with spaces is one file where it exists
 # make train ARGS="--kill 1@30 --set train.seed=5"   more options for `ecrm launch quickstart`
+# make lint                         ruff and mypy: format, lint, types; also the first part of make test
 # make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks, then make figures
 # make clean                        remove what was built and installed; keeps datasets/ and runs/
 
@@ -22,7 +23,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train test drill drill-long demo simulate coverage bench bench-protections figures clean venv
+.PHONY: train lint test drill drill-long demo simulate coverage bench bench-protections figures clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -40,7 +41,7 @@ $(STAMP):
 	  $(BIN)/pip install --quiet torch==2.13.0+cpu 2>/dev/null \
 	    || $(BIN)/pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu; \
 	fi
-	$(BIN)/pip install --quiet --editable '.[torchrec,tensorboard,test]'
+	$(BIN)/pip install --quiet --editable '.[torchrec,tensorboard,test,lint]'
 # Why without its dependencies: see pyproject.toml.
 	$(BIN)/pip install --quiet --no-deps torchrec==1.8.0
 # For tests of the GPU kernels in Triton's interpreter; a CUDA build of torch has brought its own.
@@ -68,7 +69,11 @@ dataset: $(STAMP)
 train: dataset
 	$(BIN)/ecrm launch quickstart --set data.path=$(DATASET) $(ARGS)
 
-test: $(STAMP)
+lint: $(STAMP)
+	$(BIN)/ruff format --check --quiet || { echo "not formatted: type $(BIN)/ruff format" >&2; exit 1; }
+	$(BIN)/ruff check
+
+test: lint
 	$(BIN)/python tests/in_two_parts.py $(ARGS)
 
 drill: $(STAMP)
