@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from drilling import BASE, Run, drill
+
+from support.drilling import BASE, Run, drill
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 FBGEMM's fused optimizers update them, unless the change of each record is wanted: FBGEMM cannot
 give that, so then it is this project's `sparse_update` on the same memory, which comes to the same
-bits (tests/test_kernels_fbgemm.py, tests/test_storage.py).
+bits (tests/unit/test_kernels_fbgemm.py, tests/unit/test_storage.py).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class MpiTransport(Transport):
 
         Best effort, and the last thing before `os._exit(0)`: the program must end so and not by
         returning from main with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40
-        runs of tests/programs/transport_drill.py with 3 or 4 kills ended cleanly so. Without the
+        runs of tests/support/programs/transport_drill.py with 3 or 4 kills ended cleanly so. Without the
         wait, a rank that is first to exit can be taken for a failure by ranks that are still inside
         their last call. The agreement is a non-blocking one that is tested until it is complete or
         the time is up: ranks that are still working are no reason to hang. They get `PeerFailure`

@@ -1,0 +1,781 @@
+"""Whole hosts lost while a model is trained on them: the link cut and every process killed, or only the link cut.
+
+Hosts are imitated by network namespaces (tests/support/imitated_hosts.py), each with a host name, processes
+and temporary files of its own, reached by tests/support/programs/imitated_ssh.py: what runs there outlives
+its client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ecrm.launch.events import EventTail
+from ecrm.train.alone import parent_of
+from support.drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
+from support.imitated_hosts import ImitatedHosts, imitated, why_not
+from support.paths import PROGRAMS
+from support.slurm_cluster import SlurmCluster, why_no_slurm
+from support.ssh_servers import serve, why_no_ssh
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+KEEP_ALIVE = 2.0
+SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
+# Two ranks a host.
+ONE_LOST = {
+    "cluster.failure_domain": "host",
+    "cluster.servers": 3,
+    "cluster.trainers": 2,
+    "cluster.spares": 1,
+}
+TWO_LOST = {
+    "cluster.failure_domain": "host",
+    "cluster.servers": 4,
+    "cluster.trainers": 2,
+    "cluster.spares": 2,
+    "protection.m": 2,
+}
+SRUN = "srun --overlap --no-kill --nodes=1 --ntasks=1 --nodelist={host}"
+STARTER = f"{sys.executable} {PROGRAMS / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
+
+
+@dataclass
+class Training:
+    """A run on imitated hosts, with its events as they come."""
+
+    hosts: ImitatedHosts
+    process: subprocess.Popen
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._tail = EventTail(self.folder / "events.jsonl")
+        self.events: list[dict] = []
+
+    def wait_for(self, wanted: Callable[[dict], bool]) -> dict:
+        """The first event that is wanted, whether it has come already or not."""
+        deadline = time.monotonic() + RUN_SECONDS
+        seen = 0
+        while time.monotonic() < deadline:
+            self.events += self._tail.new_events()
+            for event in self.events[seen:]:
+                if wanted(event):
+                    return event
+            seen = len(self.events)
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"it never happened\n{self.finish().output}")
+
+    def wait_for_step(self, step: int) -> None:
+        """Until a progress line has that step."""
+        self.wait_for(lambda event: event["event"] == "progress" and event["step"] >= step)
+
+    def ranks_of(self, name: str) -> list[int]:
+        """The ranks on a host, as ranks.json says."""
+        content = Run(0, "", self.folder).ranks
+        return [entry["rank"] for entry in content if entry["host"] == self.hosts.namespace(name)]
+
+    def wait_until_empty(self, name: str, seconds: float) -> float:
+        """Until no process runs on a host; returns the time at which that was seen."""
+        deadline = time.monotonic() + seconds
+        while self.hosts.pids(name):
+            assert time.monotonic() < deadline, (
+                f"after {seconds} s there still runs {self.hosts.pids(name)} on {name}"
+            )
+            time.sleep(0.01)
+        return time.time()
+
+    def finish(self) -> Run:
+        """The finished run; nothing is left on any host."""
+        try:
+            output, _ = self.process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            output, _ = self.process.communicate()
+            raise AssertionError(f"not finished after {RUN_SECONDS} s\n{output}") from None
+        for name in self.hosts.names:
+            self.wait_until_empty(name, 2 * KEEP_ALIVE)  # sshd and slurmstepd have their own pace
+        return Run(self.process.returncode, output, self.folder)
+
+    def end(self) -> None:
+        """Whatever became of the test: the run is over."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.communicate(timeout=RUN_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+
+@pytest.fixture
+def train(tmp_path, criteo_rows):
+    """Starts training on so many imitated hosts, reached `by` real ssh, or Slurm in an allocation, or by default an imitation of ssh."""
+    trainings, all_hosts, clusters = [], [], []
+
+    def start(
+        count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = ""
+    ) -> Training:
+        hosts = ImitatedHosts(count)
+        all_hosts.append(hosts)
+        hosts.__enter__()
+        private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
+        private.mkdir()
+        # The folder of mpirun's session files is one that the hosts do not have.
+        environment, allocation = {**os.environ, "TMPDIR": str(private)}, []
+        if by == "ssh":
+            starter = serve(hosts, tmp_path / "ssh", private)
+        if by == "slurm":
+            clusters.append(SlurmCluster(hosts, tmp_path / "slurm", private))
+            environment.update(clusters[-1].variables)
+            starter, allocation = SRUN, ["salloc", f"--nodes={count}", "--no-kill", "--quiet"]
+        named = [
+            f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
+            for name in hosts.names
+        ]
+        file.write_text("# imitated\n" + "".join(named))
+        line = [
+            *allocation,
+            sys.executable,
+            "-m",
+            "ecrm",
+            "launch",
+            "tiny",
+            "--run-dir",
+            str(folder),
+        ]
+        line += [
+            "--hosts",
+            str(file),
+            "--interface",
+            hosts.bridge,
+            "--keep-alive",
+            str(KEEP_ALIVE),
+            *words,
+        ]
+        line += ["--starter", starter.replace("{private}", str(private))]
+        for key, value in {"data.path": criteo_rows, **SETS, **sets}.items():
+            line += ["--set", f"{key}={value}"]
+        process = subprocess.Popen(
+            line,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        trainings.append(Training(hosts, process, folder))
+        return trainings[-1]
+
+    yield start
+    for training in trainings:
+        training.end()
+    for cluster in clusters:
+        cluster.end()
+    for hosts in all_hosts:
+        hosts.__exit__()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, criteo_rows):
+    """The model of a run on this machine alone in which nothing fails."""
+    return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
+
+
+def lose(training: Training, name: str) -> float:
+    """Power and network of a host gone at once; returns when."""
+    training.hosts.cut(name)
+    when = time.time()
+    training.hosts.kill(name)
+    return when
+
+
+def check(run: Run, model: str, lost: list[list[int]]) -> None:
+    """The run is complete, lost exactly these ranks, host by host, and has the model of an undisturbed one."""
+    assert run.code == 0, run.output
+    assert run.model == model, run.output
+    dead = [sorted(failure["ranks"]) for failure in run.summary["failures"]]
+    assert sorted(rank for ranks in dead for rank in ranks) == sorted(
+        rank for ranks in lost for rank in ranks
+    ), run.output
+    assert run.summary["parity"]["mismatches"] == 0
+
+
+def gaps(run: Run, losses: list[float]) -> list[float]:
+    """Seconds between the steps before and after each loss; asserts that they are short enough."""
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    steps = [after - before for before, after in zip(finished, finished[1:])]
+    usual = sorted(steps)[: -3 * len(losses)]  # all but the gaps, and what rebuilding begins with
+    found = []
+    for loss in losses:
+        before, after = (
+            max(at for at in finished if at <= loss),
+            min(at for at in finished if at > loss),
+        )
+        # A step may finish after the loss: then the gap begins there.
+        while after - loss < KEEP_ALIVE / 2:
+            before, after = after, min(at for at in finished if at > after)
+        found.append(after - before)
+        said = f"gap {after - before:.3f} s, step {statistics.median(usual) * 1000:.0f} ms (longest {usual[-1] * 1000:.0f})"
+        print(said)
+        assert after - loss <= KEEP_ALIVE + 2 * usual[-1], f"{said}\n{run.output}"
+    return found
+
+
+def survives_the_loss(training: Training, name: str, ranks: list[int], model: str) -> None:
+    """In step 30 or soon after, a host with these ranks is lost; the run goes on in time, to the same model."""
+    training.wait_for_step(30)
+    assert training.ranks_of(name) == ranks
+    when = lose(training, name)
+    run = training.finish()
+    check(run, model, [ranks])
+    gaps(run, [when])
+
+
+def test_a_host_is_lost(train, undisturbed):
+    training = train(3, ONE_LOST)
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
+def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
+    """The default starter, real sshd on every host."""
+    training = train(3, ONE_LOST, by="ssh")
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
+def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed):
+    training = train(3, ONE_LOST, by="ssh")
+    training.wait_for_step(30)
+    assert ranks_running(training.hosts.pids("h2")) == {1, 4}
+    training.hosts.cut("h2")
+    deadline = time.monotonic() + KEEP_ALIVE
+    while ranks_running(training.hosts.pids("h2")):
+        assert time.monotonic() < deadline, "its ranks still run"
+        time.sleep(0.01)
+    fenced = time.time()
+    assert fenced < training.wait_for(lambda event: event["event"] == "failure")["time"]
+    training.hosts.mend("h2")
+    training.wait_for(lambda event: event["event"] == "resumed")
+    while training.process.poll() is None:
+        assert not ranks_running(training.hosts.pids("h2"))
+        time.sleep(0.05)
+    check(training.finish(), undisturbed, [[1, 4]])
+
+
+@pytest.mark.drill
+@pytest.mark.skipif(why_no_slurm() is not None, reason=str(why_no_slurm()))
+def test_a_host_reached_by_srun_is_lost(train, undisturbed):
+    """A real allocation of real Slurm."""
+    training = train(3, ONE_LOST, by="slurm")
+    survives_the_loss(training, "h2", [1, 4], undisturbed)
+
+
+STANDSTILL = 2 * KEEP_ALIVE + 1
+"""Seconds within which a host is given up: 1.25 keep-alive times, and what TCP and looks add."""
+
+
+def given_up(training: Training, host: str, other: str, when: float) -> str:
+    """What the run says of hosts that do not hear each other; the ranks of `host` die in time."""
+    training.wait_until_empty(host, STANDSTILL)
+    print(f"{host} was empty after {time.time() - when:.2f} s")
+    one, two = (training.hosts.namespace(name) for name in sorted((host, other)))
+    return (
+        f"ecrm: hosts {one} and {two} do not hear each other, though this machine hears both: "
+        f"host {training.hosts.namespace(host)} is given up\n"
+    )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("ways", ["both", "one", "other"])
+def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undisturbed, ways):
+    """The one behind in the hosts file, whichever way nothing comes."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    when = time.time()
+    for way, hosts in {"one": ("h1", "h2"), "other": ("h2", "h1")}.items():
+        if ways in ("both", way):
+            training.hosts.deafen(*hosts)
+    said = given_up(training, "h2", "h1", when)
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    assert run.output.count("do not hear each other") == run.output.count(said) == 1, run.output
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    gap = max(after - before for before, after in zip(finished, finished[1:]))
+    print(f"gap {gap:.2f} s")
+    assert KEEP_ALIVE < gap < STANDSTILL
+
+
+@pytest.mark.drill
+def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
+    """It is the first of the hosts file, and in more pairs than the others."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    when = time.time()
+    training.hosts.part("h1", "h2")
+    training.hosts.part("h1", "h3")
+    training.wait_until_empty("h1", STANDSTILL)
+    print(f"h1 was empty after {time.time() - when:.2f} s")
+    run = training.finish()
+    check(run, undisturbed, [[0, 3]])
+    assert (
+        run.output.count("do not hear each other")
+        == run.output.count(f"host {training.hosts.namespace('h1')} is given up")
+        == 1
+    )
+
+
+@pytest.mark.drill
+def test_two_hosts_that_do_not_hear_each_other_end_a_run_that_can_lose_none(train):
+    """The twin that must fail, and does within the same time."""
+    training = train(2, {"cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 0}, slots=3)
+    training.wait_for_step(30)
+    when = time.time()
+    training.hosts.part("h1", "h2")
+    said = given_up(training, "h2", "h1", when)
+    run = training.finish()
+    assert time.time() - when < STANDSTILL + 5
+    assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+    assert said in run.output and "more was lost than erasure k=2 m=1 can bring back" in run.output
+
+
+@pytest.mark.drill
+def test_two_hosts_that_do_not_hear_each_other_from_the_start_end_the_run(train):
+    training = train(3, ONE_LOST)
+    training.hosts.part("h1", "h2")
+    when = time.time()
+    run = training.finish()
+    print(f"ended after {time.time() - when:.2f} s")
+    assert run.code != 0 and not (run.folder / "summary.json").exists(), run.output
+    assert (
+        "do not hear each other, though this machine hears both" in run.output
+        and "Traceback" not in run.output
+    )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("m", [1, 2])
+def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(train, undisturbed, m):
+    """Open MPI reports each end dead to the other, and a rank that hears that it is dead aborts.
+
+    Now and then one of them dies before it tells. With m = 1 the run ends where the two ranks hold
+    units of one stripe, or all dense replicas.
+    """
+    sets = ONE_LOST if m == 1 else TWO_LOST
+    hosts = 3 if m == 1 else 4
+    training = train(hosts, sets)
+    training.wait_for_step(30)
+    if not break_a_connection(training.hosts, "h1", "h2"):
+        pytest.skip("this kernel does not end connections for ss --kill (CONFIG_INET_DIAG_DESTROY)")
+    when = time.time()
+    run = training.finish()
+    assert "I have been reported dead by someone else" in run.output
+    if run.code == 0:
+        dead = sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"])
+        check(run, undisturbed, [dead])
+    else:
+        assert m == 1, run.output
+        why = json.loads((run.folder / "failure.json").read_text())["message"]
+        assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+        assert (
+            "more was lost than erasure k=2 m=1 can bring back" in why
+            or "every replica of the dense model is lost" in why
+        )
+        dead = sorted(int(word) for word in re.findall(r"\d+", why.partition(" died: ")[0]))
+        assert time.time() - when < 5
+    print(f"exit code {run.code}, dead {dead}")
+    assert dead and {rank % hosts for rank in dead} <= {0, 1}
+    assert len(dead) == len({rank % hosts for rank in dead}), "two ranks of one host"
+
+
+def break_a_connection(hosts: ImitatedHosts, name: str, other: str) -> bool:
+    """Reset one TCP connection between ranks of two hosts; False where the kernel cannot."""
+    ss = ["ip", "netns", "exec", hosts.namespace(name), "ss", "-tnH"]
+    to_other = ["dst", hosts.address(other)]
+    first = subprocess.run(
+        [*ss, "state", "established", *to_other], capture_output=True, text=True, check=True
+    ).stdout.split()
+    here, there = (end.rpartition(":")[2] for end in first[2:4])
+    words = ["--kill", *to_other, "sport", "=", f":{here}", "dport", "=", f":{there}"]
+    return bool(subprocess.run([*ss, *words], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.drill
+def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
+    """Two servers and one more rank at once with m = 1: no stripe has two units on one host."""
+    training = train(3, {**ONE_LOST, "cluster.servers": 6}, slots=3)
+    training.wait_for_step(30)
+    lost = training.ranks_of("h2")
+    assert lost == [1, 4, 7]
+    assert (
+        sum(
+            len(entry["shards"])
+            for entry in Run(0, "", training.folder).ranks
+            if entry["rank"] in lost
+        )
+        == 2
+    )
+    when = lose(training, "h2")
+    run = training.finish()
+    check(run, undisturbed, [lost])
+    gaps(run, [when])
+
+
+@pytest.mark.drill
+def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
+    training = train(4, TWO_LOST)
+    training.wait_for_step(30)
+    losses = [lose(training, "h2")]
+    training.wait_for(lambda event: event["event"] == "resumed")
+    losses.append(lose(training, "h3"))
+    run = training.finish()
+    check(run, undisturbed, [[1, 5], [2, 6]])
+    gaps(run, losses)
+
+
+@pytest.mark.drill
+def test_the_host_of_rank_0_is_lost(train, undisturbed):
+    """Rank 0 is the one that writes and prints; another goes on with that."""
+    training = train(3, ONE_LOST)
+    survives_the_loss(training, "h1", [0, 3], undisturbed)
+
+
+@pytest.mark.drill
+def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed):
+    """Its ranks are dead before the others go on without them, and the cable, put in again, brings nothing back."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    assert training.hosts.pids("h2")
+    training.hosts.cut("h2")
+    when = time.time()
+    fenced = training.wait_until_empty("h2", KEEP_ALIVE)
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    assert fenced < failure["time"]
+    training.hosts.mend("h2")
+    training.wait_for(lambda event: event["event"] == "resumed")
+    while training.process.poll() is None:
+        assert not training.hosts.pids("h2")
+        time.sleep(0.05)
+    run = training.finish()
+    print(f"fenced after {fenced - when:.2f} s, given up after {failure['time'] - when:.2f} s")
+    check(run, undisturbed, [[1, 4]])
+    assert [entry["rank"] for entry in run.ranks if not entry["live"]] == [1, 4]
+
+
+@pytest.mark.drill
+def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
+    """Cut one way only: what the head sends still comes, and so do ranks' messages between hosts."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    training.hosts.mute("h2")
+    alive: dict[int, float] = {}
+    looked = time.time()
+    deadline = time.monotonic() + KEEP_ALIVE
+    while running := ranks_running(training.hosts.pids("h2")):
+        assert time.monotonic() < deadline, f"ranks {running} still run"
+        alive |= dict.fromkeys(running, looked)
+        looked = time.time()
+    run = training.finish()
+    check(run, undisturbed, [[1, 4]])
+    assert "the head machine is lost, it has heard nothing for " in run.output
+    given_up = {
+        rank: failure["time"] for failure in run.events_of("failure") for rank in failure["ranks"]
+    }
+    assert sorted(alive) == [1, 4] and all(alive[rank] < given_up[rank] for rank in alive)
+
+
+def ranks_running(pids: set[int]) -> set[int]:
+    """Which ranks, or their guards, are among these processes."""
+    ranks = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                ranks |= {
+                    int(word.partition(b"=")[2]) for word in words if word.startswith(b"PMIX_RANK=")
+                }
+    return ranks
+
+
+def agent_of(training: Training, name: str, rank: int) -> int:
+    """The process that started a rank on a host."""
+    for pid in training.hosts.pids(name):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            children = {
+                int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            }
+            if any(word.endswith(b"/agent.py") for word in words) and ranks_running(children) == {
+                rank
+            }:
+                return pid
+    raise AssertionError(f"no agent of rank {rank} on {name}")
+
+
+def client_of(rank: int, folder: Path) -> int:
+    """The process that mpirun takes for a rank of the run in `folder`."""
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            mine = f"PMIX_RANK={rank}".encode() in Path(
+                f"/proc/{entry}/environ"
+            ).read_bytes().split(b"\0")
+            if mine and b"ecrm.launch.reach" in words and os.fsencode(folder) in words:
+                return int(entry)
+    raise AssertionError(f"no client of rank {rank}")
+
+
+@pytest.mark.drill
+def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    agent = agent_of(training, "h2", 1)
+    os.kill(agent, signal.SIGSTOP)
+    when = alive = time.time()
+    while 1 in ranks_running(training.hosts.pids("h2")):
+        alive = time.time()
+        assert alive < when + KEEP_ALIVE
+        time.sleep(0.01)
+    failure = training.wait_for(lambda event: event["event"] == "failure")
+    print(f"fenced after {alive - when:.2f} s, given up after {failure['time'] - when:.2f} s")
+    assert alive < failure["time"]
+    os.kill(agent, signal.SIGCONT)
+    check(training.finish(), undisturbed, [[1]])
+
+
+def lost_in_the_end(training: Training) -> None:
+    """The run ends by itself, without result and without a trace of Python's; the launcher says so, whether or not a rank came to write why."""
+    run = training.finish()
+    assert run.code not in (0, None), run.output
+    assert "Traceback" not in run.output, run.output
+    assert "the run did not complete" in run.output, run.output
+    assert not (run.folder / "summary.json").exists()
+
+
+@pytest.mark.drill
+def test_all_clients_stopped_together_lose_the_run(train):
+    """Nobody is left to kill them: their agents do it to the ranks, and the run stands still until they are continued."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    clients = [client_of(rank, training.folder) for rank in range(6)]
+    for client in clients:
+        os.kill(client, signal.SIGSTOP)
+    deadline = time.monotonic() + 2 * KEEP_ALIVE
+    while any(ranks_running(training.hosts.pids(name)) for name in training.hosts.names):
+        assert time.monotonic() < deadline, "ranks still run"
+        time.sleep(0.05)
+    time.sleep(KEEP_ALIVE)
+    assert training.process.poll() is None
+    for client in clients:
+        os.kill(client, signal.SIGCONT)
+    lost_in_the_end(training)
+
+
+@pytest.mark.drill
+def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_run(train):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    clients = [client_of(rank, training.folder) for rank in range(6)]
+    everyone = [
+        *clients,
+        parent_of(clients[0]),
+        *(pid for name in training.hosts.names for pid in training.hosts.pids(name)),
+    ]
+    for number, seconds in ((signal.SIGSTOP, 2 * KEEP_ALIVE), (signal.SIGCONT, 0)):
+        for pid in everyone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        time.sleep(seconds)
+    lost_in_the_end(training)
+
+
+@pytest.mark.drill
+def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    os.kill(client_of(1, training.folder), signal.SIGSTOP)
+    when = alive = time.time()
+    while 1 in ranks_running(training.hosts.pids("h2")):
+        alive = time.time()
+        assert alive < when + KEEP_ALIVE
+        time.sleep(0.01)
+    run = training.finish()
+    check(run, undisturbed, [[1]])
+    assert alive < run.events_of("failure")[0]["time"]
+    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
+    gap = max(after - before for before, after in zip(finished, finished[1:]))
+    print(f"rank dead after {alive - when:.2f} s, gap {gap:.2f} s")
+    assert gap < KEEP_ALIVE
+
+
+@pytest.mark.drill
+def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_domain(train):
+    sets = {
+        "cluster.failure_domain": "rank",
+        "cluster.servers": 3,
+        "cluster.trainers": 2,
+        "cluster.spares": 1,
+        "protection.m": 1,
+    }
+    training = train(2, sets, slots=3)
+    training.wait_for_step(30)
+    assert training.ranks_of("h1") == [0, 2, 4]
+    lose(training, "h1")
+    run = training.finish()
+    assert (run.code, (run.folder / "summary.json").exists()) == (3, False), run.output
+    assert "more was lost than erasure k=2 m=1 can bring back" in run.output
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", ["h1", "h2"])
+def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed, name):
+    """Every process of the host of rank 0, which writes, or of another stands still for longer than the keep-alive time."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    ranks = training.ranks_of(name)
+    frozen = training.hosts.pids(name)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    training.wait_for(lambda event: event["event"] == "resumed")
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    woken = time.time()
+    gone = training.wait_until_empty(name, KEEP_ALIVE)
+    print(f"its processes are gone {gone - woken:.3f} s after they woke")
+    run = training.finish()
+    check(run, undisturbed, [ranks])
+    assert not (run.folder / "failure.json").exists()
+
+
+@pytest.mark.drill
+def test_the_loss_of_the_head_machines_cables_ends_every_rank(train):
+    """All hosts are cut off from it: every agent kills its rank, every client gives up, the launch says that the run is lost."""
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    for name in training.hosts.names:
+        training.hosts.mute(name)
+    for name in training.hosts.names:
+        training.wait_until_empty(name, 2 * KEEP_ALIVE)
+    run = training.finish()
+    assert run.code != 0 and not (run.folder / "summary.json").exists(), run.output
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.drill
+def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, criteo_rows):
+    """`mpirun --hostfile`: Open MPI's daemons cannot lose one another; that is what --hosts is for."""
+    private, file, rsh, folder = (tmp_path / name for name in ("private", "hosts", "rsh", "run"))
+    private.mkdir()
+    with imitated(2) as hosts:
+        file.write_text("".join(f"{hosts.namespace(name)} slots=3\n" for name in hosts.names))
+        program = PROGRAMS / "imitated_ssh.py"
+        rsh.write_text(
+            f'#!/bin/sh\nhost=$1\nshift\nexec {sys.executable} {program} "$host" {private} "$*"\n'
+        )
+        rsh.chmod(0o755)
+        words = f"--hostfile {file} --mca plm_rsh_agent {rsh} --prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
+        sets = {**SETS, **ONE_LOST, "cluster.failure_domain": "rank"}
+        mpirun = Mpirun(mpirun_line(folder, criteo_rows, sets, more=(f"--mpirun-args={words}",)))
+        run, deadline = Run(0, "", folder), time.monotonic() + RUN_SECONDS
+        while not (folder / "events.jsonl").exists() or not run.events_of("progress"):
+            assert time.monotonic() < deadline and mpirun.process.poll() is None, (
+                mpirun.process.stdout.read()
+            )
+            time.sleep(0.05)
+        assert {rank["host"] for rank in run.ranks} == {
+            hosts.namespace(name) for name in hosts.names
+        }
+        hosts.cut("h2")
+        hosts.kill("h2")
+        code, output = mpirun.end(60)
+        deadline = time.monotonic() + 20
+        while hosts.pids("h1"):
+            assert time.monotonic() < deadline, hosts.pids("h1")
+            time.sleep(0.05)
+    assert code != 0 and not (folder / "summary.json").exists(), output
+
+
+@pytest.mark.drill
+def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    training.hosts.cut("h2")
+    time.sleep(KEEP_ALIVE / 8)
+    training.hosts.mend("h2")
+    run = training.finish()
+    check(run, undisturbed, [])
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
+    training = train(3, ONE_LOST)
+    training.wait_for_step(30)
+    if number == signal.SIGKILL:
+        head = training.process.pid
+        # the launch; mpirun, in a session of its own, is told by the kernel
+        os.killpg(head, number)
+    else:
+        training.process.send_signal(number)
+    for name in training.hosts.names:
+        training.wait_until_empty(name, 15)
+    assert training.process.wait(15) == (130 if number == signal.SIGTERM else -number)
+    assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
+
+
+@pytest.mark.drill
+def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
+    """`ip netns exec` by itself: the agent is then a child of the head's process. A rank is killed, too."""
+    training = train(3, ONE_LOST, "--kill", "1@20:parity", starter="ip netns exec {host}")
+    run = training.finish()
+    check(run, undisturbed, [[1]])
+
+
+@pytest.mark.drill
+def test_without_protection_the_loss_of_a_host_ends_the_run(train):
+    """The twin that must fail: nothing but the parity brings the lost rows back."""
+    training = train(
+        3, {**ONE_LOST, "protection.name": "none", "protection.verify_parity_at_end": "false"}
+    )
+    training.wait_for_step(30)
+    lose(training, "h2")
+    run = training.finish()
+    assert run.code == 3, run.output
+    assert not (run.folder / "summary.json").exists()
+
+
+@pytest.mark.drill
+def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
+    """Nothing is trained yet, and ranks that wait for one in MPI_Init would wait for ever."""
+    starter = f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; exec ip netns exec $0 {{command}}' {{host}}"
+    training = train(3, {**ONE_LOST, "cluster.spares": 0, "cluster.trainers": 1}, starter=starter)
+    run = training.finish()
+    assert (run.code, run.folder.exists()) == (1, False), run.output
+    assert "h2: rank 1 is given up: the starter ended with 1: " in run.output
+    assert "the run had not begun, and ends" in run.output
+
+
+def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):
+    training = train(
+        2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="false {host}"
+    )
+    run = training.finish()
+    assert run.code == 2
+    assert f"error: host {training.hosts.namespace('h1')} cannot be used: " in run.output
+    assert not run.folder.exists()

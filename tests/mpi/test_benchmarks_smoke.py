@@ -1,0 +1,211 @@
+"""The benchmarks of whole runs, at their smallest size: they run, measure what they say, and give their figures and tables."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.benchmarking import BENCHMARKS, program, read
+
+MEASURED_ON = ("device", "cores", "torch", "openmpi", "ecrm_commit")
+
+
+@pytest.fixture
+def results():
+    """Times of the committed CSV files; a smoke run may not touch them."""
+    before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
+    yield before
+    assert {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()} == before
+
+
+@pytest.fixture
+def kept(criteo_rows, tmp_path):
+    """A folder in which the benchmarks find generated data of their smoke size, so that each need not make its own."""
+    (tmp_path / "kept").mkdir()
+    for kind in program("measure").DATA:
+        (tmp_path / "kept" / f"{kind}-12000").symlink_to(criteo_rows)
+    return tmp_path / "kept"
+
+
+def measured(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV, which say what they were measured on."""
+    lines = read(path)
+    assert all(line[column] for line in lines for column in MEASURED_ON)
+    return lines
+
+
+def test_step(results, kept, tmp_path, capsys):
+    pytest.importorskip("torchrec")
+    benchmark = program("bench_step")
+    target = tmp_path / "step.csv"
+    benchmark.main(["--smoke", "--data", str(kept), "--output", str(target)])
+    lines = {line["contender"]: line for line in measured(target)}
+    assert set(lines) == set(benchmark.SMOKE.contenders)
+    assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
+    assert lines["torchrec-planner-pipelined-bound"]["plan"]
+    assert (
+        0.2 < float(lines["erasure"]["over_none_in_turns"]) < 5
+        and float(lines["none"]["over_none_in_turns"]) == 1
+    )
+    # Same batches, initial values and optimizers; the two only round differently.
+    ours, theirs = (
+        float(lines[name]["train_logloss"])
+        for name in ("erasure", "torchrec-planner-pipelined-bound")
+    )
+    assert 0.1 < ours < 1 and abs(ours - theirs) < 1e-5
+    assert "erasure / torchrec: " in capsys.readouterr().out
+    of_phases = measured(tmp_path / "step_phases.csv")
+    assert {line["contender"] for line in of_phases} == {"none", "erasure"}
+    assert {"lookup", "forward", "backward", "update", "parity", "dense", "commit"} <= {
+        line["phase"] for line in of_phases if line["contender"] == "erasure"
+    }
+    assert all(
+        float(line["slowest_rank_ms"])
+        >= float(line["mean_ms"])
+        >= float(line["in_transport_ms"])
+        >= 0
+        for line in of_phases
+    )
+
+
+def test_rows_by_zipf_go_to_tables_that_are_all_as_large(tmp_path):
+    measure = program("measure")
+    data = measure.prepare(tmp_path, 50, measure.ZIPF)
+    assert set(json.loads((data / "manifest.json").read_text())["tables"].values()) == {600_000}
+    # 0 is a missing value, of which there is none
+    assert np.fromfile(data / "sparse.bin", "<i4").all()
+    assert measure.REGIME_DATA.keys() == measure.REGIMES.keys()
+
+
+def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
+    def event(rank, step, name, ts, dur):
+        return {
+            "ph": "X",
+            "pid": rank,
+            "name": name,
+            "cat": "transport" if "." in name else "phase",
+            "ts": ts,
+            "dur": dur,
+            "args": {"step": step},
+        }
+
+    # before the first step that counts
+    events = [event(0, 4, "update", 0, 1000), event(0, 4, "transport.exchange", 0, 999)]
+    for step in (5, 6):
+        at = 10_000 * step
+        events += [
+            event(0, step, "update", at, 3000),
+            event(0, step, "transport.exchange", at, 1000),
+            event(0, step, "commit", at + 3000, 500),
+        ]
+        events += [
+            event(1, step, "update", at, 1000),
+            event(1, step, "transport.agree", at + 2000, 7000),
+        ]
+    (tmp_path / "trace.json").write_text(
+        json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
+    )
+    assert program("step_phases").phases(tmp_path / "trace.json", 5) == {
+        "update": {"mean_ms": 2.0, "slowest_rank_ms": 3.0, "in_transport_ms": 0.5},
+        "commit": {"mean_ms": 0.25, "slowest_rank_ms": 0.5, "in_transport_ms": 0.0},
+    }
+
+
+def test_scaling(results, kept, tmp_path):
+    for series in ("tables", "servers", "rebuild"):  # the second leaves what the first has written
+        program("bench_scaling").main(
+            [
+                "--smoke",
+                "--series",
+                series,
+                "--data",
+                str(kept),
+                "--output",
+                str(tmp_path / "scaling.csv"),
+            ]
+        )
+    point, servers, killed = measured(tmp_path / "scaling.csv")
+    assert (point["series"], servers["series"], killed["series"]) == (
+        "tables",
+        "servers",
+        "rebuild",
+    )
+    assert float(point["step_ms"]) > 0 and point["gap_ms"] == "" and killed["rows_per_step"] == ""
+    assert float(servers["step_ms"]) > 0 and servers["rows_per_step"] == servers["gap_ms"] == ""
+    assert 26 < float(point["rows_per_step"]) <= 64 * 26  # samples of a batch, one id in each table
+    assert (
+        float(killed["gap_ms"])
+        > float(killed["recovery_ms"]) + float(killed["noticing_ms"])
+        > float(killed["recovery_ms"])
+        > 0
+    )
+    assert float(killed["kept_while_rebuilding"]) > 0
+
+
+def test_oversubscribed(results, kept, tmp_path):
+    benchmark = program("bench_oversubscribed")
+    benchmark.main(
+        ["--smoke", "--data", str(kept), "--output", str(tmp_path / "oversubscribed.csv")]
+    )
+    lines = measured(tmp_path / "oversubscribed.csv")
+    assert [line["manner"] for line in lines] == list(benchmark.MANNERS)
+    assert all(
+        float(line["step_ms"]) > 0 and float(line["over_bind_in_turns"]) > 0 for line in lines
+    )
+    cores = len(os.sched_getaffinity(0))
+    # three ranks, a slot each
+    assert {line["auto"] for line in lines} == {
+        "" if cores >= 3 else "sleep" if cores == 2 else "bind"
+    }
+
+
+def test_checkpoint(results, tmp_path):
+    program("bench_checkpoint").main(
+        ["--smoke", "--part", "alone", "--csv", str(tmp_path / "checkpoint.csv")]
+    )
+    lines = measured(tmp_path / "checkpoint.csv")
+    assert [line["mode"] for line in lines] == ["sync", "async", "torch sync", "torch async"]
+    assert all(int(line["bytes"]) > 10_000 * 64 * 4 for line in lines)
+    assert all(float(line["seconds"]) >= float(line["stall_seconds"]) > 0 for line in lines)
+
+
+@pytest.mark.drill
+def test_checkpoints_beside_training(results, kept, tmp_path):
+    words = [
+        "--smoke",
+        "--part",
+        "beside",
+        "--rounds",
+        "1",
+        "--regime",
+        "dense-heavy",
+        "--data",
+        str(kept),
+    ]
+    program("bench_checkpoint").main([*words, "--runs-csv", str(tmp_path / "checkpoint_runs.csv")])
+    lines = measured(tmp_path / "checkpoint_runs.csv")
+    assert {line["mode"] for line in lines} == {"sync", "async", "incremental"} and len(lines) == 6
+    assert all(
+        float(line["stall_ms"]) > 0
+        and float(line["durable_seconds"]) > 0
+        and int(line["bytes"]) > 0
+        for line in lines
+    )
+
+
+def test_scrub(results, kept, tmp_path):
+    benchmark = program("bench_scrub")
+    benchmark.main(["--smoke", "--data", str(kept), "--csv", str(tmp_path / "scrub.csv")])
+    lines = measured(tmp_path / "scrub.csv")
+    assert [int(line["rows_per_step"]) for line in lines] == list(benchmark.ROWS_PER_STEP)
+    assert [float(line["ratio_to_0"]) > 0 for line in lines] == [True] * len(lines)
+    assert all(int(line["rows_checked_per_step"]) > 0 for line in lines[1:])
+
+
+def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
+    measure = program("measure")
+    assert measure.target("x.csv", None, smoke=True).parent != measure.RESULTS
+    assert measure.target("x.csv", None, smoke=False) == measure.RESULTS / "x.csv"
+    assert measure.target("x.csv", tmp_path / "y.csv", smoke=True) == tmp_path / "y.csv"

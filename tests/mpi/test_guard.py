@@ -1,0 +1,167 @@
+"""A guard and its rank as two processes without MPI: stopped and continued, asked to stop, in trouble of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from support.drilling import is_dying, is_running, niceness
+
+# The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
+PROGRAM = """
+import os, signal, sys, time
+from ecrm.train.guard import guard, hold_signals
+{before}
+hold_signals()
+guarded = guard({hang}, 100.0, {stuck})
+signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
+guarded.up()
+print(os.getpid(), flush=True)
+{after}
+sys.stdin.readline()
+guarded.done()
+os._exit(7)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., tuple[subprocess.Popen, int]]]:
+    guards = []
+
+    def begin(
+        before: str = "", after: str = "", hang: float = 5.0, stuck: float = 0.0
+    ) -> tuple[subprocess.Popen, int]:
+        line = [
+            sys.executable,
+            "-c",
+            PROGRAM.format(before=before, after=after, hang=hang, stuck=stuck),
+        ]
+        guards.append(
+            subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return guards[-1], int(guards[-1].stdout.readline())
+
+    yield begin
+    for guard in guards:
+        guard.kill()
+        guard.communicate()
+
+
+def test_a_guard_stopped_for_a_while_goes_on(start):
+    guard, rank = start()
+    for _ in range(3):
+        os.kill(guard.pid, signal.SIGSTOP)
+        time.sleep(0.8)
+        os.kill(guard.pid, signal.SIGCONT)
+        time.sleep(0.1)
+    assert guard.poll() is None and is_running(rank)
+    guard.send_signal(signal.SIGUSR1)
+    assert guard.stdout.readline() == "asked\n"
+    _, errors = guard.communicate("\n", timeout=20)
+    assert (guard.returncode, errors) == (7, "")
+
+
+def test_a_rank_asked_to_stop_before_mpi_is_up_has_its_limit_still():
+    """The others may wait in MPI_Init for one that never comes."""
+    program = (
+        PROGRAM.format(before="", after="", hang=5.0, stuck=0.0)
+        .replace("100.0", "5.0")
+        .replace("guarded.up()", "")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as guard:
+        rank = int(guard.stdout.readline())
+        guard.send_signal(signal.SIGUSR1)
+        assert guard.stdout.readline() == "asked\n"
+        assert guard.wait(20) == 3 and not is_running(rank)
+        assert guard.stderr.read() == "", "it was asked to stop"
+
+
+def test_both_stopped_for_longer_than_allowed_and_the_guard_continued_first_go_on(start):
+    """As all processes of a run are by Ctrl-Z, or with the machine."""
+    guard, rank = start(hang=2.0)
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(0.7)  # the guard has seen it
+    os.kill(guard.pid, signal.SIGSTOP)
+    time.sleep(3.0)
+    os.kill(guard.pid, signal.SIGCONT)
+    time.sleep(0.1)
+    os.kill(rank, signal.SIGCONT)
+    time.sleep(0.7)
+    guard.communicate("\n", timeout=20)
+    assert guard.returncode == 7
+
+
+def test_a_rank_that_stays_stopped_is_killed(start):
+    guard, rank = start(hang=1.0)
+    os.kill(rank, signal.SIGSTOP)
+    assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+
+
+def test_a_rank_that_loops_for_ever_is_killed(start):
+    guard, rank = start(after="with guarded.calls.call(): pass\nwhile True: pass", stuck=1.0)
+    assert guard.wait(10) == -signal.SIGKILL and not is_running(rank)
+
+
+@pytest.mark.parametrize(
+    ("after", "stuck"),
+    [
+        ("with guarded.calls.call(): time.sleep(2.5)", 1.0),  # waits for others
+        ("for _ in range(25):\n with guarded.calls.call(): time.sleep(0.1)", 1.0),
+        ("time.sleep(2.5)", 1.0),  # before the first call
+        ("with guarded.calls.call(): pass\ntime.sleep(2.5)", 0.0),
+    ],
+)
+def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck):
+    guard, _ = start(after=after, stuck=stuck)
+    time.sleep(2.8)
+    guard.communicate("\n", timeout=20)
+    assert guard.returncode == 7
+
+
+def test_a_guard_does_not_wait_until_the_memory_of_its_rank_is_taken_back_and_has_that_done_beside(
+    start,
+):
+    """1 GiB in small pages, which takes some 85 ms, while the guard needs a few: one of three has to show it on a busy machine."""
+    fill = """
+import ctypes, mmap
+memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+for advice in (15, 23):  # MADV_NOHUGEPAGE, MADV_POPULATE_WRITE
+    assert ctypes.CDLL(None).madvise(address, ctypes.c_size_t(1 << 30), advice) == 0
+print("filled", flush=True)
+"""
+    still_dying = []
+    for _ in range(3):
+        guard, rank = start(after=fill)
+        assert guard.stdout.readline() == "filled\n"
+        time.sleep(1.0)  # the guard learns that MPI is up at its next look
+        os.kill(rank, signal.SIGKILL)
+        assert guard.wait() == -signal.SIGKILL  # with a timeout it looks every 50 ms
+        still_dying.append(niceness(rank) > 0 and is_dying(rank))
+        assert not is_running(rank)
+    assert any(still_dying)
+
+
+def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):
+    """If it just left, mpirun would tell nobody."""
+    guard, rank = start("from ecrm.launch.neighbours import Neighbours; Neighbours.look = None")
+    assert guard.wait(20) == -signal.SIGKILL and not is_running(rank)
+    assert "TypeError" in guard.stderr.read()

@@ -1,0 +1,187 @@
+"""Memory that ranks of a host lend one another, between real processes."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm.allocate import lazy_zeros
+from ecrm.storage.prefault import Prefault
+from ecrm.transport.lending import Lending, OwnMemory
+from support.core_dumps import flags_of_mapping
+
+RANKS = 2
+LENDER = """
+import json, sys, time
+from ecrm.transport.lending import Lending
+lending = Lending(2)
+memory = lending.allocate(1000, 300)
+memory += 7
+print(json.dumps([lending.offer("here"), lending.offset(memory[1:])]), flush=True)
+for line in sys.stdin:
+    memory[1:] += 1
+    print("changed", flush=True)
+"""
+
+
+class Lender:
+    """Another process, which lends a tensor of sevens, [1000, 300]; `offset` is where its second row begins."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.offer, self.offset = json.loads(self._process.stdout.readline())
+
+    def change(self) -> None:
+        print(file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline() == "changed\n"
+
+    def die(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def lender():
+    lender = Lender()
+    yield lender
+    lender.die()
+
+
+def test_what_is_lent_is_read_where_it_lies_and_outlives_its_owner(lender):
+    lending = Lending(RANKS)
+    assert lending.accept("here", {1: lender.offer}) == [1]
+    lent = torch.frombuffer(
+        lending.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300
+    )
+    assert (lent == 7).all()
+    lender.change()
+    assert (lent == 8).all()
+    lender.die()
+    assert (lent == 8).all()
+    lending.keep([0])
+    assert lending.memory_of(1) is None and (lent == 8).all()
+
+
+def test_core_dumps_leave_out_what_is_lent_and_tables(lender):
+    """Its owner's mapping, a reader's, and memory that nobody is lent."""
+    lending = Lending(RANKS)
+    lending.accept("here", {1: lender.offer})
+    own, table, other = lending.allocate(1000), lazy_zeros(1000), torch.zeros(1 << 20)
+    for memory in (own, lending.ahead(4096), torch.from_numpy(lending.memory_of(1)), table):
+        assert "dd" in flags_of_mapping(os.getpid(), memory.data_ptr())
+    assert "dd" not in flags_of_mapping(os.getpid(), other.data_ptr())
+
+
+def test_whoever_reads_cannot_write(lender):
+    program = """
+import json, resource, sys
+from ecrm.transport.lending import Lending
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+lending, offset = Lending(2), int(sys.argv[2])
+lending.accept("here", {1: json.loads(sys.argv[1])})
+print(lending.memory_of(1)[offset], flush=True)
+lending.memory_of(1)[offset] = 1
+print("written")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(lender.offer), str(lender.offset)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.returncode) == ("0\n", -signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"system": ["elsewhere", "", 0]},
+        {"inode": 1},
+        {"pid": 1 << 30},
+        {"file": 999},
+    ],
+    ids=["another host", "another file", "no such process", "no such file"],
+)
+def test_what_cannot_be_had_is_not_accepted(lender, changed):
+    lending = Lending(RANKS)
+    assert lending.accept("here", {1: {**lender.offer, **changed}, 2: {}}) == []
+    assert lending.memory_of(1) is None and lending.accept("there", {1: lender.offer}) == []
+
+
+def test_only_what_lies_in_it_is_lent():
+    lending = Lending(RANKS)
+    first, second = lending.allocate(3, 5), lending.allocate(7, dtype=np.int64)
+    assert (
+        lending.offset(first[1:]) == lending.offset(first) + 20
+        and lending.offset(second) >= lending.offset(first) + first.nbytes
+    )
+    assert (
+        second.dtype == torch.int64 and not second.any() and lending.offset(torch.ones(3)) is None
+    )
+    assert lending.readers == frozenset()
+    lending.lend_to([1])
+    assert lending.readers == {1}
+
+
+def test_memory_is_given_back_once_all_others_are_past_the_exchange_after_the_next():
+    memory = OwnMemory(RANKS)
+    held, freed = memory.allocate(1 << 20), memory.allocate(1 << 20)
+    held += 1
+    freed += 1
+    used = memory.bytes_used
+    assert used >= 8 << 20
+    memory.completed()
+    del freed
+    memory.completed()
+    assert memory.bytes_used == used
+    memory.completed()
+    assert memory.bytes_used == used // 2 and (held == 1).all()
+
+
+def test_what_is_allocated_next_can_be_handed_out_by_the_system_before():
+    lending = Lending(RANKS)
+    first = lending.allocate(100)
+    Prefault().all_of([lending.ahead(4 << 20)])
+    assert not first.any()
+    used = lending.bytes_used
+    assert used >= 4 << 20
+    next_one, one_more = lending.allocate(1 << 19), lending.allocate(1 << 20)
+    next_one += 1
+    assert (
+        lending.bytes_used == used
+        and lending.offset(next_one) == lending.offset(first) + mmap.PAGESIZE
+    )
+    one_more += 1
+    assert lending.bytes_used > used, "that is beyond it"
+
+
+def test_no_more_than_there_is_room_for():
+    memory = OwnMemory(RANKS)
+    rest = memory.allocate(memory.size - (1 << 16), dtype=np.uint8)
+    outside = memory.allocate(1 << 17, dtype=np.uint8)
+    assert (
+        memory.offset(rest) == 0 and memory.offset(outside) is None and outside.shape == (1 << 17,)
+    )
+    assert len(memory.ahead(1 << 20)) == 1 << 16
+
+
+@pytest.mark.parametrize("limit", [4 << 30, 1 << 46], ids=["too little", "enough for this memory"])
+def test_where_addresses_are_limited_nothing_is_lent(limit):
+    program = (
+        f"import resource; from ecrm.transport.lending import Lending; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); lending = Lending(2);"
+        "assert lending.offer('here') == {} and lending.offset(lending.allocate(4)) is None; lending.completed(); print('well')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "well\n", done.stderr

@@ -1,0 +1,82 @@
+"""Chain replication: what a link holds, what a step sends, and the undisturbed bits after kills."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ecrm.placement.stripes import StripeShape
+from ecrm.protection.chain import ChainProtection
+from ecrm.simulate.run import run_schedule
+from ecrm.simulate.schedule import draw
+from support.drilling import BASE, drill
+
+CHAIN = {**BASE, "protection.name": "chain", "cluster.servers": 4}
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4])
+def test_links_go_down_from_the_head_and_are_copies(copies):
+    chain = ChainProtection(6, copies)
+    assert chain.shape == StripeShape(6, 1, copies - 1)
+    for head in range(6):
+        links = [chain._holder(head, link) for link in reversed(range(copies - 1))]
+        assert links == [(head - distance) % 6 for distance in range(1, copies)]
+    assert torch.equal(chain._coefficients, torch.ones_like(chain._coefficients))
+
+
+def test_other_numbers_of_copies_are_refused():
+    for copies in (1, 5):
+        with pytest.raises(ValueError, match=f"2 to 4 copies, not {copies}"):
+            ChainProtection(6, copies)
+
+
+def test_a_commit_costs_one_exchange_per_link_and_one_record_per_copy():
+    """Against erasure with the same stripes: the same rows sent, but one after the other."""
+    schedule = next(
+        s
+        for s in (draw(seed, "survivable") for seed in range(10_000))
+        if s.workload.protection == "chain" and s.workload.m == 3
+    )
+    quiet = replace(schedule, deaths=0, workload=replace(schedule.workload, scrub_rows_per_step=0))
+    calls = {
+        name: run_schedule(replace(quiet, workload=replace(quiet.workload, protection=name))).calls
+        for name in ("chain", "erasure")
+    }
+    ranks, commits = (
+        quiet.workload.world_size,
+        -(-quiet.workload.steps // quiet.workload.commit_interval),
+    )
+    assert calls["chain"] - calls["erasure"] == 2 * ranks * commits
+
+
+@pytest.mark.parallel
+def test_schedules_of_chains_survive_what_they_promise():
+    """The survivable suite draws chains too; here 20 of them, of which most lose ranks."""
+    schedules = [
+        s
+        for s in (draw(seed, "survivable") for seed in range(1000))
+        if s.workload.protection == "chain"
+    ][:20]
+    assert {s.workload.m for s in schedules} == {1, 2, 3}
+    assert sum(run_schedule(schedule).deaths for schedule in schedules) > 20
+
+
+@pytest.mark.parametrize(
+    ("copies", "kills"),
+    [
+        pytest.param(3, ("1@6:parity", "2@6:parity", "0@20:update"), marks=pytest.mark.drill),
+        pytest.param(2, ("4@6:forward", "1@14:lookup"), marks=pytest.mark.drill),
+    ],
+)
+def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, copies, kills):
+    sets = {
+        **CHAIN,
+        "protection.copies": copies,
+        "protection.rebuild_rows_per_step": 100_000,
+        "cluster.spares": 3,
+    }
+    run = drill(tmp_path / "run", criteo_rows, sets, kills)
+    assert run.model == undisturbed
+    assert run.summary["failures_left"] == copies - 1

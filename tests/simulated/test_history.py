@@ -1,0 +1,162 @@
+"""The best evaluation and its checkpoint, the end for want of gain, and the warning of overfitting."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.restore import Restorer
+from ecrm.simulate.workload import Workload, run_workload
+from ecrm.train.evaluate import Evaluation
+from ecrm.train.history import History
+from ecrm.transport.simulated import RandomFaults, SimulatedCluster
+from support.simulating import dies_once
+
+pytestmark = pytest.mark.parallel
+
+
+def history(aucs: list[float | None], means: list[float] | None = None, by: str = "auc") -> History:
+    """An evaluation every 10 steps, with mean training losses in between."""
+    made, total = History(by), 0.0
+    for number, area in enumerate(aucs, 1):
+        total += 10 * (means[number - 1] if means else 0.5)
+        made.add(10 * number, Evaluation(100, area, 0.0, None if area is None else 1 - area, total))
+    return made
+
+
+def test_the_first_of_the_best_counts_and_later_ones_are_without_gain():
+    made = history([0.6, 0.7, 0.7, 0.65])
+    assert made.best.step == 20 and made.without_gain == 2
+    assert made.in_words(made.best) == "auc 0.7000 at step 20"
+    assert (
+        history([0.6, 0.7], by="logloss").in_words(history([0.6, 0.7], by="logloss").best)
+        == "log loss 0.3000 at step 20"
+    )
+    made.add(30, Evaluation(100, 0.8, 0.0, 0.1, 3.0))
+    assert made.best.step == 30 and made.without_gain == 0, (
+        "what came after step 30 is to come again"
+    )
+    assert history([None, None]).best is None
+
+
+def test_a_run_that_goes_on_has_the_evaluations_before_its_step():
+    made = history([0.6, 0.7, 0.65])
+    again = History("auc", made.to_json(30))
+    assert again.best == made.best and again.without_gain == 0
+    again.add(30, Evaluation(100, 0.65, 0.0, 0.35, 15.0))
+    assert again.to_json(99) == made.to_json(99) and len(made.to_json(30)) == 2
+
+
+@pytest.mark.parametrize(
+    ("aucs", "means", "warned"),
+    [
+        ([0.7, 0.69, 0.68, 0.67], [0.5, 0.49, 0.48, 0.47], True),
+        ([0.7, 0.69, 0.68], [0.5, 0.49, 0.48], False),  # two falls
+        ([0.7, 0.69, 0.68, 0.68], [0.5, 0.49, 0.48, 0.47], False),
+        ([0.7, 0.69, 0.68, 0.67], [0.5, 0.6, 0.7, 0.8], False),  # the training loss rises too
+        # told an evaluation before
+        ([0.7, 0.69, 0.68, 0.67, 0.66], [0.5, 0.49, 0.48, 0.47, 0.46], False),
+        ([0.6, 0.7, 0.69, 0.68, 0.67], [0.6, 0.5, 0.49, 0.48, 0.47], True),
+    ],
+)
+def test_overfitting_is_told_once_the_auc_has_fallen_three_times(aucs, means, warned):
+    made = history(aucs, means)
+    assert (made.overfit is not None) == warned
+    if warned:
+        assert (made.overfit[0].auc, made.overfit[1].auc) == (0.7, 0.67)
+
+
+def value(seed: int, step: int) -> float:
+    return random.Random(f"{seed} {step}").random()
+
+
+def run(
+    folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=(), resume=None, most=99
+) -> tuple[int, bool]:
+    """A simulated run with a made-up evaluation every second step; (how many died, whether it came to its end)."""
+    cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
+    finished = []
+
+    def program(transport):
+        durable = Restorer(CheckpointFolder(folder), find(resume)[0] if resume is not None else [])
+        held: dict[str, object] = {}
+
+        def make(engine):
+            loaded = durable.loaded
+            held["history"] = History("auc", [] if loaded is None else loaded.manifest.evaluations)
+            own = CheckpointFolder(folder)
+            if loaded is not None and engine.rank == engine.view.reporter:
+                own.inherit_best(loaded)
+            held["checkpoints"] = Checkpoints(
+                engine,
+                own,
+                {"seed": seed},
+                policy,
+                clock=lambda: 0.0,
+                background=lambda work: work(),
+                evaluations=held["history"].to_json,
+                began_from=None if loaded is None else loaded.path,
+            )
+            return held["checkpoints"]
+
+        def evaluate(engine):
+            if engine.step and engine.step % 2 == 0:
+                area = value(seed, engine.step)
+                held["history"].add(engine.step, Evaluation(1, area, 0.0, 1 - area, 0.0))
+                if held["history"].best.step == engine.step:
+                    held["checkpoints"].keep_best()
+
+        run_workload(
+            workload,
+            transport,
+            after_step=evaluate,
+            durable=durable,
+            make_checkpoints=make,
+            resume=resume is not None,
+            report=lambda tables: finished.append(tables),
+        )
+
+    outcome = cluster.run(program)
+    return len(outcome.killed), bool(finished)
+
+
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("deaths", [0, 2])
+def test_the_best_is_kept_whoever_dies_and_where_another_run_goes_on(tmp_path, kind, mode, deaths):
+    died = old = 0
+    for seed in range(3):
+        workload = Workload(seed=seed, steps=13, k=2, m=2, servers=4, spares=2)
+        policy = CheckpointPolicy(
+            steps=13, every_steps=3, mode=mode, kind=kind, full_every=3, keep=1, keep_best="auc"
+        )
+        doomed: set[int] = set()
+        faults = RandomFaults(
+            most=deaths,
+            per_call=0.01,
+            per_recovery_call=0.05,
+            may_kill=dies_once(doomed, lambda rank: len(doomed) < 2),
+        )
+        folder, half = tmp_path / f"{seed}", tmp_path / f"{seed}-half"
+        killed, _ = run(folder, workload, policy, seed, faults if deaths else ())
+        died += killed
+        steps = list(range(2, 14, 2))
+        expected = max(steps, key=lambda step: value(seed, step))
+        assert (folder / "best").resolve() == (folder / name_of(expected)).resolve(), seed
+        (best,), _ = locate(folder / "best")
+        assert best.step == expected
+        assert {13, expected} <= {checkpoint.step for checkpoint in find(folder)[0]}
+        assert len(find(folder)[0]) <= 2 + (kind == "incremental") * 4, "no other is kept"
+
+        # A run of half as many steps, which another goes on with, comes to the same.
+        run(half, replace(workload, steps=7), replace(policy, steps=7), seed)
+        on = tmp_path / f"{seed}-on"
+        run(on, workload, policy, seed, resume=half)
+        assert Checkpoint.open((on / "best").resolve()).step == expected, seed
+        old += (on / "best").resolve().parent == half.resolve()
+    assert (died > 0) == (deaths > 0)
+    assert old > 0, "in no run the best was one of the first half"

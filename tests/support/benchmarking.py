@@ -1,0 +1,36 @@
+"""Imports a program of `benchmarks/` as Python finds it when that program is started."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from support.paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def program(name: str) -> ModuleType:
+    """The module benchmarks/NAME.py, with the modules beside it in reach."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.insert(0, str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The lines of a benchmark's CSV, after its figure, if it has one, and its tables were made from it."""
+    figures, tables = program("figures"), program("tables")
+    if path.stem in figures.FIGURES:
+        drawn = path.with_suffix(".png")
+        figures.picture(figures.FIGURES[path.stem], path, drawn)
+        assert figures.stale(path, drawn) is None
+    made = [
+        tables.content(name, path.parent)
+        for name, table in tables.TABLES.items()
+        if table.csv == path.name
+    ]
+    assert any(text.startswith("|") for text in made)
+    return list(csv.DictReader(path.open()))

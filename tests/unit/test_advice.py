@@ -1,0 +1,364 @@
+"""What a refusal says to set is set, and the config is then accepted; every refusal that gives such advice is among these."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import ecrm
+from ecrm.checkpoint.fits import identity
+from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
+from ecrm.checkpoint.manifest import Manifest
+from ecrm.config import check, load_config
+from ecrm.config.check import KEYS, check_value
+from ecrm.drill.options import check_survivable, parse_disturbance
+from ecrm.errors import UsageError
+from ecrm.launch.needs import check_memory
+from ecrm.launch.scalars import require_tensorboard
+from ecrm.mapped.manifest import make_folder
+from ecrm.model import dlrm
+from ecrm.protection import make_protection
+from ecrm.storage import prefault
+from ecrm.train import job
+from ecrm.train.plan import plan
+from ecrm.train.start import kept_by, plan_start
+from support.advice import check_advice, dataset, refusal
+
+pytestmark = pytest.mark.parallel
+
+
+def accepts(
+    overrides: Sequence[str],
+    config: str = "quickstart",
+    resume: Path | None = None,
+    init_from: Path | None = None,
+) -> None:
+    """As `ecrm launch` looks at a config."""
+    loaded = load_config(config, overrides, kept_by(resume))
+    plan_start(loaded, None, resume, init_from=init_from)
+
+
+OF_CONFIG = [
+    ["model.embedding_dim=32"],
+    ["model.bottom_mlp=[64,17]"],  # no model.embedding_dim
+    ["model.top_mlp=[64]"],
+    ["model.max_rows_per_table=1"],
+    ["train.steps=5", "train.epochs=1"],
+    ["train.epochs=0"],
+    ["train.slots=1"],
+    ["cluster.trainers=3", "train.slots=2"],
+    ["cluster.servers=4095"],
+    [
+        "cluster.servers=4096",
+        "cluster.trainers=4096",
+        "cluster.spares=4096",
+        "train.global_batch=4096",
+    ],
+    ["cluster.layout=colocated", "cluster.servers=4096", "cluster.spares=5"],
+    ["train.global_batch=1023"],
+    ["train.global_batch=1"],
+    ["protection.k=4"],
+    ["protection.m=4"],
+    ["protection.m=254", "protection.k=254"],
+    ["protection.k=250", "protection.m=6", "cluster.servers=300"],
+    ["protection.name=chain", "protection.copies=4", "cluster.servers=3"],
+    ["protection.name=chain", "cluster.servers=1"],
+    ["protection.name=replicate", "cluster.servers=1"],
+    ["protection.name=none", "protection.scrub_rows_per_step=100"],
+    ["protection.name=checkpoint", "checkpoint.every_minutes=0"],
+    [
+        "protection.name=stateless",
+        "checkpoint.every_steps=9",
+        "cluster.layout=colocated",
+        "cluster.servers=1",
+        "cluster.trainers=1",
+        "cluster.spares=0",
+    ],
+    ["checkpoint.keep_best=auc"],
+    ["checkpoint.keep_best=auc", "train.eval_every_steps=5", "protection.name=mapped"],
+    ["checkpoint.keep_best=logloss", "train.eval_every_steps=5", "data.eval_fraction=0"],
+    ["train.stop_after_evaluations_without_gain=3"],
+    ["testing.flip=1@row"],
+    ["testing.flip=4@3:row"],
+    ["testing.flip=1@30:row", "train.steps=30"],
+    ["testing.flip=1@3:parity", "protection.name=none"],
+    ["testing.flip=1@3:state", "train.sparse_optimizer=sgd"],
+]
+
+
+def checkpoint(folder: Path, overrides: Sequence[str], step: int = 12) -> Path:
+    """A run folder with a checkpoint of no rows."""
+    CheckpointFolder(folder / FOLDER).publish(
+        Manifest(step, identity(load_config("tiny", overrides)), None, 0, [], [], [], [])
+    )
+    return folder
+
+
+OF_RESUME = [
+    ["train.seed=8"],
+    ["train.seed=8", "train.sparse_optimizer=sgd", "model.bottom_mlp=[8,8,16]"],
+    ["train.global_batch=128", "cluster.trainers=1"],
+    ["train.slots=4"],
+    ["train.slots=4", "cluster.trainers=4"],
+    ["cluster.trainers=3"],
+    ["cluster.trainers=5", "train.global_batch=65"],
+    ["model.max_rows_per_table=20"],
+    ["train.steps=11"],
+    ["train.epochs=0.1"],
+    ["data.eval_fraction=0.2"],
+]
+
+
+def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
+    tmp_path, monkeypatch
+):
+    """Goes through all of them in this process, and notes from where in the code they come."""
+    seen: set[tuple[str, int]] = set()
+
+    def note(depth: int) -> None:
+        frame = sys._getframe(depth + 1)
+        seen.add(
+            (
+                str(Path(frame.f_code.co_filename).relative_to(Path(ecrm.__file__).parent)),
+                frame.f_lineno,
+            )
+        )
+
+    right_problem, right_error = check._problem, UsageError.__init__
+
+    def problem(*words):
+        note(1)
+        return right_problem(*words)
+
+    def error(self, *words, **more):
+        note(1)
+        right_error(self, *words, **more)
+
+    monkeypatch.setattr(check, "_problem", problem)
+    monkeypatch.setattr(UsageError, "__init__", error)
+
+    for overrides in OF_CONFIG:
+        check_advice(lambda given: load_config("quickstart", given) and None, overrides)
+
+    data = [f"data.path={dataset(tmp_path / 'data')}", "train.slots=2"]
+    for overrides in (["train.global_batch=2000"], ["train.epochs=0.001"]):
+        check_advice(partial(accepts, config="tiny"), [*data, *overrides])
+
+    run = checkpoint(tmp_path / "run", data)
+    for overrides in OF_RESUME:
+        check_advice(partial(accepts, config="tiny", resume=run), [data[0], *overrides])
+    larger = checkpoint(tmp_path / "capped", [*data, "model.max_rows_per_table=60"])
+    check_advice(partial(accepts, config="tiny", resume=larger), data)
+    check_advice(partial(accepts, config="tiny", resume=run), [*data, "protection.name=mapped"])
+
+    for overrides in (
+        ["model.max_rows_per_table=20"],
+        ["model.top_mlp=[8,1]"],
+        ["model.embedding_dim=16"],
+        ["protection.name=mapped"],
+    ):
+        check_advice(partial(accepts, config="tiny", init_from=run), [*data, *overrides])
+
+    mapped = [*data, "protection.name=mapped", "cluster.servers=3"]
+    make_folder(tmp_path / "mapped", load_config("tiny", mapped), first=True)
+    for overrides in (
+        ["cluster.servers=2"],
+        ["train.seed=9"],
+        ["cluster.trainers=4", "train.slots=4"],
+    ):
+        check_advice(
+            partial(accepts, config="tiny", resume=tmp_path / "mapped"), [*mapped, *overrides]
+        )
+
+    for words, overrides in (
+        ({"hosts": ["a@3"]}, []),
+        ({"mtbf": "3"}, ["protection.name=none"]),
+    ):
+        check_advice(partial(_drills, words), [*data, *overrides])
+
+    for overrides in (
+        ["cluster.servers=6", "protection.k=3"],
+        ["cluster.servers=5", "protection.name=chain", "protection.copies=3"],
+    ):
+        check_advice(
+            _is_placed_on_two_hosts,
+            [*data, "cluster.failure_domain=host", "train.global_batch=60", *overrides],
+        )
+    for overrides in ([], ["checkpoint.every_steps=5"]):
+        check_advice(_writes_to_folders_of_their_own, [*data, *overrides])
+    large = [
+        f"data.path={dataset(tmp_path / 'large', table_rows=400_000)}",
+        "model.max_rows_per_table=0",
+    ]
+    for overrides in (["storage.prefault=true", "cluster.spares=0"], ["cluster.spares=40"]):
+        check_advice(_fits_into_700_mb, [*large, *overrides])
+    # neither TorchRec nor FBGEMM
+    monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(job.native, "use", _only_portable)
+    monkeypatch.setattr(job.native, "instruction_set", lambda: "portable")
+    monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
+    for overrides in (
+        ["model.dense_arch=torchrec"],
+        ["storage.backend=fbgemm"],
+        ["kernels.instruction_set=gfni"],
+        ["storage.prefault=true"],
+        ["train.tensorboard=true"],
+    ):
+        check_advice(_fits_the_machine, [*data, *overrides])
+
+    expected = {
+        site for path in sorted(Path(ecrm.__file__).parent.rglob("*.py")) for site in sites(path)
+    }
+    assert len(expected) > 30
+    assert expected <= seen, (
+        f"no test follows the advice of {sorted(expected - seen)}: add a case here"
+    )
+
+
+def _drills(words: dict[str, object], overrides: Sequence[str]) -> None:
+    config = load_config("tiny", overrides)
+    options = {"kills": (), "mtbf": None, "count": None, "seed": None, "hosts": (), **words}
+    check_survivable(config, parse_disturbance(*options.values()), plan(config))
+
+
+def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
+    config = load_config("tiny", overrides)
+    domains = {"host": lambda rank: f"host {rank % 2}", "rank": lambda rank: f"rank {rank}"}[
+        config.cluster.failure_domain
+    ]
+    job.start_view(
+        config,
+        make_protection(config),
+        {rank: {"failure_domain": domains(rank)} for rank in range(config.world_size)},
+    )
+
+
+def _writes_to_folders_of_their_own(overrides: Sequence[str]) -> None:
+    job._check_shared(load_config("tiny", overrides), Path("run"), [1], [0, 1])
+
+
+def _fits_into_700_mb(overrides: Sequence[str]) -> None:
+    check_memory(load_config("tiny", overrides), 20, 700_000_000)
+
+
+def _only_portable(name: str) -> None:
+    if name != "portable":
+        raise ValueError(f"there is no {name}")
+
+
+def _fits_the_machine(overrides: Sequence[str]) -> None:
+    config = load_config("tiny", overrides)
+    dlrm.resolve_dense_arch(config.model.dense_arch)
+    job.resolve_backend(config.storage.backend)
+    job._use_instruction_set(config.kernels.instruction_set)
+    if config.train.tensorboard:
+        require_tensorboard()
+    if config.storage.prefault:
+        prefault.Prefault().all_of([job.torch.zeros(1)])
+
+
+CONFIG_KEY = re.compile(
+    r"\b(set|lower|raise|type|type --set) (?!data\.path|mapped\.path)[a-z]+\.[a-z_]+"
+)
+
+
+def sites(path: Path) -> Iterator[tuple[str, int]]:
+    """(file, line) of every refusal in a file that has a way out, and of every problem of a config. Advice must not be in words alone."""
+    name = str(path.relative_to(Path(ecrm.__file__).parent))
+    for node in ast.walk(ast.parse(path.read_text())):
+        called = (
+            node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        )
+        if called not in ("UsageError", "_problem" if name == "config/check.py" else ""):
+            continue
+        words = "".join(
+            part.value
+            for part in ast.walk(node)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        )
+        assert not CONFIG_KEY.search(words), (
+            f"{name}:{node.lineno}: advice to set a key in words: give it as a way out"
+        )
+        if called == "_problem" or len(node.args) > 1:
+            yield name, node.lineno
+
+
+def test_every_problem_of_a_config_has_a_way_out():
+    """Random small configs, most of them refused for several reasons at once."""
+    rng, refused = random.Random(1), 0
+    for _ in range(400):
+        overrides = [
+            f"cluster.servers={rng.randint(1, 6)}",
+            f"cluster.trainers={rng.randint(1, 5)}",
+            f"cluster.spares={rng.randint(0, 2)}",
+            f"cluster.layout={rng.choice(('dedicated', 'colocated'))}",
+            f"train.slots={rng.randint(0, 6)}",
+            f"train.global_batch={rng.randint(1, 40)}",
+            f"protection.k={rng.randint(1, 5)}",
+            f"protection.m={rng.randint(1, 4)}",
+            f"protection.copies={rng.randint(2, 4)}",
+            f"protection.scrub_rows_per_step={rng.choice((0, 0, 9))}",
+            f"protection.name={rng.choice(KEYS['protection.name'].metadata['rule'].choices)}",
+            f"checkpoint.every_steps={rng.randint(0, 1)}",
+            f"model.embedding_dim={rng.choice((4, 8))}",
+        ]
+        if refusal(lambda given: load_config("quickstart", given) and None, overrides) is not None:
+            refused += 1
+            check_advice(lambda given: load_config("quickstart", given) and None, overrides)
+    assert refused > 200
+
+
+def test_the_range_that_a_wrong_value_is_told_is_accepted():
+    """The bounds and choices that a message names are values of the key."""
+    tried = 0
+    for name, field in KEYS.items():
+        rule = field.metadata["rule"]
+        for value in itertools.chain(rule.choices, (rule.minimum, rule.maximum)):
+            if value is None:
+                continue
+            kind = check.type_of(name)
+            value = (
+                [int(value)] if kind == tuple[int, ...] else int(value) if kind is int else value
+            )
+            assert check_value(name, value)[1] is None, (name, value)
+            tried += 1
+    assert tried > 80
+
+
+@pytest.mark.parametrize("trainers", [1, 2, 3, 4, 5, 6])
+def test_a_run_goes_on_with_any_number_of_trainers_up_to_the_slots(tmp_path, trainers):
+    unset = [f"data.path={dataset(tmp_path / 'data')}", "train.slots=0"]
+    # which makes four slots, of a batch of 64
+    run = checkpoint(tmp_path / "run", [*unset, "cluster.trainers=4"])
+    error = refusal(
+        partial(accepts, config="tiny", resume=run), [*unset, f"cluster.trainers={trainers}"]
+    )
+    if trainers <= 4:
+        assert (
+            error is None
+            and load_config("tiny", [*unset, f"cluster.trainers={trainers}"], kept_by(run)).slots
+            == 4
+        )
+        return
+    assert (
+        str(error)
+        == f"tiny.toml: train.slots is 4, fewer than the {trainers} trainers: set cluster.trainers=4"
+    )
+
+
+@pytest.mark.parametrize("train_rows", [1000, 1001, 3003, 7919, 10800])
+def test_the_epochs_that_are_advised_make_a_step(tmp_path, train_rows):
+    data = f"data.path={dataset(tmp_path / 'data', train_rows)}"
+    for batch in (2, 334, 666, 998):
+        check_advice(
+            partial(accepts, config="tiny"),
+            [data, "data.eval_fraction=0", f"train.global_batch={batch}", "train.epochs=0.0001"],
+        )

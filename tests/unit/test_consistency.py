@@ -1,0 +1,134 @@
+"""Ranks that were started with other data or another config than the rest end the run before it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ecrm.config import load_config
+from ecrm.train.alike import Given, given, unlike
+from support.drilling import RUN_SECONDS
+from support.paths import PROGRAMS
+
+MISBEHAVING = str(PROGRAMS / "misbehaving.py")
+MANIFEST = {
+    "rows": 9,
+    "tables": {"t": 5},
+    "files": {"labels.bin": {"bytes": 9, "sha256": "00"}},
+    "sources": [{"path": "a"}],
+}
+
+
+def has(host: str = "a", *sets: str, steps: int = 7, **manifest: object) -> Given:
+    return given(host, load_config("tiny", ["data.path=x", *sets]), {**MANIFEST, **manifest}, steps)
+
+
+def test_all_the_same_is_no_problem_wherever_the_data_lies():
+    assert unlike({0: has()}) is None
+    assert unlike({0: has(), 3: has("b", "data.path=elsewhere", sources=[{"path": "b"}])}) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            has("b", files={"labels.bin": {"bytes": 9, "sha256": "01"}}),
+            "rank 2 on b has other data: ",
+        ),
+        (has("b", tables={"t": 6}), "rank 2 on b has other data: "),
+        (has("b", "train.seed=8"), "rank 2 on b has another config (train.seed): "),
+        (
+            has("b", "train.seed=8", "train.sparse_lr=1", rows=8),
+            "rank 2 on b has other data and another config (train.seed, train.sparse_lr): ",
+        ),
+        (has("b", steps=8), "rank 2 on b has another number of steps: "),
+        (
+            replace(
+                has("b"), digests={k: v for k, v in has().digests.items() if k != "train.slots"}
+            ),
+            "another config (train.slots)",
+        ),
+    ],
+)
+def test_the_rank_that_differs_and_what_differs_are_named(other, said):
+    text = unlike({0: has(), 1: has(), 2: other})
+    assert (
+        text.startswith("not all ranks have the same data and config: unlike rank 0 on a, ")
+        and said in text
+        and "\n" not in text
+    )
+
+
+def test_the_few_differ_from_the_many_and_of_two_halves_the_higher_ranks():
+    other = has("b", "train.seed=8")
+    assert "unlike rank 1 on a, rank 0 on b has another" in unlike({0: other, 1: has(), 2: has()})
+    assert "unlike rank 0 on b, ranks 2, 3 on a have another" in unlike(
+        {0: other, 1: other, 2: has(), 3: has()}
+    )
+    two = unlike({0: has(), 1: has(), 2: other, 3: has("c", rows=8)})
+    assert "rank 2 on b has another config (train.seed); rank 3 on c has other data" in two
+
+
+def test_the_message_of_very_many_ranks_stays_readable():
+    ranks = {
+        rank: has(f"h{rank}", f"train.seed={rank % 20 if rank < 100 else 1}")
+        for rank in range(1000)
+    }
+    assert len(unlike(ranks)) < 3000
+    assert "ranks 500, 501, 502, 503, 504, 505, 506, 507 and 492 more" in unlike(
+        {
+            rank: has("a" if rank < 500 else "b", f"train.seed={int(rank >= 500)}")
+            for rank in range(1000)
+        }
+    )
+
+
+@pytest.mark.drill
+def test_a_rank_with_other_data_or_config_ends_the_run_on_all_ranks(tmp_path, criteo_rows):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in criteo_rows.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    same, different = (f"set data.path={path}:2" for path in (tmp_path / "same", other))
+    (tmp_path / "same").symlink_to(criteo_rows)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["files"]["sparse.bin"]["sha256"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    for how, said in (
+        ("set train.seed=99:1", "another config (train.seed)"),
+        (different, "other data"),
+        (same, None),
+    ):
+        words = [
+            sys.executable,
+            MISBEHAVING,
+            how,
+            "launch",
+            "tiny",
+            "--run-dir",
+            str(tmp_path / "run"),
+        ]
+        sets = (
+            "cluster.layout=colocated",
+            "cluster.servers=3",
+            "cluster.trainers=1",
+            "cluster.spares=0",
+            "protection.k=2",
+            "train.steps=5",
+        )
+        for one in (f"data.path={criteo_rows}", *sets):
+            words += ["--set", one]
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS
+        )
+        if said is None:
+            assert done.returncode == 0, done.stdout
+            continue
+        assert done.returncode == 2, done.stdout
+        (error,) = [line for line in done.stdout.splitlines() if line.startswith("ecrm: error: ")]
+        assert f"rank {how[-1]} on " in error and f" has {said}: " in error
+        assert not (tmp_path / "run").exists()

@@ -1,0 +1,189 @@
+"""Hosts that do not hear each other: what an agent sees of it, and which the clients give up."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ecrm.launch import agent
+from ecrm.launch.cuts import Cuts, chosen
+from ecrm.launch.hosts import Host
+from ecrm.launch.neighbours import JOB
+from ecrm.launch.preflight import JOB_FOLDER
+from support.imitated_hosts import imitated, why_not
+
+KEEP_ALIVE = 2.0
+PLACED = [Host(name, 2, name) for name in ("a", "b", "c", "a", "b", "c")]
+ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(
+    ("pairs", "gone"),
+    [
+        ([], set()),
+        ([(0, 1)], {1}),
+        ([(0, 1), (0, 2)], {0}),
+        ([(0, 1), (1, 2)], {1}),
+        ([(0, 2), (0, 3), (1, 2), (1, 3)], {3, 2}),
+        ([(0, 1), (2, 3)], {1, 3}),
+    ],
+)
+def test_as_few_hosts_as_can_be_are_given_up_the_last_first(pairs, gone):
+    assert chosen(pairs) == gone
+
+
+class Clients:
+    """The clients of six ranks on three hosts, whose agents were heard just now, and the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now, self.alive, self.said = 100.0, set(range(len(PLACED))), []
+        environ = {JOB_FOLDER: str(folder), JOB: "job"}
+        self.cuts = [
+            Cuts(rank, PLACED, KEEP_ALIVE, self, self.said.append, environ, lambda: self.now)
+            for rank in range(len(PLACED))
+        ]
+        for host, cuts in zip(PLACED, self.cuts):
+            cuts.is_at(ADDRESSES[host.name])
+
+    def living(self) -> set[int]:
+        return self.alive
+
+    def given_up(self, heard: float | None = None) -> set[int]:
+        """The ranks whose hosts are, once all who live have looked."""
+        for _ in range(2):
+            gone = {
+                rank
+                for rank in sorted(self.alive)
+                if self.cuts[rank].given_up(self.now if heard is None else heard)
+            }
+        return gone
+
+
+@pytest.fixture
+def clients(tmp_path):
+    return Clients(tmp_path)
+
+
+@pytest.mark.parallel
+def test_of_two_hosts_the_last_is_given_up_and_that_is_said_once(clients):
+    clients.cuts[3].unheard([ADDRESSES["b"], "10.9.9.9"])
+    assert clients.given_up() == set(), "others may be in more pairs"
+    clients.now += KEEP_ALIVE
+    assert clients.given_up() == {1, 4}
+    clients.cuts[3].unheard([ADDRESSES["b"]])
+    clients.alive -= {1, 4}
+    clients.now += KEEP_ALIVE
+    assert clients.given_up() == set()
+    (said,) = clients.said
+    assert said == (
+        "ecrm: hosts a and b do not hear each other, though this machine hears both: "
+        "host b is given up"
+    )
+
+
+@pytest.mark.parallel
+def test_a_host_in_more_pairs_is_given_up_and_only_that(clients):
+    clients.cuts[0].unheard([ADDRESSES["b"]])
+    clients.now += 0.1
+    clients.cuts[2].unheard([ADDRESSES["a"]])
+    clients.now += KEEP_ALIVE
+    assert clients.given_up() == {0, 3}
+
+
+@pytest.mark.parallel
+def test_a_host_that_is_lost_costs_no_other(clients):
+    """a and b do not hear each other since a is lost, which nobody knows yet.
+
+    It would be for a's clients to give up b, but these have heard nothing since.
+    """
+    clients.cuts[1].unheard([ADDRESSES["a"]])
+    before, clients.now = clients.now, clients.now + KEEP_ALIVE
+    assert clients.given_up(heard=before) == set()
+    clients.alive -= {0, 3}
+    assert clients.given_up() == set() == set(clients.said)
+    clients.cuts[2].unheard([ADDRESSES["a"]])
+    clients.now += KEEP_ALIVE
+    assert clients.given_up() == set() == set(clients.said)
+
+
+@pytest.mark.parallel
+def test_without_a_folder_of_the_job_nothing_is_given_up():
+    cuts = Cuts(0, PLACED, KEEP_ALIVE, Clients.__new__(Clients), print, {})
+    cuts.is_at("10.0.0.1")
+    assert not cuts.given_up(1.0) and not cuts.is_gone()
+
+
+WATCHER = """
+import socket, subprocess, sys, time
+from ecrm.launch.agent import Unacknowledged
+head, port, nobody, mine = sys.argv[1:]
+heard = f"s = socket.create_connection(({head!r}, {port})); s.sendall(b'x'); s.close()"
+connect = f"import socket; {heard}; socket.create_connection(({nobody!r}, 1))"
+child = subprocess.Popen([sys.executable, "-c", connect])
+own = socket.socket()
+own.setblocking(False)
+own.connect_ex((mine, 1))
+unacknowledged, until = Unacknowledged(0.5), time.monotonic() + 10
+while not (found := unacknowledged.look()) and time.monotonic() < until:
+    time.sleep(0.02)
+repeating = {to for _, _, to in unacknowledged._repeating.values()}
+print(found, sorted(repeating))
+child.kill()
+child.wait()
+time.sleep(0.5)
+print(unacknowledged.look())
+"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_an_agent_sees_what_its_rank_sends_in_vain():
+    """Not what is acknowledged, nor what others send."""
+    with imitated(3) as hosts:
+        hosts.part("h1", "h2")
+        hosts.part("h1", "h3")
+        program = ["ip", "netns", "exec", hosts.namespace("h1"), sys.executable, "-c", WATCHER]
+        with socket.create_server((hosts.head, 0)) as server:
+            port = str(server.getsockname()[1])
+            words = [*program, hosts.head, port, hosts.address("h2"), hosts.address("h3")]
+            began = time.monotonic()
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        both = sorted([hosts.address("h2"), hosts.address("h3")])
+        assert done.stdout == f"{[hosts.address('h2')]} {both}\n[]\n", done.stderr
+        assert time.monotonic() - began > 1.5  # the first SYN is repeated after 1 s
+
+
+class Slow:
+    """A link that takes its time to look for messages, of which there are none."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file
+
+    def beat(self) -> float:
+        return 0.0
+
+    def receive(self) -> list:
+        time.sleep(0.5)
+        return []
+
+
+def test_a_rank_that_ends_while_its_agent_is_busy_has_ended(tmp_path, monkeypatch):
+    """Linux says that it is no child, which the agent took for the loss of the head machine."""
+    monkeypatch.chdir(tmp_path)
+    order = {
+        "folder": str(tmp_path),
+        "command": ["sh", "-c", "sleep 0.1; exit 3"],
+        "variables": {},
+        "keep_alive": KEEP_ALIVE,
+    }
+    (tmp_path / "link").touch()
+    with open(tmp_path / "link") as file:
+        assert agent._run(order, Slow(file.fileno()), lambda: None) == {"exit": 3}

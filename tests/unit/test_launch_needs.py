@@ -1,0 +1,137 @@
+"""The memory that a run is said to need: beside what runs hold, and what is refused before a rank starts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ecrm.config import load_config
+from ecrm.errors import UsageError
+from ecrm.launch.needs import PROCESS_BYTES, Needs, check_memory, in_words
+from ecrm.model.dlrm import build_dense_parts
+from ecrm.model.replica import FlatDenseReplica
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.protection import make_protection
+from ecrm.storage.base import SparseOptimizer
+from ecrm.storage.native import NativeStore
+from support.advice import check_advice, dataset
+from support.drilling import BASE
+
+GB = 10**9
+
+
+def near(estimated: float, measured: float, share: float = 0.15) -> bool:
+    return abs(estimated - measured) <= share * measured
+
+
+def test_what_is_estimated_is_what_a_run_holds(undisturbed_run, criteo_rows):
+    """A real run: rows, parity and dense replicas as it counted them, its processes as the system did."""
+    summary = undisturbed_run.summary
+    config = load_config(
+        "tiny", [f"data.path={criteo_rows}", *(f"{key}={value}" for key, value in BASE.items())]
+    )
+    needs, measured = Needs(config, 40), summary["memory_bytes"]
+    assert near(
+        config.cluster.servers * (needs.server.rows + needs.server.parity),
+        measured["data"] + measured["parity"],
+    )
+    assert near(config.cluster.trainers * needs.trainer.dense, measured["dense"])
+    assert (
+        0.5 * measured["undo"] <= config.cluster.servers * needs.server.undo <= 3 * measured["undo"]
+    )
+    for rank in summary["memory_bytes_per_rank"]:
+        assert near(PROCESS_BYTES, rank["resident"], 0.3), rank
+
+
+@pytest.mark.parallel
+def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
+    data, rng = dataset(tmp_path / "data", table_rows=300), random.Random(1)
+    for name in ("none", "erasure", "chain", "checkpoint", "mapped"):
+        for optimizer in ("sgd", "rowwise_adagrad", "adagrad"):
+            dense = rng.choice(("sgd", "adagrad", "adam"))
+            config = load_config(
+                "tiny",
+                [
+                    f"data.path={data}",
+                    f"protection.name={name}",
+                    f"train.sparse_optimizer={optimizer}",
+                    "cluster.servers=5",
+                    "protection.m=2",
+                    "protection.copies=3",
+                    f"train.dense_optimizer={dense}",
+                ],
+            )
+            need = Needs(config, 20)
+            (space,) = row_spaces([Table(f"t{n}", 300 + n, 8) for n in range(26)])
+            layout = RowLayout(make_protection(config, tmp_path).shape, space.rows)
+            store = NativeStore(
+                layout.data_rows_per_shard, 8, SparseOptimizer(optimizer, 0.1), lambda rows: rows
+            )
+            assert need.server.rows == store.memory_bytes
+            assert need.server.parity == layout.parity_rows_per_shard * store.record_bytes
+            parts = build_dense_parts(
+                "native", 13, 26, config.model.bottom_mlp, config.model.top_mlp, 1
+            )
+            assert near(need.trainer.dense, FlatDenseReplica(parts, dense, 0.1).memory_bytes, 0.01)
+
+
+@pytest.mark.parallel
+def test_every_rank_and_host_is_told(tmp_path):
+    data = dataset(tmp_path / "data")
+    config = load_config("tiny", [f"data.path={data}"])
+    lines = in_words(config, 20, ["a", "b"] * 3, None)
+    need = Needs(config, 20)
+    assert (
+        lines[1] == f"ranks 0-2: {need.server} each"
+        and f"rows {need.server.rows / 1e6:,.1f}, parity" in lines[1]
+    )
+    assert lines[2] == f"ranks 3-4: {need.trainer} each" and lines[3] == f"rank 5: {need.spare}"
+    a = (2 * need.server.total + need.trainer.total) / 1e6
+    b = (need.server.total + need.trainer.total + need.spare.total) / 1e6
+    assert lines[4:6] == [f"a: {a:,.1f} MB", f"b: {b:,.1f} MB"]
+    here = in_words(
+        load_config("tiny", [f"data.path={data}", "cluster.layout=colocated"]),
+        20,
+        ["here"] * 4,
+        5 * GB,
+    )
+    assert (
+        here[1].startswith("ranks 0-1: ")
+        and "dense" in here[1]
+        and here[-2].endswith("MB, 5,000 MB are available")
+    )
+
+
+@pytest.mark.parallel
+def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
+    """100 million rows of which 20 steps reach few: they fit. With all of it handed out at the start they do not."""
+    data = [
+        f"data.path={dataset(tmp_path / 'data', table_rows=4_000_000)}",
+        "model.max_rows_per_table=0",
+    ]
+
+    def accept(overrides) -> None:
+        config = load_config("tiny", overrides)
+        check_memory(config, 20, 3 * GB)
+
+    config = load_config("tiny", data)
+    assert Needs(config, 20).server.rows > GB and check_memory(config, 20, 3 * GB) == ""
+    assert "if every row is trained that these data can reach" in check_memory(
+        config, 10**6, 3 * GB
+    )
+    with pytest.raises(
+        UsageError,
+        match="at least 6,.* MB of memory, 3,000 MB are available here: 6 ranks, and with storage.prefault all rows",
+    ):
+        accept([*data, "storage.prefault=true"])
+    check_advice(accept, [*data, "storage.prefault=true"])
+    with pytest.raises(
+        UsageError,
+        match="40 ranks: set cluster.spares=0, or start the ranks on more machines with --hosts",
+    ):
+        accept([*data, "cluster.spares=35"])
+    check_advice(accept, [*data, "cluster.spares=35"])
+    with pytest.raises(UsageError, match="ranks: start the ranks on more machines with --hosts"):
+        accept([*data, "cluster.servers=60"])

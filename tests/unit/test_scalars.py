@@ -1,0 +1,113 @@
+"""TensorBoard scalars: those of events.jsonl, each step once whatever was undone, and a refusal without the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ecrm.cli import main
+from ecrm.launch import scalars as module
+from ecrm.launch.scalars import FOLDER, VERSION, Scalars
+from ecrm.launch.watch import Watch
+from support.drilling import BASE, launch
+from support.paths import ROOT
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every tag's steps and values, as TensorBoard itself reads the folder."""
+    found = accumulator.EventAccumulator(str(run_dir / FOLDER), {accumulator.SCALARS: 0})
+    found.Reload()
+    tags = found.Tags()[accumulator.SCALARS]
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in tags}
+
+
+def progress(step: int, loss: float | None) -> dict:
+    fields = {"auc": None, "samples_per_second": 10.0, "rebuilt": 1.0, "failures_left": 1}
+    return {"event": "progress", "step": step, "loss": loss, **fields}
+
+
+def follow(run_dir: Path, *events: dict) -> None:
+    """One launch during which these events come, some at a time."""
+    watch = Watch(run_dir, [Scalars(run_dir)])
+    watch.began(None)
+    for number, event in enumerate(events):
+        with open(run_dir / "events.jsonl", "a") as file:
+            file.write(json.dumps({"time": 100.0 + number, **event}) + "\n")
+        watch.look()
+    watch.ended()
+
+
+def test_steps_undone_by_a_rollback_are_there_once(tmp_path):
+    rolled_back = {"event": "rolled_back", "step": 10}
+    steps = [progress(10, 0.5), progress(20, 0.4), progress(30, 0.9)]
+    evaluation = {"event": "evaluation", "step": 20, "auc": 0.75, "log_loss": 0.25}
+    again = [progress(20, 0.375), progress(30, None)]
+    follow(tmp_path, {"event": "start"}, *steps, evaluation, rolled_back, *again)
+    assert read(tmp_path)["train/loss"] == [(10, 0.5), (20, 0.375)]
+    assert [step for step, _ in read(tmp_path)["cluster/rebuilt"]] == [10, 20, 30]
+    assert read(tmp_path).get("evaluation/auc", []) == []
+
+
+def test_a_launch_that_goes_on_in_a_folder_writes_all_anew(tmp_path):
+    follow(tmp_path, {"event": "start"}, progress(10, 0.5), progress(20, 0.25))
+    resumed = {"event": "start", "resumed": {"step": 10}}
+    follow(tmp_path, resumed, progress(20, 0.25), progress(30, 0.125))
+    assert read(tmp_path)["train/loss"] == [(10, 0.5), (20, 0.25), (30, 0.125)]
+    assert len(list((tmp_path / FOLDER).iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_the_scalars_and_a_line(tmp_path, capsys):
+    (tmp_path / FOLDER).write_text("in the way")
+    follow(tmp_path, {"event": "start"}, progress(10, 0.5), progress(20, 0.25))
+    said = capsys.readouterr().err
+    assert said.startswith(f"ecrm: warning: no scalars in {tmp_path / FOLDER} from here on: ")
+    assert said.count("\n") == 1
+
+
+def test_a_broken_package_costs_the_scalars_and_a_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    follow(tmp_path, {"event": "start"}, progress(10, 0.5), progress(20, 0.25))
+    assert capsys.readouterr().err.count("no scalars in") == 1
+
+
+def test_without_the_package_a_run_is_refused(criteo_rows, tmp_path, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    there = lambda name, *rest: None if name == "tensorboard" else find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(module.importlib.util, "find_spec", there)
+    words = ["launch", "tiny", "--set", f"data.path={criteo_rows}"]
+    words += ["--run-dir", str(tmp_path / "run")]
+    assert main([*words, "--set", "train.tensorboard=true"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "set train.tensorboard=false, or type " in said
+        and f"-m pip install tensorboard=={VERSION}" in said
+    )
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--dry-run"]) == 0
+
+
+def test_the_version_named_is_the_one_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["tensorboard"] == [f"tensorboard=={VERSION}"]
+
+
+@pytest.mark.drill
+def test_scalars_of_a_run_whose_reporter_died_are_its_events(tmp_path, criteo_rows, undisturbed):
+    sets = {**BASE, "train.tensorboard": True, "protection.verify_parity_at_end": True}
+    run = launch(tmp_path / "run", criteo_rows, sets, ("0@12:parity",))
+    assert run.code == 0 and run.model == undisturbed, run.output
+    assert "\x1b" not in run.output
+    found = read(run.folder)
+    events = run.events_of("progress")
+    assert [step for step, _ in found["train/loss"]] == list(range(5, 41, 5))
+    assert [value for _, value in found["train/loss"]] == pytest.approx(
+        [event["loss"] for event in events]
+    )
+    assert found["evaluation/auc"] == [(40, pytest.approx(run.summary["eval_auc"]))]

@@ -1,0 +1,122 @@
+"""The tables of README and docs are those that the committed CSV files give, and a stale or broken one is told."""
+
+import re
+import shutil
+
+import pytest
+
+from support.benchmarking import program
+from support.paths import ROOT
+
+
+@pytest.fixture
+def tables():
+    return program("tables")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """README, docs and results of this project, to be changed."""
+    shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    return tmp_path
+
+
+def test_committed_documents_equal_their_csv_files(tables, capsys):
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+    names = [
+        mark["name"]
+        for path in tables.documents(ROOT)
+        for mark in tables.MARK.finditer(path.read_text())
+        if mark["name"]
+    ]
+    assert {"recovery", "scrub", "checkpoint"} <= set(names)
+
+
+def test_a_changed_number_is_found_named_and_put_right(tables, project, capsys):
+    before = (project / "docs" / "checkpoint.md").read_text()
+    (project / "docs" / "checkpoint.md").write_text(
+        re.sub(r"\| `async` \| 272", "| `async` | 273", before)
+    )
+    assert tables.main(["--check", "--root", str(project)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "docs/checkpoint.md: table checkpoint differs from its CSV\n"
+    assert "python benchmarks/tables.py" in said.err
+    assert tables.main(["--root", str(project)]) == 0
+    assert (project / "docs" / "checkpoint.md").read_text() == before
+    assert tables.main(["--check", "--root", str(project)]) == 0
+
+
+def test_without_its_csv_a_table_says_so(tables, project):
+    (project / "benchmarks" / "results" / "scrub.csv").unlink()
+    assert tables.main(["--root", str(project)]) == 0
+    text = (project / "docs" / "design.md").read_text()
+    assert (
+        "<!-- table: scrub -->\n\nNot measured yet: there is no benchmarks/results/scrub.csv.\n\n<!-- end -->"
+        in text
+    )
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (
+            "<!-- table: scrubbing -->\n<!-- end -->\n",
+            "README.md: there is no table scrubbing: only ",
+        ),
+        ("<!-- table: scrub -->\n", "README.md: the table scrub has no <!-- end -->"),
+        ("x\n<!-- end -->\n", "README.md: line 2: <!-- end --> ends no table"),
+        (
+            "<!-- table: scrub -->\n<!-- table: scrub -->\n<!-- end -->\n",
+            "README.md: line 2: <!-- table: scrub --> within the table scrub",
+        ),
+    ],
+)
+def test_marks_that_make_no_sense_are_told_in_one_line_and_nothing_is_written(
+    tables, project, capsys, text, told
+):
+    (project / "README.md").write_text(text)
+    (project / "docs" / "design.md").write_text("<!-- table: scrub -->\n<!-- end -->\n")
+    assert tables.main(["--root", str(project)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(told) and said.count("\n") == 1
+    assert (project / "docs" / "design.md").read_text() == "<!-- table: scrub -->\n<!-- end -->\n"
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        ("", "has no rows"),
+        (
+            "rows_per_step,ratio_to_0\n0,1.0\n400,1.1\n",
+            "does not give the table scrub: KeyError 'bytes_per_server_and_step'",
+        ),
+        ("rows_per_step,ratio_to_0\n0,fast\n", "does not give the table scrub: ValueError"),
+    ],
+)
+def test_a_csv_that_makes_no_sense_is_told_in_one_line(tables, project, capsys, content, told):
+    (project / "benchmarks" / "results" / "scrub.csv").write_text(content)
+    assert tables.main(["--root", str(project)]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+
+
+def test_medians_least_and_greatest(tables):
+    fields = (
+        "gap_ms",
+        "recovery_ms",
+        "step_ms",
+        "redone_steps",
+        "samples_per_second_before",
+        "samples_per_second_during",
+        "samples_per_second_after",
+        "rebuild_seconds",
+    )
+    rows = [
+        dict.fromkeys(fields, 7) | {"scenario": "server", "gap_ms": gap}
+        for gap in (30.0, 10.0, 2000.0)
+    ]
+    assert (
+        tables.recovery(rows)[-1] == "| server | 30 (10 to 2,000) | 7 | 7 | 7 | 7 | 7 | 7 | 7.00 |"
+    )
