@@ -42,7 +42,7 @@ from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.checkpoint.rows import SummedFile
+from ecrm.checkpoint.row_file import SummedFile
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table

@@ -63,7 +63,7 @@ from ecrm.kernels.parity_apply import parity_apply
 from ecrm.kernels.records import gather_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
-from ecrm.train.allocator import keep_freed_memory
+from ecrm.process.allocator import keep_freed_memory
 
 COEFFICIENT = 29
 FLOOR_SOURCE = """

@@ -69,9 +69,9 @@ from tables import TableError, read_rows
 from turns import ENDLESS, Beside, RunFailed, take_turns
 from versus import auc_differences, bars, overheads, summary_lines
 
-from ecrm.data.manifest import read_manifest
-from ecrm.drill.record import RunRecord, run_record
-from ecrm.launch.events import parse_events
+from ecrm.data.dataset_info import read_manifest
+from ecrm.drill.run_record import RunRecord, run_record
+from ecrm.run.reading import parse_events
 from ecrm.train.profile import STEP_PHASES
 
 VICTIM = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import measure
 import tables
 
-from ecrm.drill.run import read_run
+from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
 
 SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {

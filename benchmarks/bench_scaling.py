@@ -32,7 +32,7 @@ import tables
 from swept import sweep
 
 from ecrm.data.dataset import CriteoDataset
-from ecrm.drill.run import read_run
+from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
 
 

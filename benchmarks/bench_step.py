@@ -45,7 +45,7 @@ from ratios import STEP_BARS, step_ratios
 from step_phases import phases
 from turns import Beside, RunFailed, take_turns
 
-from ecrm.drill.run import read_run
+from ecrm.drill.drill_runs import read_run
 
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -53,7 +53,7 @@ KEEPS_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""What `ecrm.train.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
+"""What `ecrm.process.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
     "none": {"protection.name": "none"},

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ecrm.drill.record import RunRecord
+from ecrm.drill.run_record import RunRecord
 from ecrm.drill.throughput import Span, spans
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ecrm.data.manifest import FILES, NAME, read_manifest
+from ecrm.data.dataset_info import FILES, NAME, read_manifest
 
 
 def swept_steps(tables: dict[str, int], most_rows: int, batch: int) -> int:

@@ -21,9 +21,9 @@ from typing import Any
 
 import measure
 
-from ecrm.drill.run import read_run
-from ecrm.launch.events import parse_events
+from ecrm.drill.drill_runs import read_run
 from ecrm.launch.supervise import session_members
+from ecrm.run.reading import parse_events
 
 START_SECONDS, END_SECONDS = 120.0, 60.0
 ENDLESS = 1_000_000

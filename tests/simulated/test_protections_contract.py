@@ -18,6 +18,7 @@ import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.config.schema import ProtectionConfig
@@ -25,7 +26,6 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import Unrecoverable
-from ecrm.mapped.reopen import Reopened
 from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
 from ecrm.simulate.workload import Outcome, Workload, run_workload

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ecrm.drill.record import FailureRecord, KillDone, RunRecord
+from ecrm.drill.run_record import FailureRecord, KillDone, RunRecord
 from support.benchmarking import program
 
 contenders, disturbance, model, versus = (
@@ -398,7 +398,7 @@ def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, cri
 
     swept, manifests = (
         program("swept"),
-        __import__("ecrm.data.manifest", fromlist=["read_manifest"]),
+        __import__("ecrm.data.dataset_info", fromlist=["read_manifest"]),
     )
     steps = swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64)
     assert steps == 5 and swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64) == 5
