@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tables
-from measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
+
+from lib.measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
 
 SETS = {
     "train.global_batch": 1024,

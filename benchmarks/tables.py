@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import CONTENDERS, SHORT
-from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
-from versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
+from lib.contenders import CONTENDERS, SHORT
+from lib.ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
@@ -367,7 +367,7 @@ def oversubscribed(rows: Sequence[Row]) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Rows of a round lie in the order in which they were run; here in that of contenders.py, regime by regime."""
+    """Rows of a round lie in the order in which they were run; here in that of lib/contenders.py, regime by regime."""
     regimes, places = (
         [row["regime"] for row in rows],
         {name: place for place, name in enumerate(CONTENDERS)},

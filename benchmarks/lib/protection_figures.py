@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from charts import BAR, COLOURS, INK, Figure, bars, legend
-from contenders import CONTENDERS, REBUILD_ROWS
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullFormatter
-from ratios import KEPT_BAR, Row
 from tables import groups, sizes
-from versus import OURS, by_round, overheads
+
+from lib.charts import BAR, COLOURS, INK, Figure, bars, legend
+from lib.contenders import CONTENDERS, REBUILD_ROWS
+from lib.ratios import KEPT_BAR, Row
+from lib.versus import OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48
 """Buckets that the time line of a figure has."""
@@ -28,7 +29,7 @@ def _regimes(rows: Sequence[Row]) -> list[str]:
 def _by_contender(
     found: Mapping[tuple[str, str], Sequence[float]], regime: str, among: Callable[[str], bool]
 ) -> dict[str, list[float]]:
-    """Values of the contenders of a regime, in the order of contenders.py."""
+    """Values of the contenders of a regime, in the order of lib/contenders.py."""
     order = {name: place for place, name in enumerate(CONTENDERS)}
     names = sorted(
         (name for at, name in found if at == regime and among(name)),

@@ -6,13 +6,13 @@ import ctypes
 
 import numpy as np
 import torch
-from kernel_case import Batches, Case, Contender, load_isa_l, zeros
 
 from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
 from ecrm.kernels.records import RecordLog, gather_records, merge_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
+from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
 
 K = 4
 

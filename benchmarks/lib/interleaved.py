@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import measure
-
 from ecrm.drill.drill_runs import read_run
 from ecrm.launch.supervise import session_members
 from ecrm.run.reading import parse_events
+from lib import measure
 
 START_SECONDS, END_SECONDS = 120.0, 60.0
 ENDLESS = 1_000_000

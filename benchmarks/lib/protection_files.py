@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import measure
-from contenders import CONTENDERS, FULL_EVERY
 from tables import TableError, read_rows
+
+from lib import measure
+from lib.contenders import CONTENDERS, FULL_EVERY
 
 REGIMES = ("dense-heavy", "embedding-heavy", "criteo")
 KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratios import Row, median_spread
+from lib.ratios import Row, median_spread
 
 BASELINES = (
     "checkpoint-30-sync",

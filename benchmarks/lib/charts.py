@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure as Canvas
-from ratios import Row
+
+from lib.ratios import Row
 
 PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#d8dee4", "#cf222e"
 COLOURS = ("#0550ae", "#e0a526", "#1a7f37", "#8c959f", "#8250df", "#bc4c00", "#bf3989", "#1b7c83")
