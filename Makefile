@@ -23,7 +23,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
-.PHONY: train lint test drill drill-long demo simulate coverage bench bench-protections figures clean venv
+.PHONY: train lint test drill drill-long demo simulate coverage bench bench-protections figures docs clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -96,7 +96,7 @@ simulate: $(STAMP)
 coverage: $(STAMP)
 	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/pip install --quiet coverage==7.11.0
 	$(BIN)/python -m coverage run --data-file=$(VENV)/coverage --branch \
-	  --include='ecrm/engine/*,ecrm/requests/*,ecrm/placement/*,ecrm/protection/*,ecrm/coding/*' -m ecrm simulate --seeds 0:300 --jobs 1
+	  --include='ecrm/engine/*,ecrm/placement/*,ecrm/protection/*,ecrm/coding/*' -m ecrm simulate --seeds 0:300 --jobs 1
 	$(BIN)/python -m coverage report --data-file=$(VENV)/coverage --show-missing
 
 bench: $(STAMP)
@@ -113,6 +113,10 @@ figures: $(STAMP)
 	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
 	$(BIN)/python benchmarks/figures.py
 	$(BIN)/python benchmarks/tables.py
+
+# make docs                         the pages of docs/reference anew from the code
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache kernels/*.so

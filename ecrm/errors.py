@@ -1,4 +1,7 @@
-"""The errors that a user may see, each with the exit code it ends the program with."""
+"""The errors that a user may see, and every exit code of the program.
+
+The first line of an error's docstring is its line in docs/reference/exit-codes.md.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+STOPPED_EXIT_CODE = 130
+BROKEN_PIPE_EXIT_CODE = 141
+ENDINGS = {
+    0: "The command did what it was asked to do. After `ecrm launch`: the run is complete.",
+    STOPPED_EXIT_CODE: "The command was stopped by SIGINT or SIGTERM. "
+    "A run that could still stop in order left `stopped.json` in its folder.",
+    BROKEN_PIPE_EXIT_CODE: "The reader of the output has gone, as in `ecrm config | head -1`.",
+}
+"""Exit codes that are no error's, and what they mean."""
+
 
 class EcrmError(Exception):
-    """An error whose message is one clear line for the user; ends the program with `exit_code`."""
+    """The command failed for a reason that has no code of its own. The message is one line.
+
+    The program ends with `exit_code`.
+    """
 
     exit_code = 1
     told = False  # whether the user has been told already
@@ -16,7 +32,10 @@ class EcrmError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is `wrong`, and the ways out of it: {config key: value} each. `otherwise` is one that is not a config key."""
+    """What is `wrong`, and the ways out of it: {config key: value} each.
+
+    `otherwise` is a way out that is not a config key.
+    """
 
     wrong: str
     ways_out: tuple[Mapping[str, Any], ...] = ()
@@ -32,7 +51,10 @@ class Problem:
         return f"{self.wrong}: {', or '.join(advice)}" if advice else self.wrong
 
     def keeping(self, kept: Mapping[str, Any], has: Mapping[str, Any]) -> Problem:
-        """The same where these keys must be `kept` as given, and a config `has` these values: no way out is to change one that is."""
+        """The same problem without the ways out that change nothing, once some keys are `kept`.
+
+        `kept` are the keys that must stay, with their values; `has` are the values of the config.
+        """
         ways = [{key: kept.get(key, value) for key, value in way.items()} for way in self.ways_out]
         return replace(
             self,
@@ -43,7 +65,7 @@ class Problem:
 
 
 class UsageError(EcrmError):
-    """Something the user typed or supplied is wrong: config, data, rank count, missing file.
+    """Something that the user typed or supplied is wrong: an option, the config, a missing file.
 
     The message ends in the ways out, as `Problem` has them.
     """
@@ -56,35 +78,38 @@ class UsageError(EcrmError):
 
 
 class Unrecoverable(EcrmError):
-    """More was lost than the protection in use can bring back; names the ranks and what was lost."""
+    """More was lost than the protection can bring back. The message names the ranks and the loss."""
 
     exit_code = 3
 
 
 class LostTouch(Unrecoverable):
-    """Calls between ranks fail again and again though no rank dies; says where and how."""
+    """Calls between ranks fail again and again, though no rank dies. The message says where."""
 
 
 class ParityMismatch(Unrecoverable):
-    """The run came to its end, but the check of parity found stripes whose rows and parity do not belong together."""
+    """The last step is done, but the parity held is not that of the rows. Do not use the model."""
 
     exit_code = 5
 
 
 class NotFinite(Unrecoverable):
-    """A loss, or what a checkpoint was to hold, is NaN or infinite; says where that began."""
+    """A loss, or a value for a checkpoint, is NaN or infinite. The message says where it began."""
 
     exit_code = 6
 
 
 class NotKept(EcrmError):
-    """The run came to its end, or has stopped when asked to, but the checkpoint that was to keep its model could not be written."""
+    """The run ended, or stopped when asked to, but the checkpoint of its model was not written."""
 
     exit_code = 7
 
 
 class DataError(EcrmError):
-    """A file exists but its content is damaged or truncated; `rows`, from and to, says where, if that is known."""
+    """A file exists, but its content is damaged or cut short.
+
+    `rows` says where, from and to, if that is known.
+    """
 
     exit_code = 4
     rows: tuple[int, int] = (0, 0)

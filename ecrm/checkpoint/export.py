@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from ecrm.atomic_files import staged_file
-from ecrm.checkpoint.compatibility import begun_as
+from ecrm.checkpoint.fits import begun_as
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.errors import UsageError
+from ecrm.staging import staged_file
 from ecrm.wording import counted
 
 FORMATS = ("safetensors", "torchrec")
@@ -26,21 +26,28 @@ TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 def add_parser(commands: argparse._SubParsersAction) -> None:
     """Register the command."""
     parser = commands.add_parser(
-        "export", help="write the model of a checkpoint as one file with TorchRec's names"
+        "export", help="write the model of a checkpoint as one file, with TorchRec's names"
     )
     parser.add_argument(
         "checkpoint",
         type=Path,
         metavar="DIR",
-        help="a run folder, then its newest checkpoint, or one checkpoint",
+        help="a checkpoint, or a run folder, whose newest checkpoint is taken",
     )
     parser.add_argument(
         "--format",
         choices=FORMATS,
         default="safetensors",
-        help="safetensors, or torchrec = a state_dict for torch.load and the load_state_dict of torchrec.models.dlrm.DLRM",
+        help="safetensors (by default), or torchrec: a state_dict that torch.load reads and "
+        "torchrec.models.dlrm.DLRM loads",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a new file")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file to write; it must not exist",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -137,9 +144,9 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
     import torch
 
     from ecrm.checkpoint.restore import read_dense
-    from ecrm.checkpoint.row_file import FRAME_ROWS, read_rows
+    from ecrm.checkpoint.rows import FRAME_ROWS, read_rows
     from ecrm.placement.tables import Table, row_spaces
-    from ecrm.storage.initial_rows import InitialRows
+    from ecrm.storage.initial import InitialRows
 
     shapes, entries, at = shapes_of(checkpoint), {}, 0
     for name, shape in shapes.items():

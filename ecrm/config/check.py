@@ -10,9 +10,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ecrm.config.flip import parse_flip
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
 from ecrm.errors import Problem
-from ecrm.faults.flip import parse_flip
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()
@@ -136,7 +136,7 @@ def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]
         section, _, key = name.partition(".")
         if field.default is REQUIRED and key not in values[section]:
             problems.append(
-                f"{name} is missing, the {field.metadata['rule'].description}: set {name}=..."
+                f"{name} is missing: set {name}=... {field.metadata['rule'].description}"
             )
     return values, problems
 

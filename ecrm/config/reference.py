@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from collections.abc import Iterator
 
 from ecrm.config.check import TYPE_WORDS, TYPES, show
-from ecrm.config.schema import REQUIRED, SECTIONS, Config
+from ecrm.config.schema import REQUIRED, SECTIONS, Config, Rule
+
+COLUMNS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key as the reference shows it: `wanted` are type or range, `default` is None if required."""
+
+    section: str
+    name: str
+    rule: Rule
+    wanted: str
+    default: str | None
+
+
+def keys_of(section: str) -> Iterator[Key]:
+    """The keys of a section, in their order."""
+    for field in dataclasses.fields(SECTIONS[section]):
+        rule: Rule = field.metadata["rule"]
+        wanted = rule.wanted() or TYPE_WORDS[TYPES[section][field.name]]
+        default = None if field.default is REQUIRED else show(field.default)
+        yield Key(section, field.name, rule, wanted, default)
 
 
 def reference() -> str:
     """All keys with type, range and meaning, as a TOML file that holds the defaults."""
     blocks = []
-    for name, section in SECTIONS.items():
-        lines = [f"# {section.__doc__}", f"[{name}]"]
-        for field in dataclasses.fields(section):
-            rule = field.metadata["rule"]
-            wanted = rule.wanted() or TYPE_WORDS[TYPES[name][field.name]]
-            lines.append(f"# {rule.description} ({wanted})")
-            lines.append(
-                f"# {field.name} = (required)"
-                if field.default is REQUIRED
-                else f"{field.name} = {show(field.default)}"
-            )
+    for section, kind in SECTIONS.items():
+        lines = [*_comment(kind.__doc__), f"[{section}]"]
+        for key in keys_of(section):
+            meanings = [f"{choice}: {text}" for choice, text in key.rule.choices.items() if text]
+            lines += ["", *_comment(f"{key.rule.description} ({key.wanted})")]
+            lines += [line for meaning in meanings for line in _comment(meaning, indent=2)]
+            setting = f"{key.name} = {key.default}"
+            lines.append(f"# {key.name} = (required)" if key.default is None else setting)
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n\n".join(blocks) + "\n"
 
 
 def effective(config: Config) -> str:
@@ -34,3 +55,16 @@ def effective(config: Config) -> str:
             "\n".join([f"[{name}]", *(f"{key} = {show(value)}" for key, value in values.items())])
         )
     return "\n\n".join(blocks) + "\n"
+
+
+def _comment(text: str, indent: int = 0) -> list[str]:
+    first = "# " + " " * indent
+    further = first + " " * indent
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

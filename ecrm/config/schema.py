@@ -7,7 +7,8 @@ so a key is added by adding a field.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ecrm.wording import counted
@@ -22,14 +23,18 @@ MAX_RATE = 3e38
 
 @dataclass(frozen=True)
 class Rule:
-    """What a key means and which values it takes; bounds are inclusive unless the name says otherwise."""
+    """What a key means and which values it takes. All bounds but `above` are inclusive.
+
+    `choices` are the values of a key that has few, each with its meaning ("" where the name says
+    it).
+    """
 
     description: str
     minimum: float | None = None
     maximum: float | None = None  # only together with minimum or above
     above: float | None = None
     multiple_of: int | None = None
-    choices: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self) -> str:
         """The range in words, such as "from 1 to 254"; "" where every value of the type is right."""
@@ -62,10 +67,12 @@ class DataConfig:
     """Where the samples come from."""
 
     path: str = key(
-        REQUIRED, "folder of a dataset made by `ecrm prepare`; relative to the current folder"
+        REQUIRED,
+        "Folder of a dataset that `ecrm prepare` made. "
+        "A relative path starts at the current folder.",
     )
     eval_fraction: float = key(
-        0.1, "share of the samples held out for evaluation", minimum=0, maximum=0.5
+        0.1, "Share of the samples held out for evaluation: the last ones.", minimum=0, maximum=0.5
     )
 
 
@@ -73,86 +80,107 @@ class DataConfig:
 class ModelConfig:
     """Shape of the DLRM."""
 
-    embedding_dim: int = key(16, "floats per embedding row", minimum=4, maximum=1024, multiple_of=4)
+    embedding_dim: int = key(
+        16, "Floats per embedding row.", minimum=4, maximum=1024, multiple_of=4
+    )
     bottom_mlp: tuple[int, ...] = key(
         (64, 32, 16),
-        "layer widths of the dense arch; the last is model.embedding_dim",
+        "Layer widths of the dense arch. The last is model.embedding_dim.",
         minimum=1,
         maximum=65536,
     )
     top_mlp: tuple[int, ...] = key(
-        (64, 32, 1), "layer widths of the over arch; the last is 1", minimum=1, maximum=65536
+        (64, 32, 1), "Layer widths of the over arch. The last is 1.", minimum=1, maximum=65536
     )
     max_rows_per_table: int = key(
         0,
-        "cap on the rows of a table, further ids share its rows: 0 = none, as the dataset says, or at least 2",
+        "Most rows of a table; ids beyond them share its rows. "
+        "0 means as many as the dataset says, any other value is at least 2.",
         minimum=0,
         maximum=MAX_ROWS,
     )
     dense_arch: str = key(
         "auto",
-        "dense parts: TorchRec's own modules, or the same model with this project's interaction kernel, which is faster; auto = native",
-        choices=("auto", "torchrec", "native"),
+        "What computes the dense parts.",
+        choices={
+            "auto": "The same as native.",
+            "torchrec": "TorchRec's own modules.",
+            "native": "The same model with this project's interaction kernel, which is faster.",
+        },
     )
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained and for how long; with the data, all that the finished model depends on."""
+    """What is trained, and for how long."""
 
     global_batch: int = key(
-        2048, "samples per step over all slots; a multiple of train.slots", minimum=1
+        2048, "Samples per step over all slots. A multiple of train.slots.", minimum=1
     )
     slots: int = key(
         0,
-        "logical trainers the batch is cut into; 0 = cluster.trainers, with --resume as the run had",
+        "Number of slots: logical trainers that each take an equal part of the batch. "
+        "0 means cluster.trainers, or with --resume as many as the run had.",
         minimum=0,
         maximum=65536,
     )
-    steps: int = key(0, "steps to train; 0 = as train.epochs says", minimum=0)
+    steps: int = key(0, "Steps to train. 0 means that train.epochs decides.", minimum=0)
     epochs: float = key(
         1.0,
-        "passes over the training samples, fractions allowed; not together with train.steps. With --resume and other data, over these",
+        "Passes over the training samples; fractions are allowed. Not together with train.steps. "
+        "With --resume and other data, passes over that data.",
         minimum=0,
         maximum=1_000_000,
     )
-    seed: int = key(0, "seed of initial rows and dense weights", minimum=0, maximum=2**63 - 1)
+    seed: int = key(0, "Seed of initial rows and dense weights.", minimum=0, maximum=2**63 - 1)
     sparse_optimizer: str = key(
         "rowwise_adagrad",
-        "optimizer of the embedding rows",
-        choices=("rowwise_adagrad", "adagrad", "sgd"),
+        "Optimizer of the embedding rows.",
+        choices={
+            "rowwise_adagrad": "Adagrad with one number of state per row.",
+            "adagrad": "Adagrad with one number of state per float.",
+            "sgd": "Stochastic gradient descent without state.",
+        },
     )
-    sparse_lr: float = key(0.05, "learning rate of the embedding rows", above=0, maximum=MAX_RATE)
+    sparse_lr: float = key(0.05, "Learning rate of the embedding rows.", above=0, maximum=MAX_RATE)
     sparse_eps: float = key(
-        1e-8, "epsilon of the sparse Adagrad optimizers", minimum=1e-37, maximum=MAX_RATE
+        1e-8, "Epsilon of the sparse Adagrad optimizers.", minimum=1e-37, maximum=MAX_RATE
     )
     dense_optimizer: str = key(
-        "adagrad", "optimizer of the dense parts", choices=("adagrad", "sgd", "adam")
+        "adagrad",
+        "Optimizer of the dense parts.",
+        choices=dict.fromkeys(("adagrad", "sgd", "adam"), ""),
     )
-    dense_lr: float = key(0.01, "learning rate of the dense parts", above=0, maximum=MAX_RATE)
-    eval_every_steps: int = key(0, "steps between evaluations; 0 = only at the end", minimum=0)
+    dense_lr: float = key(0.01, "Learning rate of the dense parts.", above=0, maximum=MAX_RATE)
+    eval_every_steps: int = key(0, "Steps between evaluations. 0 means only at the end.", minimum=0)
     stop_after_evaluations_without_gain: int = key(
         0,
-        "end the run once so many evaluations in a row were no better than the best before, by checkpoint.keep_best or else by auc; 0 = never",
+        "End the run after this many evaluations in a row that were no better than the best. "
+        "They are compared by checkpoint.keep_best, or by AUC where that is none. 0 means never.",
         minimum=0,
     )
-    log_every_steps: int = key(50, "steps between progress lines; 0 = only at the end", minimum=0)
+    log_every_steps: int = key(
+        50, "Steps between progress lines. 0 means only at the end.", minimum=0
+    )
     on_nonfinite: str = key(
         "stop",
-        "when a loss is NaN or infinite: stop = the run ends with exit code 6 and says where that began; warn = it says so, "
-        "once in log_every_steps, and goes on. No checkpoint of what is not finite is ever written",
-        choices=("stop", "warn"),
+        "What happens when a loss is NaN or infinite. No checkpoint ever holds such a value.",
+        choices={
+            "stop": "The run ends with exit code 6 and says where the value appeared first.",
+            "warn": "The run says so, at most once in train.log_every_steps steps, and goes on.",
+        },
     )
     profile: bool = key(
         False,
-        "time every phase and every call between ranks; print a table and write trace.json at the end",
+        "Time every phase and every call between ranks. "
+        "At the end, print a table and write trace.json.",
     )
     tensorboard: bool = key(
         False,
-        "write scalars for TensorBoard into tensorboard/ of the run folder; `ecrm launch` does, not "
-        "an mpirun line typed by hand; needs the package tensorboard",
+        "Write scalars for TensorBoard into tensorboard/ of the run folder. `ecrm launch` does "
+        "this, an mpirun line typed by hand does not. It needs the package tensorboard.",
     )
-    threads: int = key(1, "intra-op threads per rank", minimum=1, maximum=1024)
+    threads: int = key(1, "Intra-op threads per rank.", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True)
@@ -160,45 +188,56 @@ class ClusterConfig:
     """How many logical roles there are, and how they are laid out on ranks."""
 
     servers: int = key(
-        4, "ranks that hold a shard of every embedding table", minimum=1, maximum=MAX_RANKS
+        4, "Ranks that hold a shard of every embedding table.", minimum=1, maximum=MAX_RANKS
     )
-    trainers: int = key(2, "ranks that run slots", minimum=1, maximum=MAX_RANKS)
+    trainers: int = key(2, "Ranks that run slots.", minimum=1, maximum=MAX_RANKS)
     spares: int = key(
-        1, "ranks that wait to take the place of a dead one", minimum=0, maximum=MAX_RANKS
+        1, "Ranks that wait to take the place of a dead one.", minimum=0, maximum=MAX_RANKS
     )
     layout: str = key(
         "dedicated",
-        "dedicated = a rank is server or trainer; colocated = servers and trainers share ranks",
-        choices=("dedicated", "colocated"),
+        "Whether a rank may have two roles.",
+        choices={
+            "dedicated": "A rank is a server or a trainer.",
+            "colocated": "Servers and trainers share ranks.",
+        },
     )
     failure_domain: str = key(
         "rank",
-        "what may be lost at once: a rank, or all ranks of a host; no two units of a stripe are ever put in one",
-        choices=("rank", "host"),
+        "What may be lost at once. A failure domain never holds two units of one stripe.",
+        choices={"rank": "One rank.", "host": "All ranks of a host."},
     )
     oversubscribed: str = key(
         "auto",
-        "what ranks do where they outnumber the cores of a host: bind = each keeps to one core, with its helper threads, dealt out by role, and polls "
-        "while it waits; sleep = the system moves them, and they sleep while they wait, which leaves the cores to others; poll = the system moves them, and "
-        "they poll; auto = bind where the cores get as many slots each or no core has two ranks that run slots, else sleep; poll with train.threads above 1",
-        choices=("auto", "bind", "sleep", "poll"),
+        "What ranks do on a host that has fewer cores than ranks.",
+        choices={
+            "auto": "poll with train.threads above 1. Else bind where all cores get equally many "
+            "slots or no core has two ranks that run slots. Else sleep.",
+            "bind": "Each rank, with its helper threads, stays on one core, dealt out by role. "
+            "It polls while it waits.",
+            "sleep": "The system moves ranks between cores. "
+            "They sleep while they wait, which leaves the cores to others.",
+            "poll": "The system moves ranks between cores. They poll while they wait.",
+        },
     )
     hang_seconds: float = key(
-        2.0, "a rank stopped for so long counts as dead and is killed", minimum=0.1
+        2.0, "A rank that stands still for this long counts as dead and is killed.", minimum=0.1
     )
     stop_seconds: float = key(
         10.0,
-        "from SIGINT or SIGTERM to `ecrm launch` to the end of ranks that have not stopped; longer than a step and a checkpoint take",
+        "After SIGINT or SIGTERM to `ecrm launch`, ranks have this long to stop before they are "
+        "killed. Set it longer than a step and a checkpoint take.",
         minimum=1,
     )
     stuck_seconds: float = key(
         0.0,
-        "a rank that computes, reads or writes by itself for so long, without a call to others, counts as dead and is killed; "
-        "0 = never. More than a step, an evaluation batch and the writing of a checkpoint ever take",
+        "A rank that works by itself for this long, without a call to others, counts as dead and "
+        "is killed. 0 means never. "
+        "Set it longer than a step, an evaluation batch and the writing of a checkpoint ever take.",
         minimum=0,
     )
     start_seconds: float = key(
-        120.0, "the run ends if MPI is not up on all ranks after so long", minimum=1
+        120.0, "The run ends if MPI is not up on all ranks after this long.", minimum=1
     )
 
 
@@ -208,93 +247,120 @@ class ProtectionConfig:
 
     name: str = key(
         "erasure",
-        "none; erasure = Reed-Solomon parity over rows and optimizer state; chain = chain replication; "
-        "replicate = copies, counting those that trainers hold; "
-        "stateless = training goes on with lost rows as last seen, which come back from a checkpoint: not exact; "
-        "checkpoint = a failure takes all back to the newest checkpoint; mapped = to the last commit, in memory-mapped files",
-        choices=("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapped"),
+        "The protection.",
+        choices={
+            "none": "Nothing is kept. A death ends the run unless there are checkpoints.",
+            "erasure": "Reed-Solomon parity over rows and optimizer state.",
+            "chain": "Chain replication: whole copies of every row, updated one after the other.",
+            "replicate": "Whole copies of every row, counting those that trainers hold.",
+            "stateless": "Training goes on with lost rows as they were last seen, until they come "
+            "back from a checkpoint. The model is not exact.",
+            "checkpoint": "A failure takes all ranks back to the newest checkpoint.",
+            "mapped": "Rows live in memory-mapped files. "
+            "A failure takes all ranks back to the last commit in them.",
+        },
     )
-    k: int = key(3, "data rows per stripe, used by erasure", minimum=1, maximum=254)
+    k: int = key(3, "Data rows per stripe. Used by erasure.", minimum=1, maximum=254)
     m: int = key(
         1,
-        "parity rows per stripe, the failure domains that may be lost at once; used by erasure",
+        "Parity rows per stripe: how many failure domains may be lost at once. Used by erasure.",
         minimum=1,
         maximum=254,
     )
     copies: int = key(
         2,
-        "whole copies of every row, each in another failure domain; used by chain and replicate",
+        "Whole copies of every row, each in another failure domain. Used by chain and replicate.",
         minimum=2,
         maximum=4,
     )
     commit_interval: int = key(
-        1, "steps between commits; at most this many steps are redone after a failure", minimum=1
+        1, "Steps between commits. A failure redoes at most this many steps.", minimum=1
     )
     last_seen_rows: int = key(
         131072,
-        "rows of each width whose last values a rank that runs slots keeps; used by stateless",
+        "Rows of each width whose last values a rank that runs slots keeps. Used by stateless.",
         minimum=1,
         maximum=MAX_ROWS,
     )
     rebuild_rows_per_step: int = key(
         4096,
-        "rows of each lost shard decoded per step (stateless: read from the checkpoint): those that the step asks for, however many, then others in the background until there are so many; rows never updated do not count",
+        "Rows of each lost shard that are rebuilt per step. Those that the step asks for come "
+        "first, however many they are; others follow until this number is reached. "
+        "Rows that were never updated do not count.",
         minimum=1,
     )
     scrub_rows_per_step: int = key(
         0,
-        "rows of each shard, data and parity, compared with their stripes at a commit, going round all of them; 0 = off",
+        "Rows of each shard, data and parity, that a commit compares with their stripes. "
+        "All rows have their turn, again and again. 0 means off.",
         minimum=0,
     )
     reshape: bool = key(
         True,
-        "when too few ranks are left to keep stripe members apart, lay everything out anew over fewer servers with a "
-        "smaller k, in one pause, so that m more failures are survived",
+        "When too few ranks are left to keep the units of a stripe apart, spread all data over "
+        "fewer servers with a smaller k. This takes one pause; then m more failures are survived.",
     )
     verify_parity_at_end: bool = key(
         False,
-        "re-encode all rows after the last step and compare with the parity held; where they differ the run fails",
+        "After the last step, encode all rows again and compare them with the parity held. "
+        "The run fails where they differ.",
     )
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is written to disk for the case that more is lost than the protection covers, under every protection."""
+    """What is written to disk, under every protection, in case more is lost than it covers."""
 
     every_steps: int = key(
-        0, "steps between checkpoints; 0 = none, unless checkpoint.every_minutes says so", minimum=0
+        0,
+        "Steps between checkpoints. 0 means none, unless checkpoint.every_minutes is set.",
+        minimum=0,
     )
     every_minutes: float = key(
         0.0,
-        "minutes between checkpoints, instead of or beside checkpoint.every_steps; 0 = none; with protection.name checkpoint or stateless 30 "
-        "where neither is given",
+        "Minutes between checkpoints, instead of or beside checkpoint.every_steps. 0 means none. "
+        "Where neither is set, protection.name checkpoint and stateless use 30 minutes.",
         minimum=0,
     )
     mode: str = key(
         "sync",
-        "sync = training waits until it is written; async = training waits for a copy in memory, which is written meanwhile",
-        choices=("sync", "async"),
+        "What training waits for.",
+        choices={
+            "sync": "Training waits until the checkpoint is written.",
+            "async": "Training waits for a copy in memory, which is written while it goes on.",
+        },
     )
     kind: str = key(
         "full",
-        "full = every row ever updated; incremental = rows changed since the one before",
-        choices=("full", "incremental"),
+        "Which rows a checkpoint holds.",
+        choices={
+            "full": "Every row that was ever updated.",
+            "incremental": "The rows that changed since the checkpoint before.",
+        },
     )
-    full_every: int = key(8, "with kind incremental, every so many checkpoints are full", minimum=1)
+    full_every: int = key(
+        8, "With kind incremental, one checkpoint in this many is full.", minimum=1
+    )
     keep: int = key(
         2,
-        "complete checkpoints kept, not counting those that they add to, and that of checkpoint.keep_best",
+        "Complete checkpoints to keep. Those that they add to, and that of checkpoint.keep_best, "
+        "do not count.",
         minimum=1,
     )
     at_end: bool = key(
         True,
-        "keep the model in the run folder: a checkpoint after the last step, and where the run is asked to stop",
+        "Write a checkpoint after the last step, and when the run is asked to stop. "
+        "It keeps the model in the run folder.",
     )
     keep_best: str = key(
         "none",
-        "auc or logloss = the checkpoint of the best evaluation so far by that measure, written at the evaluation, is kept as "
-        "checkpoints/best, however old",
-        choices=("none", "auc", "logloss"),
+        "Write a checkpoint at the best evaluation so far and keep it as checkpoints/best, however "
+        "old it gets.",
+        choices={
+            "none": "No such checkpoint.",
+            "auc": "The evaluation with the highest AUC.",
+            "logloss": "The evaluation with the lowest log loss.",
+        },
     )
 
 
@@ -304,12 +370,16 @@ class MappedConfig:
 
     path: str = key(
         "",
-        "folder of the files, new or empty, on persistent memory, tmpfs or disk, seen by all ranks; empty = mapped/ in the run folder",
+        "Folder of the files, new or empty, on persistent memory, tmpfs or disk. "
+        "All ranks must see it. Empty means mapped/ in the run folder.",
     )
     flush: str = key(
         "none",
-        "none = what is committed survives the death of every process; commit = of the machine too: each step waits for the device",
-        choices=("none", "commit"),
+        "What committed updates survive.",
+        choices={
+            "none": "The death of every process.",
+            "commit": "The death of the machine as well: each step waits for the device.",
+        },
     )
 
 
@@ -319,26 +389,37 @@ class StorageConfig:
 
     backend: str = key(
         "auto",
-        "FBGEMM table-batched embeddings, or this project's own kernels, which update rows faster to the same bits; auto = native",
-        choices=("auto", "fbgemm", "native"),
+        "What holds and updates the rows.",
+        choices={
+            "auto": "The same as native.",
+            "fbgemm": "FBGEMM's table-batched embeddings.",
+            "native": "This project's own kernels, which update rows faster to the same bits.",
+        },
     )
     prefault: bool = key(
         False,
-        "have the system hand out all memory of rows and redundancy at the start, in huge pages where it has them, instead of at the first "
-        "update of a row: a start that takes longer the larger the tables, faster steps, and no slower first ones. The next 2 m spares have "
-        "memory for one shard ready as well, those of the start also 96 MB to work in; what others take over comes in small pages, in a thread "
-        "beside the steps",
+        "Take all memory of rows and redundancy from the system at the start, in huge pages where "
+        "it has them, not at the first update of a row. The start takes longer the larger the "
+        "tables are; steps are faster. The next 2 m spares keep memory for one shard ready, those "
+        "of the start also 96 MB to work in. Other ranks that take over a shard get small pages, "
+        "from a thread beside the steps.",
     )
 
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """What this project's C++ kernels run on; the bits are the same on all."""
+    """What this project's C++ kernels run on. The bits are the same on all."""
 
     instruction_set: str = key(
         "auto",
-        "auto = the best that a machine has; or one by name, which all machines of the run must have",
-        choices=("auto", "portable", "avx2", "avx512", "gfni"),
+        "The instruction set. All machines of the run must have one that is named.",
+        choices={
+            "auto": "The best that a machine has.",
+            "portable": "Plain C++.",
+            "avx2": "",
+            "avx512": "",
+            "gfni": "",
+        },
     )
 
 
@@ -350,22 +431,25 @@ class TestingConfig:
 
     imitated_hosts: int = key(
         0,
-        "TEST ONLY: rank r counts as a rank of host r mod this many; 0 = hosts are what they are",
+        "TEST ONLY. Rank r counts as a rank of host r modulo this number. "
+        "0 means that hosts are what they are.",
         minimum=0,
         maximum=65536,
     )
     skip_undo: bool = key(
-        False, "TEST ONLY: do not go back to the commit after a failure; the model is then wrong"
+        False,
+        "TEST ONLY. Do not go back to the commit after a failure. The model is then wrong.",
     )
     flip: str = key(
         "",
-        "TEST ONLY: RANK@STEP:row, :state or :parity: one bit of that rank's memory flips in that step",
+        "TEST ONLY. Flip one bit of a rank's memory in a step: "
+        "RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity.",
     )
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole config; made by `load_config`, which has checked every value and how they fit together."""
+    """A whole config. `load_config` makes it and has checked each value, and all of them together."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -400,8 +484,11 @@ class Config:
 
     @property
     def failures_survived(self) -> int:
-        """Number of ranks that may die at once, whichever they are, without all going back to a checkpoint: protection.m, copies - 1,
-        1 with stateless (one of the two dense replicas at least), or 0 without redundancy."""
+        """Number of ranks, whichever they are, that may die at once without a rollback.
+
+        That is protection.m, protection.copies - 1, 1 with stateless (which keeps two dense
+        replicas), or 0 without redundancy.
+        """
         copies = self.protection.copies - 1
         return {
             "erasure": self.protection.m,
@@ -416,7 +503,10 @@ class Config:
         c = self.cluster
         roles = f"{counted(c.servers, 'server')} + {counted(c.trainers, 'trainer')}"
         if c.layout == "colocated":
-            roles = f"max of {counted(c.servers, 'server')} and {counted(c.trainers, 'trainer')}, colocated"
+            roles = (
+                f"max of {counted(c.servers, 'server')} and {counted(c.trainers, 'trainer')}, "
+                "colocated"
+            )
         return f"{roles} + {counted(c.spares, 'spare')}" if c.spares else roles
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

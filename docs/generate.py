@@ -1,0 +1,243 @@
+"""Writes docs/reference/ from the code.
+
+    python docs/generate.py            # write every page
+    python docs/generate.py --check    # change nothing; print the diff to the code and exit 1
+
+A new page is one entry of PAGES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ecrm import config, errors
+from ecrm.cli import make_parser
+from ecrm.config.reference import keys_of
+from ecrm.config.schema import SECTIONS
+
+ROOT = Path(__file__).parent.parent
+FOLDER = Path("docs") / "reference"
+COMMAND = "make docs"
+COLUMNS = 100
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a `|` in a cell is escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def wrapped(text: str, bullet: str = "") -> str:
+    """A paragraph, or one point of a list, in lines of at most COLUMNS."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        COLUMNS,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def first_line(thing: object) -> str:
+    """The first line of a docstring. Raises ValueError where there is none, or it is too long."""
+    line = (thing.__doc__ or "").strip().split("\n")[0]
+    if not 0 < len(line) <= COLUMNS:
+        raise ValueError(f"{thing}: the docstring's first line has {len(line)} columns")
+    return line
+
+
+def config_page() -> str:
+    """Every config key."""
+    blocks = [
+        "# Config keys",
+        wrapped(
+            "A config is a TOML file, or the name of a shipped one: "
+            + ", ".join(f"`{name}`" for name in config.shipped_configs())
+            + ". Each key has a default, and `--set SECTION.KEY=VALUE` changes one. "
+            "`ecrm config` prints this page as a TOML file. "
+            "`ecrm config NAME` prints the values of one config."
+        ),
+        wrapped("Sections: " + ", ".join(f"[{name}](#{name})" for name in SECTIONS) + "."),
+    ]
+    for section, kind in SECTIONS.items():
+        blocks += [f"## {section}", wrapped(kind.__doc__ or "")]
+        for key in keys_of(section):
+            default = "Required." if key.default is None else f"Default `{key.default}`."
+            wanted = "" if key.rule.choices else f" {sentence(key.wanted)}"
+            blocks += [
+                f"### {section}.{key.name}",
+                wrapped(key.rule.description),
+                wrapped(default + wanted),
+            ]
+            if key.rule.choices:
+                blocks.append(
+                    "\n".join(
+                        wrapped(f"`{choice}`" + (f": {text}" if text else ""), "- ")
+                        for choice, text in key.rule.choices.items()
+                    )
+                )
+    return "\n\n".join(blocks)
+
+
+def cli_page() -> str:
+    """Every command with its options."""
+    parser = make_parser()
+    blocks = ["# Commands", wrapped(f"`{parser.prog} --version` prints the version. {HELP}")]
+    for command, meaning in commands_of(parser):
+        blocks += [f"## {command.prog}", wrapped(meaning), f"    {usage(command)}"]
+        for group in command._mutually_exclusive_groups:
+            names = " or ".join(f"`{action.option_strings[-1]}`" for action in group._group_actions)
+            how = "Give" if group.required else "Give at most"
+            blocks.append(wrapped(f"{how} one of {names}."))
+        shown = [action for action in command._actions if action.dest != "help"]
+        formatter = command._get_formatter()
+        if shown:
+            rows = [(f"`{named(a)}`", formatter._expand_help(a)) for a in shown]
+            blocks.append(table(("argument", "meaning"), rows))
+    return "\n\n".join(blocks)
+
+
+HELP = "Every command takes `--help`. Exit codes are on [a page of their own](exit-codes.md)."
+
+
+def commands_of(
+    parser: argparse.ArgumentParser, meaning: str = ""
+) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Every command that can be run, with its line of help, in the order of `--help`."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not below:
+        yield parser, meaning
+    for subparsers in below:
+        helps = {action.dest: action.help or "" for action in subparsers._choices_actions}
+        for name, child in subparsers.choices.items():
+            yield from commands_of(child, f"{meaning} {sentence(helps[name])}".strip())
+
+
+def named(action: argparse.Action) -> str:
+    """An argument as it is typed."""
+    value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else "")
+    return " ".join([*action.option_strings[-1:], *([str(value)] if action.nargs != 0 else [])])
+
+
+def usage(command: argparse.ArgumentParser) -> str:
+    """The command with what it must have, in one line."""
+    words, optional = [command.prog], False
+    for action in command._actions:
+        if not action.option_strings:
+            more = {"+": "{0} [{0} ...]", "?": "[{0}]"}.get(str(action.nargs), "{0}")
+            words.append(more.format(named(action)))
+        elif action.required:
+            words.append(named(action))
+        else:
+            optional |= action.dest != "help"
+    return " ".join([*words, *(["[OPTIONS]"] if optional else [])])
+
+
+def exit_codes_page() -> str:
+    """Every exit code."""
+    kinds = [
+        thing
+        for thing in vars(errors).values()
+        if isinstance(thing, type) and issubclass(thing, errors.EcrmError)
+    ]
+    rows = [(code, "", text) for code, text in errors.ENDINGS.items()]
+    rows += [(kind.exit_code, f"`{kind.__name__}`", first_line(kind)) for kind in kinds]
+    return "\n\n".join(
+        [
+            "# Exit codes",
+            wrapped(
+                "An error is one line on stderr that begins with `ecrm: error:`. `ecrm launch` ends "
+                "with the code of the rank that said why the run failed. Where no rank could say "
+                "so, it ends with the code of mpirun if that is from 1 to 125, and else with 1."
+            ),
+            table(
+                ("code", "error in Python", "meaning"),
+                [(str(code), *rest) for code, *rest in sorted(rows, key=lambda row: row[0])],
+            ),
+            wrapped(
+                "A wrong option on the command line ends with 2 as well, and so does `ecrm doctor` "
+                "where training cannot run."
+            ),
+        ]
+    )
+
+
+def index_page() -> str:
+    """The list of all pages."""
+    points = [
+        wrapped(f"[{name}]({name}): {first_line(make)}", "- ")
+        for name, make in PAGES.items()
+        if make is not index_page
+    ]
+    return "\n\n".join(
+        [
+            "# Reference",
+            wrapped(f"These pages are made from the code by `{COMMAND}`; do not edit them."),
+            "\n".join(points),
+        ]
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "README.md": index_page,
+    "config.md": config_page,
+    "cli.md": cli_page,
+    "exit-codes.md": exit_codes_page,
+}
+
+
+def differences(root: Path = ROOT) -> list[str]:
+    """The diff, page by page, from what is in `root` to what the code says."""
+    found = []
+    for name in sorted(PAGES.keys() | {path.name for path in (root / FOLDER).glob("*")}):
+        path = root / FOLDER / name
+        there = path.read_text() if path.exists() else ""
+        wanted = f"{PAGES[name]()}\n" if name in PAGES else ""
+        shown = str(FOLDER / name)
+        lines = [text.splitlines(keepends=True) for text in (there, wanted)]
+        if there != wanted:
+            found.append("".join(difflib.unified_diff(*lines, shown, f"{shown} by the code")))
+    return found
+
+
+def write(root: Path = ROOT) -> None:
+    """Write every page, and remove what is none."""
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    for path in (root / FOLDER).glob("*"):
+        if path.name not in PAGES:
+            path.unlink()
+    for name, make in PAGES.items():
+        (root / FOLDER / name).write_text(f"{make()}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check the pages; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="print the diff, write nothing")
+    parser.add_argument("--root", type=Path, default=ROOT, help="write below another folder")
+    args = parser.parse_args(argv)
+    if not args.check:
+        write(args.root)
+        return 0
+    found = differences(args.root)
+    if found:
+        print("\n".join(found), end="")
+        print(f"docs/reference is not what the code says: type {COMMAND} and commit it")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

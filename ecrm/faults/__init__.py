@@ -1,1 +1,0 @@
-"""Faults that are injected on purpose. Light until one is due."""

@@ -1,1 +1,0 @@
-"""One rank as a process: guarded, started, stopped, and never left behind."""
