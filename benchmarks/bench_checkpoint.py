@@ -34,20 +34,20 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint
 from bench_protections import FULL, TINY, Regime, of_kind, regime_of, run
-from disturbance import around_a_checkpoint
-from measure import REGIME_DATA, device, prepare, target, write_csv
 from tables import checkpoint, checkpoint_runs, read_rows
 
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
-from ecrm.checkpoint.rows import SummedFile
+from ecrm.checkpoint.row_file import SummedFile
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import Alone
 from ecrm.simulate.workload import Workload, make_engine
+from lib.disturbance import around_a_checkpoint
+from lib.measure import REGIME_DATA, device, prepare, target, write_csv
 
 WINDOW = 1 << 16
 

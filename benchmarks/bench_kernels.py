@@ -54,8 +54,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from kernel_case import Batches, Case, Contender, load_isa_l, zeros
-from kernel_rows import decode_case, gather_case, logged_case, scatter_add_case
 
 from ecrm.kernels import native
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
@@ -63,7 +61,9 @@ from ecrm.kernels.parity_apply import parity_apply
 from ecrm.kernels.records import gather_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
-from ecrm.train.allocator import keep_freed_memory
+from ecrm.process.allocator import keep_freed_memory
+from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
+from lib.kernel_rows import decode_case, gather_case, logged_case, scatter_add_case
 
 COEFFICIENT = 29
 FLOOR_SOURCE = """

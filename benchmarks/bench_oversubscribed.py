@@ -4,7 +4,7 @@
     python benchmarks/bench_oversubscribed.py --smoke    # one layout, tiny, to a temporary file; what the tests run
 
 The same run binds its ranks to cores, has them sleep while they wait, and has them poll, the three
-in turns of a few seconds (turns.py), for several layouts; `auto` is which of these the config's
+in turns of a few seconds (lib/interleaved.py), for several layouts; `auto` is which of these the config's
 default is there. Ratios are to `bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
 """
 
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import measure
 import tables
-from turns import Beside, RunFailed, take_turns
+
+from lib import measure
+from lib.interleaved import Beside, RunFailed, take_turns
 
 MANNERS = ("bind", "sleep", "poll")
 

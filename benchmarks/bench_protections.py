@@ -8,17 +8,17 @@
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
     python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
 
-Contenders are in contenders.py, with the scaling of checkpoint intervals. Training is real, under
+Contenders are in lib/contenders.py, with the scaling of checkpoint intervals. Training is real, under
 mpirun, on 5 colocated ranks and a spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES;
 generated rows, measure.REGIME_DATA), and criteo: real rows (`--criteo`), going round them. In the
-first two the first batches go through every row of every table (swept.py), so that checkpoints and
+first two the first batches go through every row of every table (lib/pre_touched.py), so that checkpoints and
 rebuilding meet tables all of which was trained; nothing is measured before that.
 
 1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that
    gives the intervals.
 2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
 3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine
-   (turns.py), without the sweep and without checkpoints, from several starts, which differ by some
+   (lib/interleaved.py), without the sweep and without checkpoints, from several starts, which differ by some
    percent; those whose checkpoints are written in the background with both, at their interval. Then
    each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update
    phase of a step. With checkpoints that is half an interval after one, so that as many steps are
@@ -51,8 +51,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import measure
-from contenders import (
+from tables import TableError, read_rows
+
+from ecrm.data.dataset_info import read_manifest
+from ecrm.drill.run_record import RunRecord, run_record
+from ecrm.run.reading import parse_events
+from ecrm.train.profile import STEP_PHASES
+from lib import measure
+from lib.contenders import (
     CONTENDERS,
     FULL_EVERY,
     PAPER,
@@ -62,17 +68,11 @@ from contenders import (
     Setting,
     interval_steps,
 )
-from disturbance import Calm, calm, cost, timeline, usual
-from protections_files import REGIMES, Files
-from swept import sweep
-from tables import TableError, read_rows
-from turns import ENDLESS, Beside, RunFailed, take_turns
-from versus import auc_differences, bars, overheads, summary_lines
-
-from ecrm.data.manifest import read_manifest
-from ecrm.drill.record import RunRecord, run_record
-from ecrm.launch.events import parse_events
-from ecrm.train.profile import STEP_PHASES
+from lib.disturbance import Calm, calm, cost, timeline, usual
+from lib.interleaved import ENDLESS, Beside, RunFailed, take_turns
+from lib.pre_touched import sweep
+from lib.protection_files import REGIMES, Files
+from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1
 STEPS_APART = 100

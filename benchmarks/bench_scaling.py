@@ -6,7 +6,7 @@
 
 Series, each against its own first point in the same round:
   tables    rows of every table, 1x to 100x, the same samples: a step must not get slower than its rows get more; measured behind a pass through every row
-            of every table (swept.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
+            of every table (lib/pre_touched.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
   servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
   k         2 to 8 at m = 1, 10 servers
   m         1 to 3 at k = 4, 10 servers
@@ -27,13 +27,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import measure
 import tables
-from swept import sweep
 
 from ecrm.data.dataset import CriteoDataset
-from ecrm.drill.run import read_run
+from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
+from lib import measure
+from lib.pre_touched import sweep
 
 
 @dataclass(frozen=True)

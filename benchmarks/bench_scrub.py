@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tables
-from measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
+
+from lib.measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
 
 SETS = {
     "train.global_batch": 1024,
@@ -46,7 +47,7 @@ AS_ECRM = "ecrm"
 def act_as_ecrm(arguments: list[str]) -> int:
     """The `ecrm` command whose runs take the next of ROWS_PER_STEP in every step; it starts its ranks as this program."""
     if arguments[0] == "launch":
-        import ecrm.launch.run as run
+        import ecrm.launch.launcher as run
 
         mpirun_line = run.mpirun_line
         run.mpirun_line = lambda config, words, **options: mpirun_line(
@@ -68,7 +69,7 @@ def act_as_ecrm(arguments: list[str]) -> int:
                 self.scrub = self.protection._scrub = scrub
 
         Engine.apply = apply_and_scrub_so_much
-    from ecrm.cli import main
+    from ecrm.cli.commands import main
 
     return main(arguments)
 
@@ -86,7 +87,7 @@ def measure(
     repeat: int, data: Path, folder: Path, sets: dict[str, object]
 ) -> list[dict[str, object]]:
     """One run as rows of the CSV, one for each number of rows per step."""
-    from ecrm.drill.run import read_run
+    from ecrm.drill.drill_runs import read_run
 
     words = [
         sys.executable,

@@ -15,7 +15,7 @@ Samples per second are the global batch over the median step of the second half 
 the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
 is told storage.prefault), in huge pages, and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ and GLIBC_
 variables). Ratios are of the same round, then their median. ECRM's contenders are compared with each other in turns of a few
-seconds (turns.py), at the end of a round, since the pace of a shared machine changes by more than they differ.
+seconds (lib/interleaved.py), at the end of a round, since the pace of a shared machine changes by more than they differ.
 All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
 without protection. TorchRec's differ by rounding, which grows with every step, and with column-wise sharding by the optimizer, whose
 state is of each part of a row there. Then `none`, `erasure` and `erasure-16` are run once more with
@@ -39,13 +39,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import measure
 import tables
-from ratios import STEP_BARS, step_ratios
-from step_phases import phases
-from turns import Beside, RunFailed, take_turns
 
-from ecrm.drill.run import read_run
+from ecrm.drill.drill_runs import read_run
+from lib import measure
+from lib.interleaved import Beside, RunFailed, take_turns
+from lib.ratios import STEP_BARS, step_ratios
+from lib.step_phases import phases
 
 KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -53,7 +53,7 @@ KEEPS_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""What `ecrm.train.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
+"""What `ecrm.process.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
     "none": {"protection.name": "none"},

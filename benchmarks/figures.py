@@ -17,14 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-from charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
-from figures_protections import PROTECTION_FIGURES
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
-from ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
 from tables import ROOT, Row, TableError, groups, numbers, read_rows
+
+from lib.charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
+from lib.protection_figures import PROTECTION_FIGURES
+from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
 
 MADE_FROM = "Source"
 """The PNG's text that holds the SHA-256 of the CSV."""

@@ -40,11 +40,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import measure
-from contenders import CONTENDERS, PAPER
-from ratios import Row
 from tables import TableError, read_rows
-from versus import OURS, overheads
+
+from lib import measure
+from lib.contenders import CONTENDERS, PAPER
+from lib.ratios import Row
+from lib.versus import OURS, overheads
 
 GIGABYTE = 1e9
 TABLE_GIGABYTES = (100, 200, 500, 1000, 2000)

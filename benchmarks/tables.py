@@ -17,9 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import CONTENDERS, SHORT
-from ratios import STEP_BARS, Row, scaling_ratios, step_ratios
-from versus import auc_differences, bars, by_round, equal_models, overheads, redundancy
+from lib.contenders import CONTENDERS, SHORT
+from lib.ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.versus import (
+    BASELINES,
+    OURS,
+    auc_differences,
+    bars,
+    by_round,
+    equal_models,
+    overheads,
+    redundancy,
+)
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
@@ -31,10 +40,14 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class Table:
-    """The CSV file that a table is made from, by its name in benchmarks/results, and the lines of Markdown made from its rows."""
+    """The CSV files of benchmarks/results that a table is made from, and what makes its Markdown.
+
+    `lines` gets the rows of `csv`, and then those of each of the `others`.
+    """
 
     csv: str
-    lines: Callable[[Sequence[Row]], list[str]]
+    lines: Callable[..., list[str]]
+    others: tuple[str, ...] = ()
 
 
 def read_rows(path: Path) -> list[dict[str, str]] | None:
@@ -366,8 +379,65 @@ def oversubscribed(rows: Sequence[Row]) -> list[str]:
     return markdown(("layout", "ranks", "cores", "a step ms, bind", *manners), lines)
 
 
+def headline(steps: Sequence[Row], kept: Sequence[Row], gaps: Sequence[Row]) -> list[str]:
+    """The five numbers of the README: rows of step.csv, protections.csv and recovery.csv."""
+    regime, ours, theirs = "embedding-heavy", OURS, BASELINES[0]
+    rates = {
+        name: statistics.median(numbers(mine, "samples_per_second"))
+        for (at, name), mine in groups(steps, "regime", "contender").items()
+        if at == regime
+    }
+    torchrec = max(rate for name, rate in rates.items() if name.startswith("torchrec-"))
+    faster, dense = (
+        statistics.median(step_ratios(steps, at, "erasure", "torchrec"))
+        for at in (regime, "dense-heavy")
+    )
+    lost, cost = by_round(kept, "lost_ms"), overheads(kept)
+    stalls = {name: statistics.median(lost[regime, name].values()) / 1e3 for name in (ours, theirs)}
+    costs = {name: 100 * statistics.median(cost[regime, name]) for name in (ours, theirs)}
+    held = {
+        name: statistics.median(
+            redundancy(row) for row in kept if (row["regime"], row["contender"]) == (regime, name)
+        )
+        for name in (ours, "chain-2")
+    }
+    killed = next(iter(groups(gaps, "scenario").values()))
+    gap, step = (statistics.median(numbers(killed, field)) for field in ("gap_ms", "step_ms"))
+    return markdown(
+        ("", "ECRM with parity", "compared with"),
+        (
+            (
+                "training speed",
+                f"{rates['erasure']:,.0f} samples/s",
+                f"TorchRec's fastest plan, unprotected: {torchrec:,.0f} "
+                f"({faster:.1f} times; {dense:.1f} where MLPs dominate)",
+            ),
+            (
+                "progress lost to a SIGKILL",
+                f"{stalls[ours]:.2f} s",
+                f"checkpoints: {stalls[theirs]:.2f} s ({stalls[theirs] / stalls[ours]:.0f} times)",
+            ),
+            (
+                "extra memory, bytes per byte of rows",
+                f"{held[ours]:.2f}",
+                f"one replica: {held['chain-2']:.2f}",
+            ),
+            (
+                "slower steps without failures",
+                f"{costs[ours]:.1f} %",
+                f"checkpoints: {costs[theirs]:.1f} %",
+            ),
+            (
+                "quickstart: a server dies",
+                f"{gap:.0f} ms between two steps",
+                f"without a death: {step:.0f} ms",
+            ),
+        ),
+    )
+
+
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Rows of a round lie in the order in which they were run; here in that of contenders.py, regime by regime."""
+    """Rows of a round lie in the order in which they were run; here in that of lib/contenders.py, regime by regime."""
     regimes, places = (
         [row["regime"] for row in rows],
         {name: place for place, name in enumerate(CONTENDERS)},
@@ -589,6 +659,7 @@ def picture(name: str, text: str, csv: str = "") -> Table:
 
 
 TABLES = {
+    "headline": Table("step.csv", headline, ("protections.csv", "recovery.csv")),
     "recovery": Table("recovery.csv", recovery),
     "scrub": Table("scrub.csv", scrub),
     "checkpoint": Table("checkpoint.csv", checkpoint),
@@ -648,11 +719,11 @@ def content(name: str, results: Path, tables: Mapping[str, Table] = TABLES) -> s
     table = tables.get(name)
     if table is None:
         raise TableError(f"there is no table {name}: only {', '.join(tables)}")
-    rows = read_rows(results / table.csv)
-    if rows is None:
-        return f"Not measured yet: there is no benchmarks/results/{table.csv}."
+    rows = {file: read_rows(results / file) for file in (table.csv, *table.others)}
+    if missing := [file for file, found in rows.items() if found is None]:
+        return f"Not measured yet: there is no benchmarks/results/{missing[0]}."
     try:
-        return "\n".join(table.lines(rows))
+        return "\n".join(table.lines(*rows.values()))
     except (KeyError, ValueError, TypeError) as error:
         raise TableError(
             f"{results / table.csv} does not give the table {name}: {type(error).__name__} {error}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ecrm import config, errors
-from ecrm.cli import make_parser
+from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
 

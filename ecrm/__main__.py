@@ -2,6 +2,6 @@
 
 import sys
 
-from ecrm.cli import main
+from ecrm.cli.commands import main
 
 sys.exit(main())

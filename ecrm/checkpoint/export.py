@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from ecrm.checkpoint.fits import begun_as
+from ecrm.atomic_files import staged_file
+from ecrm.checkpoint.compatibility import begun_as
 from ecrm.checkpoint.folder import Checkpoint, locate
 from ecrm.errors import UsageError
-from ecrm.staging import staged_file
 from ecrm.wording import counted
 
 FORMATS = ("safetensors", "torchrec")
@@ -144,9 +144,9 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
     import torch
 
     from ecrm.checkpoint.restore import read_dense
-    from ecrm.checkpoint.rows import FRAME_ROWS, read_rows
+    from ecrm.checkpoint.row_file import FRAME_ROWS, read_rows
     from ecrm.placement.tables import Table, row_spaces
-    from ecrm.storage.initial import InitialRows
+    from ecrm.storage.initial_rows import InitialRows
 
     shapes, entries, at = shapes_of(checkpoint), {}, 0
     for name, shape in shapes.items():

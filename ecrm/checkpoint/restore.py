@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.checkpoint.fits import same_bits
+from ecrm.checkpoint.compatibility import same_bits
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import DENSE
-from ecrm.checkpoint.rows import read_rows
-from ecrm.engine.placing import Message, address, by_shard, place
+from ecrm.checkpoint.row_file import read_rows
+from ecrm.engine.record_delivery import Message, address, by_shard, place
 from ecrm.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View

@@ -14,7 +14,7 @@ from torch import Tensor
 from ecrm.allocate import Room, lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
-from ecrm.checkpoint.rows import FRAME_ROWS, SummedFile, write_rows
+from ecrm.checkpoint.row_file import FRAME_ROWS, SummedFile, write_rows
 from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard

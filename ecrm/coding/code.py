@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ecrm.coding import field, matrix
+from ecrm.coding import gf256, matrix
 
 _CACHED_DECODE_MATRICES = 4096
 
@@ -116,5 +116,5 @@ def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
             if coefficient == 1:
                 result[w] ^= unit
             elif coefficient:
-                result[w] ^= field.PRODUCT[coefficient][unit]
+                result[w] ^= gf256.PRODUCT[coefficient][unit]
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ecrm.coding import field
+from ecrm.coding import gf256
 
 LARGEST_STRIPE = 255
 
@@ -31,9 +31,9 @@ def coefficients(k: int, m: int) -> np.ndarray:
             f"a stripe needs k >= 1, m >= 0 and k + m <= {LARGEST_STRIPE}: k={k}, m={m}, k + m = {k + m}"
         )
     if m <= 3:
-        entries = [[field.power(field.power(2, t), d) for d in range(k)] for t in range(m)]
+        entries = [[gf256.power(gf256.power(2, t), d) for d in range(k)] for t in range(m)]
     else:
-        entries = [[field.inverse((k + t) ^ d) for d in range(k)] for t in range(m)]
+        entries = [[gf256.inverse((k + t) ^ d) for d in range(k)] for t in range(m)]
     return np.array(entries, dtype=np.uint8).reshape(m, k)
 
 
@@ -53,13 +53,13 @@ def invert(matrix: np.ndarray) -> np.ndarray:
             )
         pivot = column + int(candidates[0])
         work[[column, pivot]] = work[[pivot, column]]
-        work[column] = field.PRODUCT[field.inverse(int(work[column, column])), work[column]]
+        work[column] = gf256.PRODUCT[gf256.inverse(int(work[column, column])), work[column]]
         for row in range(size):
             if row != column and work[row, column]:
-                work[row] ^= field.PRODUCT[work[row, column], work[column]]
+                work[row] ^= gf256.PRODUCT[work[row, column], work[column]]
     return work[:, size:].copy()
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product uint8 [p, r] of uint8 [p, q] and uint8 [q, r]."""
-    return np.bitwise_xor.reduce(field.PRODUCT[a[:, :, None], b[None, :, :]], axis=1)
+    return np.bitwise_xor.reduce(gf256.PRODUCT[a[:, :, None], b[None, :, :]], axis=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ecrm.coding import field
+from ecrm.coding import gf256
 
 
 def find_wrong_unit(
@@ -24,9 +24,9 @@ def find_wrong_unit(
         return k + int(wrong[0]), syndromes[wrong[0]]
     if wrong.size == m:
         for unit in range(k):
-            error = field.PRODUCT[field.inverse(int(coefficients[0, unit]))][syndromes[0]]
+            error = gf256.PRODUCT[gf256.inverse(int(coefficients[0, unit]))][syndromes[0]]
             if all(
-                np.array_equal(field.PRODUCT[coefficients[t, unit]][error], syndromes[t])
+                np.array_equal(gf256.PRODUCT[coefficients[t, unit]][error], syndromes[t])
                 for t in range(1, m)
             ):
                 return unit, error

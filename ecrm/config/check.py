@@ -10,9 +10,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ecrm.config.flip import parse_flip
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
 from ecrm.errors import Problem
+from ecrm.faults.flip import parse_flip
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()

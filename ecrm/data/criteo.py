@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ecrm.data import fields
+from ecrm.data import parse_fields
 from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
 from ecrm.errors import DataError, UsageError
 
@@ -150,7 +150,7 @@ class _Counted(io.RawIOBase):
 
 def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yield (text, number of its first line): whole lines, each ended by LF, between `fields.PAD` spare bytes on either side."""
-    pad = bytes(fields.PAD)
+    pad = bytes(parse_fields.PAD)
     line_number, carried = 1, b""
     for data in _decoded(source, path, block_bytes):
         end = data.rfind(b"\n") + 1
@@ -221,7 +221,7 @@ class _Prefixed:
 def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 offsets of the first byte of each line and of the byte behind its last, LF or CRLF left out."""
     feeds = np.flatnonzero(block == ord("\n"))
-    starts = np.concatenate(([fields.PAD], feeds[:-1] + 1))
+    starts = np.concatenate(([parse_fields.PAD], feeds[:-1] + 1))
     # An empty line's preceding byte belongs to the line before it.
     returned = (block[feeds - 1] == ord("\r")) & (feeds > starts)
     return starts, feeds - returned
@@ -251,18 +251,20 @@ def _parse_block(
     lengths = field_ends - field_starts
     if layout.header:
         span = slice(0, 1 + INTEGERS)
-        lengths[:, span] = fields.without_zero_fraction(
+        lengths[:, span] = parse_fields.without_zero_fraction(
             block, field_starts[:, span], lengths[:, span]
         )
-        lengths[:, 1:] = fields.without_missing_words(block, field_starts[:, 1:], lengths[:, 1:])
+        lengths[:, 1:] = parse_fields.without_missing_words(
+            block, field_starts[:, 1:], lengths[:, 1:]
+        )
 
     label_bytes = block[field_starts[:, 0]]
     good = (lengths[:, 0] == 1) & ((label_bytes == ord("0")) | (label_bytes == ord("1")))
     span = slice(1, 1 + INTEGERS)
-    integers, sound = fields.parse_decimal(block, field_starts[:, span], lengths[:, span])
+    integers, sound = parse_fields.parse_decimal(block, field_starts[:, span], lengths[:, span])
     good &= sound.all(axis=1)
     span = slice(1 + INTEGERS, COLUMNS)
-    categories, sound = fields.parse_hex(block, field_starts[:, span], lengths[:, span])
+    categories, sound = parse_fields.parse_hex(block, field_starts[:, span], lengths[:, span])
     good &= sound.all(axis=1)
     result = (label_bytes - np.uint8(ord("0")), integers, categories, lengths[:, 1:] == 0)
 
@@ -291,7 +293,7 @@ def _unquote(
 
 
 _INTEGER = re.compile(rb"-?[0-9]+")
-_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % fields.MAX_FRACTION_ZEROS)
+_ZERO_FRACTION = re.compile(rb"(?<=[0-9])\.0{0,%d}\Z" % parse_fields.MAX_FRACTION_ZEROS)
 _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
@@ -316,7 +318,7 @@ def _as_without_header(name: str, text: bytes) -> bytes:
     """Return how a field under a header is written where there is none: without a fraction of zeros or a word for a missing value."""
     if not name.startswith("cat_"):
         text = _ZERO_FRACTION.sub(b"", text)
-    return b"" if name != "label" and text.lower() in fields.MISSING_WORDS else text
+    return b"" if name != "label" and text.lower() in parse_fields.MISSING_WORDS else text
 
 
 def _field_problem(name: str, text: bytes) -> str:
@@ -330,8 +332,8 @@ def _field_problem(name: str, text: bytes) -> str:
             return "not an integer"
         return (
             ""
-            if len(text.lstrip(b"-")) <= fields.MAX_DIGITS
-            else f"more than {fields.MAX_DIGITS} digits"
+            if len(text.lstrip(b"-")) <= parse_fields.MAX_DIGITS
+            else f"more than {parse_fields.MAX_DIGITS} digits"
         )
     if not _HEX.fullmatch(text):
         return "not hexadecimal"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ecrm.data import manifest as manifests
+from ecrm.data import dataset_info
 from ecrm.data.hashing import cap_rows
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.errors import DataError, UsageError
@@ -34,16 +34,16 @@ class CriteoDataset:
     ) -> None:
         """Map the files of a checked manifest; use `open`."""
         rows: int = manifest["rows"]
-        self.train_rows, self.eval_rows = manifests.split_rows(rows, eval_fraction)
+        self.train_rows, self.eval_rows = dataset_info.split_rows(rows, eval_fraction)
         self._directory, self._manifest = directory, manifest
         self._labels, self._dense, self._sparse = (
             np.memmap(directory / name, dtype, "r", shape=(rows, *shape))
-            for name, (dtype, shape) in manifests.FILES.items()
+            for name, (dtype, shape) in dataset_info.FILES.items()
         )
         self._rows = np.array(list(manifest["tables"].values()), np.uint32)
         kept = np.minimum(self._rows, max_rows_per_table or self._rows)
         self._caps = kept.astype(np.int64) if (kept < self._rows).any() else None
-        self.tables = list(zip(manifests.TABLE_NAMES, kept.tolist(), strict=True))
+        self.tables = list(zip(dataset_info.TABLE_NAMES, kept.tolist(), strict=True))
 
     @classmethod
     def open(
@@ -67,8 +67,8 @@ class CriteoDataset:
         if not 0 <= eval_fraction < 1:
             raise UsageError(f"eval_fraction is {eval_fraction}, not in 0 up to but without 1")
         path = Path(directory)
-        manifest = manifests.read_manifest(path)
-        manifests.check_files(path, manifest)
+        manifest = dataset_info.read_manifest(path)
+        dataset_info.check_files(path, manifest)
         try:
             return cls(path, manifest, max_rows_per_table, eval_fraction)
         except OSError as error:
@@ -141,7 +141,7 @@ class CriteoDataset:
             # Seen as unsigned, a negative id is too large.
             if (stray := self._sparse[piece].view(np.uint32) >= self._rows).any():
                 row, table = (int(place) for place in np.argwhere(stray)[0])
-                name, last = manifests.TABLE_NAMES[table], int(self._rows[table]) - 1
+                name, last = dataset_info.TABLE_NAMES[table], int(self._rows[table]) - 1
                 found = self._sparse[piece.start + row, table]
                 error = DataError(
                     f"{self._directory / 'sparse.bin'}: row {piece.start + row} has id {found} in table {name}, whose ids are 0 to {last}"

@@ -20,14 +20,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ecrm.data import manifest as manifests
+from ecrm.atomic_files import staged_directory
+from ecrm.data import dataset_info
 from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_criteo
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.errors import DataError, UsageError
-from ecrm.progress import Progress
-from ecrm.staging import staged_directory
+from ecrm.progress_line import Progress
 from ecrm.wording import counted
 
 SHOWN_MALFORMED = 20
@@ -56,7 +56,7 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
-    max_malformed: float = manifests.MAX_MALFORMED,
+    max_malformed: float = dataset_info.MAX_MALFORMED,
 ) -> dict:
     """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
 
@@ -82,7 +82,7 @@ def prepare(
         with ExitStack() as stack:
             writer, skipped = (
                 _Writer(stack, staged, sizes),
-                _Skipped(stack, staged / manifests.MALFORMED, progress),
+                _Skipped(stack, staged / dataset_info.MALFORMED, progress),
             )
             sources = _copy(
                 inputs, input_bytes, writer, skipped, strict, progress, block_bytes, max_malformed
@@ -93,7 +93,7 @@ def prepare(
                     f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)"
                 )
             manifest = writer.finish() | {"sources": sources}
-        _write_synced(staged / manifests.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
+        _write_synced(staged / dataset_info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest
 
 
@@ -141,8 +141,8 @@ def _check_replaceable(target: Path, force: bool) -> None:
     entries = {entry.name for entry in target.iterdir()}
     if not entries:
         return
-    foreign = sorted(entries - {manifests.NAME, manifests.MALFORMED, *manifests.FILES})
-    if foreign or not manifests.holds_dataset(target):
+    foreign = sorted(entries - {dataset_info.NAME, dataset_info.MALFORMED, *dataset_info.FILES})
+    if foreign or not dataset_info.holds_dataset(target):
         raise UsageError(
             f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone"
         )
@@ -174,7 +174,7 @@ def _copy(
             more = list(islice(rows.examples, NAMED_MALFORMED - len(first)))
             first += more
             skipped.add(rows.malformed, chain(more, rows.examples))
-            if lines >= manifests.JUDGED_LINES:
+            if lines >= dataset_info.JUDGED_LINES:
                 _judge(path, malformed, lines, first, max_malformed, of="the first ")
             if progress:
                 fraction = (done + read) / total if total else None
@@ -251,9 +251,9 @@ class _Writer:
         self._clicks = 0
         self._missing = np.zeros(INTEGERS + CATEGORIES, np.int64)
         self._files = {
-            name: stack.enter_context(open(directory / name, "wb")) for name in manifests.FILES
+            name: stack.enter_context(open(directory / name, "wb")) for name in dataset_info.FILES
         }
-        self._digests = {name: hashlib.sha256() for name in manifests.FILES}
+        self._digests = {name: hashlib.sha256() for name in dataset_info.FILES}
 
     def write(self, rows: Rows) -> None:
         """Append the rows of a block."""
@@ -268,7 +268,7 @@ class _Writer:
         )
 
     def _append(self, name: str, array: np.ndarray) -> None:
-        data = np.ascontiguousarray(array, manifests.FILES[name][0]).data
+        data = np.ascontiguousarray(array, dataset_info.FILES[name][0]).data
         if data.nbytes:
             self._files[name].write(data)
             self._digests[name].update(data)
@@ -279,21 +279,21 @@ class _Writer:
             file.flush()
             os.fsync(file.fileno())
         return {
-            "format": manifests.FORMAT,
-            "format_version": manifests.VERSION,
+            "format": dataset_info.FORMAT,
+            "format_version": dataset_info.VERSION,
             "rows": self.rows,
             "clicks": self._clicks,
-            "tables": dict(zip(manifests.TABLE_NAMES, self._sizes, strict=True)),
+            "tables": dict(zip(dataset_info.TABLE_NAMES, self._sizes, strict=True)),
             "transform": _TRANSFORM,
             "missing": dict(zip(COLUMN_NAMES[1:], self._missing.tolist(), strict=True)),
             "files": {
                 name: {
                     "dtype": dtype,
                     "shape": [self.rows, *shape],
-                    "bytes": self.rows * manifests.row_bytes(name),
+                    "bytes": self.rows * dataset_info.row_bytes(name),
                     "sha256": self._digests[name].hexdigest(),
                 }
-                for name, (dtype, shape) in manifests.FILES.items()
+                for name, (dtype, shape) in dataset_info.FILES.items()
             },
         }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ecrm.config import Config
 from ecrm.errors import UsageError
-from ecrm.train.kill import Kill, parse_kill
+from ecrm.faults.kill import Kill, parse_kill
 from ecrm.wording import counted
 
 LOG_EVERY_STEPS = 10

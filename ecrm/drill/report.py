@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ecrm.drill.options import Disturbance
-from ecrm.drill.record import RunRecord
+from ecrm.drill.run_record import RunRecord
 from ecrm.drill.throughput import Pace, before_during_after, pace, spans
 from ecrm.drill.timeline import Timeline, timeline
 from ecrm.wording import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ecrm.drill.record import FailureRecord
 from ecrm.drill.report import Report
+from ecrm.drill.run_record import FailureRecord
 from ecrm.wording import counted
 
 TEXT_WIDTH = 118

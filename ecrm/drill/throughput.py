@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ecrm.drill.record import FailureRecord, RunRecord
+from ecrm.drill.run_record import FailureRecord, RunRecord
 
 BUCKETS = 80
 """About how many buckets the longer run has."""

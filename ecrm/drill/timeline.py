@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from ecrm.drill.record import RunRecord
+from ecrm.drill.run_record import RunRecord
 from ecrm.drill.throughput import bucket_rates, bucket_seconds, open_times, spans
 
 Curve = tuple[tuple[float, float], ...]

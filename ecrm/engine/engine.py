@@ -27,18 +27,18 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.lookup import Lookup, stray_row
 from ecrm.engine.recovery import Recovery
 from ecrm.engine.reshape import Reshape
-from ecrm.engine.resume import Resume
-from ecrm.engine.riders import RidingTransport
 from ecrm.engine.rollback import Durable
-from ecrm.engine.routing import DENSE, NOTE, STOP, TROUBLE, Results, Riders, ShardRequests
-from ecrm.engine.stores import ShardStores
-from ecrm.placement.reshape import plan_reshape
+from ecrm.engine.shard_stores import ShardStores
+from ecrm.engine.step_replay import Resume
+from ecrm.placement.relayout import plan_reshape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, ShardSpace, VerifyReport
+from ecrm.requests.routing import DENSE, NOTE, STOP, TROUBLE, Results, Riders, ShardRequests
 from ecrm.storage import StoreFactory
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Came, Part
+from ecrm.transport.piggyback import RidingTransport
 
 
 class Engine(Recovery):
@@ -96,7 +96,7 @@ class Engine(Recovery):
         `apply` will be given what was computed for this step before a failure: their values are not
         returned, and need not be there yet. None may be with a stand-in; whoever uses it must do so
         wherever the same step begins again and `confirmed` is true, since a step may be resumed on
-        that (`ecrm/engine/resume.py`). Raises StepAborted after a failure.
+        that (`ecrm/engine/step_replay.py`). Raises StepAborted after a failure.
         """
         assert self.protection.stand_in is None or not computed
         with self.recovering():

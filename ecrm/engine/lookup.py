@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ecrm.engine.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound, ShardSpace
+from ecrm.requests.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.message import Came, Part
 

@@ -13,14 +13,14 @@ from ecrm.engine.failures import MOST_IN_VAIN, Failure
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.lookup import Lookup, Where
-from ecrm.engine.resume import Resume
 from ecrm.engine.rollback import Durable, Rollback
+from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_log import StepLog
-from ecrm.engine.stores import ShardStores
+from ecrm.engine.step_replay import Resume
 from ecrm.errors import Unrecoverable, UsageError
-from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.view import View
+from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.base import Protection
 from ecrm.transport.base import PeerFailure, Revoked, Transport
 from ecrm.wording import named

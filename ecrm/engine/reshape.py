@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ecrm.engine.placing import address, by_shard, place
-from ecrm.engine.stores import ShardStores
+from ecrm.engine.record_delivery import address, by_shard, place
+from ecrm.engine.shard_stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, ProtectionContext

@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ecrm.engine.stores import ShardStores
-from ecrm.placement.recovery import plan_rollback
+from ecrm.engine.shard_stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
+from ecrm.placement.view_change import plan_rollback
 from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
 from ecrm.storage.hosted import HostedShard
 from ecrm.transport.base import PeerFailure, Transport

@@ -12,12 +12,12 @@ from ecrm.engine.dense import DenseReplica
 from ecrm.engine.events import rebuilt_event, reshaped_event, restored_event
 from ecrm.engine.failures import FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks
-from ecrm.engine.memory import Memory, gather_memory
+from ecrm.engine.memory_count import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Rollback
+from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.step_log import StepLog
-from ecrm.engine.stores import ShardStores
-from ecrm.placement.reshape import plan_reshape
+from ecrm.placement.relayout import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ecrm import __version__
 from ecrm.errors import UsageError
-from ecrm.launch.command import mpirun_line
 from ecrm.launch.machine import memory_bytes, physical_cores
+from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.supervise import session_base, session_members
 from ecrm.wording import counted

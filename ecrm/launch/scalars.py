@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.errors import UsageError
-from ecrm.launch.events import Event, EventTail
+from ecrm.run.reading import Event, EventTail
 
 FOLDER = "tensorboard"
 VERSION = "2.21.0"

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ecrm.launch.standing import Standing
+from ecrm.launch.run_status import Standing
 
 REDRAW_SECONDS = 0.5
 LAST_LINES_SECONDS = 2.0

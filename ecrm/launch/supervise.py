@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ecrm.launch.prctl import when_parent_ends
 from ecrm.launch.watch import Watch
+from ecrm.process.linux import when_parent_ends
 
 STOP_SECONDS = 10.0
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ecrm.launch.events import Event, EventTail
+from ecrm.launch.run_status import Standing
 from ecrm.launch.scalars import Scalars
-from ecrm.launch.standing import Standing
+from ecrm.run.reading import Event, EventTail
 
 if TYPE_CHECKING:
     from ecrm.launch.screen import Screen

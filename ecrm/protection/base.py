@@ -23,9 +23,9 @@ from ecrm.transport.message import Came, Part
 from ecrm.wording import counted
 
 if TYPE_CHECKING:
-    from ecrm.engine.routing import ShardRequests, SlotRequests
     from ecrm.protection.scrub import Scrub, ScrubReport
-    from ecrm.protection.stand_in import StandIn
+    from ecrm.requests.routing import ShardRequests, SlotRequests
+    from ecrm.requests.stand_in import StandIn
 
 ShardSpace = tuple[int, int]
 """(shard, row space) numbers."""

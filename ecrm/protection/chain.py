@@ -25,7 +25,7 @@ from ecrm.transport.message import Part, in_groups
 from ecrm.wording import counted
 
 if TYPE_CHECKING:
-    from ecrm.engine.routing import ShardRequests
+    from ecrm.requests.routing import ShardRequests
     from ecrm.storage.undo import Deltas
 
 MOST_COPIES = 4

@@ -30,7 +30,7 @@ from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Picked, gathered, in_groups
 
 if TYPE_CHECKING:
-    from ecrm.engine.routing import ShardRequests
+    from ecrm.requests.routing import ShardRequests
 
 VERIFY_BYTES = 1 << 26
 """Bytes of records verified at a time on each rank: bounds the memory that a check takes."""

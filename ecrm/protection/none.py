@@ -17,7 +17,7 @@ from ecrm.protection.base import (
 )
 
 if TYPE_CHECKING:
-    from ecrm.engine.routing import ShardRequests
+    from ecrm.requests.routing import ShardRequests
     from ecrm.storage.undo import Deltas
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.parity_apply import parity_apply
-from ecrm.storage.missing import MissingRows
+from ecrm.storage.missing_rows import MissingRows
 
 
 class ParityRows:

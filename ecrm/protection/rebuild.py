@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ecrm.coding.code import ReedSolomon
-from ecrm.engine.routing import REPAIR
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, RepairReport, RepairRound, ShardSpace
 from ecrm.protection.parity import ParityRows
+from ecrm.requests.routing import REPAIR
 from ecrm.storage.hosted import HostedShard
-from ecrm.storage.missing import MissingRows
+from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.message import Came, Part, in_groups
 
 PROBES_PER_ROW = 64

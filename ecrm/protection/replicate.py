@@ -29,13 +29,13 @@ from ecrm.placement.view import View
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.base import RepairReport, ShardSpace
 from ecrm.protection.chain import ChainProtection
-from ecrm.protection.copies import CopyRebuild
+from ecrm.protection.copy_rebuild import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.transport.message import Came, Part, in_groups, matrix
 from ecrm.wording import counted, named
 
 if TYPE_CHECKING:
-    from ecrm.engine.routing import ShardRequests, SlotRequests
+    from ecrm.requests.routing import ShardRequests, SlotRequests
     from ecrm.storage.undo import Deltas
 
 BACKUP, TAIL, STALE = range(3)

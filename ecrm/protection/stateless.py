@@ -3,7 +3,7 @@
 After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in
 Parallel Machine Learning Training" (Cao, Luo, Gan and Jinesh, 2024), which trades consistency for
 going on. While a shard is gone, slots go on with its rows as they last saw them and keep its
-gradients (`ecrm/protection/stand_in.py`). Its new host fills it from the newest checkpoint by
+gradients (`ecrm/requests/stand_in.py`). Its new host fills it from the newest checkpoint by
 itself, some rows at each step (`ecrm/protection/restoring.py`); then it is sent what was kept and
 applies it, step by step, and answers for itself from that very step on. What was updated between
 the checkpoint and the failure is lost, and the gradients kept were computed from old rows.
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecrm.engine.routing import GRADIENTS, ShardRequests
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
 from ecrm.protection.none import NoProtection
 from ecrm.protection.restoring import Restoring, RowSource
-from ecrm.protection.stand_in import StandIn
+from ecrm.requests.routing import GRADIENTS, ShardRequests
+from ecrm.requests.stand_in import StandIn
 from ecrm.transport.message import Came, Part, in_groups
 
 DENSE_REPLICAS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ecrm.engine.engine import Engine
-from ecrm.simulate.arithmetic import Circle, lost_shards
+from ecrm.simulate.promise import Circle, lost_shards
 from ecrm.simulate.workload import Workload
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
-from ecrm.simulate.arithmetic import Circle
-from ecrm.simulate.copies import check_copies, check_held
+from ecrm.simulate.copy_checks import check_copies, check_held
 from ecrm.simulate.oracle import Truth
-from ecrm.simulate.roles import Roles
+from ecrm.simulate.promise import Circle
+from ecrm.simulate.role_checks import Roles
 from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import REMEMBERED
 

@@ -6,7 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass, replace
 
-from ecrm.placement.start import CannotKeepApart
+from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed

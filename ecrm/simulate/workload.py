@@ -17,13 +17,13 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
-from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.engine.computed import Computed
-from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
-from ecrm.placement.start import initial_view
+from ecrm.engine.table_digest import table_digests
+from ecrm.placement.assignment import initial_view
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport

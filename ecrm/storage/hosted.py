@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ecrm.allocate import Allocate, Room, lazy_zeros
 from ecrm.storage.base import Store
-from ecrm.storage.missing import MissingRows
+from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
 
 

@@ -25,54 +25,54 @@ from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.lost_rows import CheckpointRows
+from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
+from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config.check import NEED_CHECKPOINTS
-from ecrm.config.flip import parse_flip
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
-from ecrm.data.manifest import read_manifest
+from ecrm.data.dataset_info import read_manifest
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, NotKept, Unrecoverable, UsageError
+from ecrm.faults.flip import parse_flip
+from ecrm.faults.flip_switch import FlipSwitch
+from ecrm.faults.kill import Kill, KillSwitch
 from ecrm.kernels import native
-from ecrm.launch.preflight import say_once
-from ecrm.mapped.manifest import hold, leave_link, make_folder
-from ecrm.mapped.reopen import Reopened
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
-from ecrm.placement.start import CannotKeepApart, initial_view
+from ecrm.placement.assignment import CannotKeepApart, initial_view
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
+from ecrm.process.allocator import keep_freed_memory
+from ecrm.process.cores import AUTO, POLL, Cores
+from ecrm.process.counted_transport import CountedTransport
+from ecrm.process.guard import Guarded
+from ecrm.process.orphaned import leave_no_memory
+from ecrm.process.preflight import say_once
+from ecrm.process.ready import Loading, ReadyMemory, ready_spares
+from ecrm.process.startup import THE_START
+from ecrm.process.stop_signals import StopSignals
 from ecrm.protection import make_protection
 from ecrm.protection.base import Protection, VerifyReport
+from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
+from ecrm.run.auto_resume import about as run_of
+from ecrm.run.plan import plan
+from ecrm.run.run_folder import RunFolder
+from ecrm.run.run_lock import check_run_dir
+from ecrm.run.starting_point import Start, plan_start
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
-from ecrm.train.alike import Given, given, unlike
-from ecrm.train.allocator import keep_freed_memory
-from ecrm.train.alone import leave_no_memory
-from ecrm.train.auto import AUTO_RESUME, check_same, look, tidy
-from ecrm.train.auto import about as run_of
-from ecrm.train.cores import AUTO, POLL, Cores
-from ecrm.train.counted import CountedTransport
+from ecrm.train.collective_check import introduce, own_folder, share_json, together
+from ecrm.train.consistency import Given, given, unlike
 from ecrm.train.finite import FiniteWatch
-from ecrm.train.flip import FlipSwitch
-from ecrm.train.guard import Guarded
 from ecrm.train.history import History
-from ecrm.train.kill import Kill, KillSwitch
-from ecrm.train.owner import check_run_dir
-from ecrm.train.plan import plan
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.progress import MOST_FINISHED
-from ecrm.train.ready import Loading, ReadyMemory, ready_spares
 from ecrm.train.reporter import Reporter, say
-from ecrm.train.run_folder import RunFolder
-from ecrm.train.start import Start, plan_start
-from ecrm.train.startup import THE_START
-from ecrm.train.stop import StopSignals
-from ecrm.train.together import introduce, own_folder, share_json, together
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport

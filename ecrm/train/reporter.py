@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ecrm.engine.engine import Engine
+from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
+from ecrm.run.run_folder import RunFolder
 from ecrm.train.finite import REMEDY
-from ecrm.train.kill import Kill
-from ecrm.train.run_folder import RunFolder
 from ecrm.wording import counted, named
 
 PROGRESS = "progress"

@@ -16,25 +16,25 @@ from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.computed import Computed
-from ecrm.engine.digest import table_digests
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
-from ecrm.engine.memory import Memory
+from ecrm.engine.memory_count import Memory
+from ecrm.engine.table_digest import table_digests
 from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
 from ecrm.model.origin import origin
+from ecrm.process.agreed_stop import meet
+from ecrm.process.resident import resident_bytes
 from ecrm.protection.base import VerifyReport
-from ecrm.train.auto import lives_of
+from ecrm.run.auto_resume import lives_of
+from ecrm.run.run_folder import RunFolder
+from ecrm.train.bad_data import Readings
 from ecrm.train.evaluate import Evaluation, evaluate
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.history import FALLS, History
-from ecrm.train.meeting import meet
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress, Tell
-from ecrm.train.readings import Readings
 from ecrm.train.reporter import say
-from ecrm.train.resident import resident_bytes
-from ecrm.train.run_folder import RunFolder
 from ecrm.train.traffic import Traffic
 from ecrm.train.traffic import gather as gather_traffic
 from ecrm.wording import counted, named

@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
-from ecrm.transport.lending import Lending
 from ecrm.transport.message import Came, Part
+from ecrm.transport.shared_memory import Lending
 
 
 class PeerFailure(Exception):

@@ -34,8 +34,8 @@ from torch import Tensor
 from ecrm.errors import UsageError
 from ecrm.transport import wire
 from ecrm.transport.base import PeerFailure, Revoked, Transport
-from ecrm.transport.lending import Lending
 from ecrm.transport.message import Came, Part
+from ecrm.transport.shared_memory import Lending
 
 # Bits of an agreement; the library combines them with AND over all live ranks.
 FLAG = 1  # this rank's answer is True

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.checkpoint.folder import Checkpoint, name_of
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from support.drilling import (
     BASE,
     Run,

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch.events import EventTail
-from ecrm.train.alone import parent_of
+from ecrm.process.orphaned import parent_of
+from ecrm.run.reading import EventTail
 from support.drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
 from support.imitated_hosts import ImitatedHosts, imitated, why_not
 from support.paths import PROGRAMS
@@ -536,7 +536,7 @@ def client_of(rank: int, folder: Path) -> int:
             mine = f"PMIX_RANK={rank}".encode() in Path(
                 f"/proc/{entry}/environ"
             ).read_bytes().split(b"\0")
-            if mine and b"ecrm.launch.reach" in words and os.fsencode(folder) in words:
+            if mine and b"ecrm.launch.remote_rank" in words and os.fsencode(folder) in words:
                 return int(entry)
     raise AssertionError(f"no client of rank {rank}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from support.drilling import BASE, drill, kill_everything_once, launch, resume
 
 MAPPED = {**BASE, "protection.name": "mapped"}

@@ -24,7 +24,7 @@ def results():
 def kept(criteo_rows, tmp_path):
     """A folder in which the benchmarks find generated data of their smoke size, so that each need not make its own."""
     (tmp_path / "kept").mkdir()
-    for kind in program("measure").DATA:
+    for kind in program("lib.measure").DATA:
         (tmp_path / "kept" / f"{kind}-12000").symlink_to(criteo_rows)
     return tmp_path / "kept"
 
@@ -71,7 +71,7 @@ def test_step(results, kept, tmp_path, capsys):
 
 
 def test_rows_by_zipf_go_to_tables_that_are_all_as_large(tmp_path):
-    measure = program("measure")
+    measure = program("lib.measure")
     data = measure.prepare(tmp_path, 50, measure.ZIPF)
     assert set(json.loads((data / "manifest.json").read_text())["tables"].values()) == {600_000}
     # 0 is a missing value, of which there is none
@@ -107,7 +107,7 @@ def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
     (tmp_path / "trace.json").write_text(
         json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
     )
-    assert program("step_phases").phases(tmp_path / "trace.json", 5) == {
+    assert program("lib.step_phases").phases(tmp_path / "trace.json", 5) == {
         "update": {"mean_ms": 2.0, "slowest_rank_ms": 3.0, "in_transport_ms": 0.5},
         "commit": {"mean_ms": 0.25, "slowest_rank_ms": 0.5, "in_transport_ms": 0.0},
     }
@@ -205,7 +205,7 @@ def test_scrub(results, kept, tmp_path):
 
 
 def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
-    measure = program("measure")
+    measure = program("lib.measure")
     assert measure.target("x.csv", None, smoke=True).parent != measure.RESULTS
     assert measure.target("x.csv", None, smoke=False) == measure.RESULTS / "x.csv"
     assert measure.target("x.csv", tmp_path / "y.csv", smoke=True) == tmp_path / "y.csv"

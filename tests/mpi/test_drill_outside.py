@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from ecrm.drill.killers import HostKiller, RandomKiller, ScheduledKiller, Survivability, draws
 from ecrm.drill.options import HostKill, RandomKills
-from ecrm.drill.outside import HostKiller, RandomKiller, ScheduledKiller, Survivability, draws
-from ecrm.train.kill import KILLED_FROM_OUTSIDE, Kill, KillSwitch
+from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, KillSwitch
 
 START = {"time": 0.0, "event": "start", "world_size": 4}
 RANKS = [{"rank": rank, "live": True, "pid": 100 + rank} for rank in (2, 0, 3, 1)]
@@ -193,7 +193,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_the_drill_waits(tmp_path,
 
 WAITING = """
 import json, os, sys
-from ecrm.train.kill import Kill, KillSwitch
+from ecrm.faults.kill import Kill, KillSwitch
 def write(event):
     with open(sys.argv[1] + "/events.jsonl", "a") as file:
         file.write(json.dumps({"time": 0.0, **event}) + chr(10))

@@ -16,7 +16,7 @@ from support.drilling import is_dying, is_running, niceness
 # The rank prints its pid, notes SIGINT and ends with 7 when it is told to.
 PROGRAM = """
 import os, signal, sys, time
-from ecrm.train.guard import guard, hold_signals
+from ecrm.process.guard import guard, hold_signals
 {before}
 hold_signals()
 guarded = guard({hang}, 100.0, {stuck})
@@ -162,6 +162,6 @@ print("filled", flush=True)
 
 def test_a_guard_with_an_error_of_its_own_is_killed_with_its_rank(start):
     """If it just left, mpirun would tell nobody."""
-    guard, rank = start("from ecrm.launch.neighbours import Neighbours; Neighbours.look = None")
+    guard, rank = start("from ecrm.process.neighbours import Neighbours; Neighbours.look = None")
     assert guard.wait(20) == -signal.SIGKILL and not is_running(rank)
     assert "TypeError" in guard.stderr.read()

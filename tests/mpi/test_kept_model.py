@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.checkpoint.export import read_safetensors
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from ecrm.errors import NotKept
 from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
 from support.paths import PROGRAMS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch.neighbours import Neighbours, Noticeboard
+from ecrm.process.neighbours import Neighbours, Noticeboard
 
 GUARD = "import time\nwhile True: time.sleep(0.01)"
 

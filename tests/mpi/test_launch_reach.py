@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch import agent
-from ecrm.launch.preflight import JOB_FOLDER
-from ecrm.launch.reach import Reach
-from ecrm.launch.turn import AT_ONCE
+from ecrm.launch.remote_rank import Reach
+from ecrm.launch.starter_queue import AT_ONCE
+from ecrm.process import remote_agent
+from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_running
 from support.imitated_hosts import imitated, why_not
 from support.paths import PROGRAMS
@@ -46,7 +46,9 @@ def reach(tmp_path):
         constant: str = "pass",
         **variables: str,
     ) -> subprocess.Popen:
-        program = f"import sys, ecrm.launch.reach as reach; {constant}; reach.main(sys.argv[1:])"
+        program = (
+            f"import sys, ecrm.launch.remote_rank as reach; {constant}; reach.main(sys.argv[1:])"
+        )
         line = [sys.executable, "-c", program, "--hosts", str(hosts), "--head", head]
         line += ["--keep-alive", str(keep_alive), "--starter", starter, "--", *command]
         environ = {**os.environ, "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **variables}
@@ -130,7 +132,7 @@ def test_a_host_that_drops_every_connection_is_given_up(reach, tmp_path):
             for number in range(2, 6)
         ),
         f"ecrm: host there: rank 1 is given up: the starter ended with 255: "
-        f"{starter.format(host='there')} {sys.executable} -I -S {agent.__file__}",
+        f"{starter.format(host='there')} {sys.executable} -I -S {remote_agent.__file__}",
     ]
 
 
@@ -255,15 +257,15 @@ def test_a_head_that_falls_silent_has_its_rank_killed(reach, tmp_path):
 
 def test_the_agent_gives_up_before_the_head_does():
     """So that a host cut off has killed its ranks when the others go on without them, beats on their way and all."""
-    assert agent.PATIENCE["agent"] + agent.BEAT < agent.PATIENCE["head"] < 1
+    assert remote_agent.PATIENCE["agent"] + remote_agent.BEAT < remote_agent.PATIENCE["head"] < 1
 
 
 def test_an_agent_that_is_not_heard_gives_up_before_the_head_does():
     """The link is cut one way only: the agent hears the head go on, but the head hears nothing."""
     ours, theirs = socket.socketpair()
-    link = agent.Link(Pipe(ours), KEEP_ALIVE, "agent")
+    link = remote_agent.Link(Pipe(ours), KEEP_ALIVE, "agent")
     began, last, number = time.monotonic(), 0, 0
-    with pytest.raises(agent.Lost, match="it has heard nothing for 0.7 s"):
+    with pytest.raises(remote_agent.Lost, match="it has heard nothing for 0.7 s"):
         while True:
             link.beat()
             if time.monotonic() - began < 0.5:
@@ -273,15 +275,15 @@ def test_an_agent_that_is_not_heard_gives_up_before_the_head_does():
             theirs.sendall(b"[%d, %d]\n" % (number, last))
             link.receive()
             time.sleep(0.06)
-    assert time.monotonic() - heard < agent.PATIENCE["head"] * KEEP_ALIVE
+    assert time.monotonic() - heard < remote_agent.PATIENCE["head"] * KEEP_ALIVE
 
 
 def test_nonsense_on_the_connection_is_a_lost_one():
     for nonsense in (b"nonsense\n", b"5\n", b"[1]\n", b'["a", 1]\n', b"\xff\n", b"x" * 100_000):
         ours, theirs = socket.socketpair()
-        link = agent.Link(Pipe(ours), KEEP_ALIVE, "head")
+        link = remote_agent.Link(Pipe(ours), KEEP_ALIVE, "head")
         threading.Thread(target=theirs.sendall, args=(nonsense,)).start()
-        with pytest.raises(agent.Lost, match="no message"):
+        with pytest.raises(remote_agent.Lost, match="no message"):
             until(link.receive, 5)
 
 
@@ -321,7 +323,7 @@ def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_
     line = [
         sys.executable,
         "-m",
-        "ecrm.launch.reach",
+        "ecrm.launch.remote_rank",
         "--hosts",
         str(tmp_path / "hosts"),
         "--head",
@@ -389,7 +391,7 @@ def test_a_client_whose_mpirun_is_gone_ends(tmp_path):
     line = [
         sys.executable,
         "-m",
-        "ecrm.launch.reach",
+        "ecrm.launch.remote_rank",
         "--hosts",
         str(tmp_path / "hosts"),
         "--head",

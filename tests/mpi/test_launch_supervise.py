@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ecrm.launch import supervise as module
+from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.openmpi import find_mpirun
-from ecrm.launch.run import RunFailed, judge
 from ecrm.launch.supervise import Ending, session_members, supervise
 
 STUBBORN = """

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from ecrm.errors import UsageError
-from ecrm.train.owner import LOCK, RunLock, check_run_dir, remove_empty
+from ecrm.run.run_lock import LOCK, RunLock, check_run_dir, remove_empty
 from support.drilling import BASE, RUN_SECONDS, Mpirun, launch_words, mpirun_line
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from ecrm.train.owner import RunLock
+from ecrm.run.run_lock import RunLock
 lock = RunLock(Path(sys.argv[1]), "here")
 getattr(lock, sys.argv[2])()
 if sys.argv[2] == "take": os.fork()

@@ -40,7 +40,7 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     from ecrm.data.dataset import CriteoDataset
     from ecrm.model.dlrm import build_dense_parts
     from ecrm.placement.tables import Table, row_spaces
-    from ecrm.storage.initial import InitialRows
+    from ecrm.storage.initial_rows import InitialRows
 
     config = load_config("tiny", [f"data.path={data}"])
     model, seed = config.model, config.train.seed

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.checkpoint.folder import find
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from ecrm.launch.supervise import session_members, shared_segments
 from support.drilling import BASE, RUN_SECONDS, Run, launch, launch_words
 

@@ -15,13 +15,13 @@ import torch
 
 from ecrm.allocate import lazy_zeros
 from ecrm.storage.prefault import Prefault
-from ecrm.transport.lending import Lending, OwnMemory
+from ecrm.transport.shared_memory import Lending, OwnMemory
 from support.core_dumps import flags_of_mapping
 
 RANKS = 2
 LENDER = """
 import json, sys, time
-from ecrm.transport.lending import Lending
+from ecrm.transport.shared_memory import Lending
 lending = Lending(2)
 memory = lending.allocate(1000, 300)
 memory += 7
@@ -85,7 +85,7 @@ def test_core_dumps_leave_out_what_is_lent_and_tables(lender):
 def test_whoever_reads_cannot_write(lender):
     program = """
 import json, resource, sys
-from ecrm.transport.lending import Lending
+from ecrm.transport.shared_memory import Lending
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 lending, offset = Lending(2), int(sys.argv[2])
 lending.accept("here", {1: json.loads(sys.argv[1])})
@@ -178,7 +178,7 @@ def test_no_more_than_there_is_room_for():
 @pytest.mark.parametrize("limit", [4 << 30, 1 << 46], ids=["too little", "enough for this memory"])
 def test_where_addresses_are_limited_nothing_is_lent(limit):
     program = (
-        f"import resource; from ecrm.transport.lending import Lending; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); lending = Lending(2);"
+        f"import resource; from ecrm.transport.shared_memory import Lending; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); lending = Lending(2);"
         "assert lending.offer('here') == {} and lending.offset(lending.allocate(4)) is None; lending.completed(); print('well')"
     )
     done = subprocess.run(

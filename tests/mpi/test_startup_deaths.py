@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.train.startup import Startup
+from ecrm.process.startup import Startup
 from support.drilling import RUN_SECONDS, Mpirun, mpirun_line
 from support.paths import PROGRAMS
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from ecrm.train.guard import MPIRUN_GOES
+from ecrm.process.guard import MPIRUN_GOES
 from support.drilling import is_running
 
 # A guard, which ends when it is told to, and its rank, which takes for ever to stop.

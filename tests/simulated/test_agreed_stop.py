@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.errors import EcrmError
-from ecrm.train.meeting import meet
-from ecrm.train.run_folder import PROBE_BYTES, RunFolder
+from ecrm.process.agreed_stop import meet
+from ecrm.run.run_folder import PROBE_BYTES, RunFolder
 from ecrm.transport.simulated import SimulatedCluster
 
 RANKS = 4

@@ -9,8 +9,8 @@ import torch
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.protection.chain import ChainProtection
-from ecrm.simulate.run import run_schedule
 from ecrm.simulate.schedule import draw
+from ecrm.simulate.simulation import run_schedule
 from support.drilling import BASE, drill
 
 CHAIN = {**BASE, "protection.name": "chain", "cluster.servers": 4}

@@ -15,15 +15,15 @@ from ecrm.checkpoint import restore
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.manifest import DENSE
+from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
-from ecrm.engine.placing import place
-from ecrm.engine.stores import ShardStores
+from ecrm.engine.record_delivery import place
+from ecrm.engine.shard_stores import ShardStores
 from ecrm.errors import DataError, Unrecoverable
-from ecrm.mapped.reopen import Reopened
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table
 from ecrm.protection.restoring import Restoring

@@ -10,15 +10,15 @@ import torch
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.resume import Resume
-from ecrm.engine.riders import RidingTransport
+from ecrm.engine.step_replay import Resume
 from ecrm.placement.tables import Table
+from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
-from ecrm.train.counted import CountedTransport
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.transport.base import WrappedTransport
+from ecrm.transport.piggyback import RidingTransport
 from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
 
 pytestmark = pytest.mark.parallel

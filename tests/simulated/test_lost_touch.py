@@ -11,7 +11,7 @@ from ecrm.errors import LostTouch, Unrecoverable, UsageError
 from ecrm.simulate import workload as workload_module
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
-from ecrm.train.together import share_json
+from ecrm.train.collective_check import share_json
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.simulated import SimulatedCluster
 

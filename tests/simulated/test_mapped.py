@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from ecrm.checkpoint.mapped_folder import _check_files, hold
+from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.mapped import dense_file, files, shard_file, words
-from ecrm.mapped.manifest import _check_files, hold
 from ecrm.mapped.names import read_words
-from ecrm.mapped.reopen import Reopened, last_commit
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
 from ecrm.placement.tables import Table

@@ -18,6 +18,7 @@ import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.config.schema import ProtectionConfig
@@ -25,7 +26,6 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import Unrecoverable
-from ecrm.mapped.reopen import Reopened
 from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
 from ecrm.simulate.workload import Outcome, Workload, run_workload
@@ -276,7 +276,7 @@ def test_its_name_and_numbers_are_what_a_config_gives(name, tmp_path):
 
 
 @every
-def test_it_has_a_page_and_a_line_in_the_readme(name):
+def test_it_has_a_page_and_a_line_where_users_choose(name):
     promise = PROMISES[name]
     page = (ROOT / promise.page).read_text()
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
@@ -290,10 +290,10 @@ def test_it_has_a_page_and_a_line_in_the_readme(name):
         )
     (line,) = re.findall(
         rf"^\| `{promise.workload['protection']}` .*$",
-        (ROOT / "README.md").read_text(),
+        (ROOT / "docs" / "tutorial" / "choose-a-protection.md").read_text(),
         re.MULTILINE,
     )
-    assert f"({promise.page})" in line
+    assert ("**not exact**" in line) == (not promise.exact)
 
 
 @every

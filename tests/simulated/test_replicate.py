@@ -12,8 +12,8 @@ from ecrm.placement.tables import Table
 from ecrm.protection.backup import BackupRows
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.replicate import ReplicateProtection
-from ecrm.simulate.run import Failed, run_schedule
 from ecrm.simulate.schedule import draw
+from ecrm.simulate.simulation import Failed, run_schedule
 from ecrm.simulate.workload import Workload
 from support.drilling import BASE, drill, launch
 

@@ -14,19 +14,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import ecrm.simulate.run as run_module
+import ecrm.simulate.simulation as run_module
+from ecrm.cli import simulate
+from ecrm.cli.simulate import SimulationFailed, run_range
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.progress import Progress
-from ecrm.simulate import cli
-from ecrm.simulate.arithmetic import Circle, crowded, widest_k
+from ecrm.progress_line import Progress
 from ecrm.simulate.checkers import Checkers
-from ecrm.simulate.cli import SimulationFailed, run_range
 from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.run import Failed, run_schedule
+from ecrm.simulate.promise import Circle, crowded, widest_k
 from ecrm.simulate.schedule import draw, parse_seed
+from ecrm.simulate.simulation import Failed, run_schedule
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from ecrm.transport.simulated.baton import Baton
@@ -168,7 +168,7 @@ def test_whatever_goes_wrong_names_its_seed(monkeypatch):
 def test_a_range_says_how_far_it_is(monkeypatch):
     numbers = dict.fromkeys(("recoveries", "reshapes", "commits", "rows_checked", "calls"), 0)
     verdict = SimpleNamespace(refused=None, mix=Counter(), deaths=3, **numbers)
-    monkeypatch.setattr(cli, "_run_some", lambda work: [verdict] * len(work[1]))
+    monkeypatch.setattr(simulate, "_run_some", lambda work: [verdict] * len(work[1]))
     out, seconds = io.StringIO(), itertools.count(0.0, 20.0)
     progress = Progress("fatal", out, lambda: next(seconds), "schedules", 30.0)
     run_range(range(100), "fatal", 1, progress)

@@ -12,25 +12,25 @@ import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.placement.recovery import plan_recovery
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import failures_left
-from ecrm.protection.last_seen import LastSeen
-from ecrm.protection.stand_in import StandIn
+from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.stateless import StatelessProtection
+from ecrm.requests.last_seen import LastSeen
+from ecrm.requests.stand_in import StandIn
 from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers, _hosts_its_shards
 from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
-from ecrm.storage.initial import InitialRows
-from ecrm.storage.missing import MissingRows
+from ecrm.storage.initial_rows import InitialRows
+from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
 from support.drilling import BASE, drill
 from support.simulating import dies_once
@@ -431,7 +431,7 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
 def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(
     tmp_path, monkeypatch, rows_per_piece
 ):
-    monkeypatch.setattr("ecrm.checkpoint.lost.FRAME_ROWS", rows_per_piece)
+    monkeypatch.setattr("ecrm.checkpoint.lost_rows.FRAME_ROWS", rows_per_piece)
     Run(_workload(tmp_path / "first", steps=6), 3, [])
     layouts = [RowLayout(StripeShape(4, 1, 0), rows) for rows in (60, 30)]
     reader = CheckpointRows(

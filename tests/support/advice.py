@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ecrm.data import manifest as data_manifest
+from ecrm.data import dataset_info as data_manifest
 from ecrm.errors import UsageError
 
 Accept = Callable[[Sequence[str]], None]

@@ -9,16 +9,16 @@ from typing import Any
 
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.checkpoint.lost import CheckpointRows
+from ecrm.checkpoint.lost_rows import CheckpointRows
+from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
-from ecrm.mapped.reopen import Reopened
 from ecrm.protection import make_protection
+from ecrm.run.run_folder import RunFolder
 from ecrm.train.job import build_engine, start_view
 from ecrm.train.reporter import Reporter
-from ecrm.train.run_folder import RunFolder
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport

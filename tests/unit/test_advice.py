@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 import ecrm
-from ecrm.checkpoint.fits import identity
+from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import check, load_config
 from ecrm.config.check import KEYS, check_value
 from ecrm.drill.options import check_survivable, parse_disturbance
 from ecrm.errors import UsageError
-from ecrm.launch.needs import check_memory
+from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
-from ecrm.mapped.manifest import make_folder
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
+from ecrm.run.plan import plan
+from ecrm.run.starting_point import kept_by, plan_start
 from ecrm.storage import prefault
 from ecrm.train import job
-from ecrm.train.plan import plan
-from ecrm.train.start import kept_by, plan_start
 from support.advice import check_advice, dataset, refusal
 
 pytestmark = pytest.mark.parallel

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm.checkpoint import disk, rows
+from ecrm.checkpoint import disk, row_file
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
-from ecrm.checkpoint.rows import SummedFile, read_rows, write_rows
+from ecrm.checkpoint.row_file import SummedFile, read_rows, write_rows
 from ecrm.errors import DataError, UsageError
 
 BYTES, ROWS = 12, 500
@@ -159,8 +159,8 @@ STEPS = (10, 20, 30, 40, 50)
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Files of some hundred bytes are written in several calls."""
-    monkeypatch.setattr(rows, "PIECE", 192)
-    monkeypatch.setattr(rows, "BLOCK", 64)
+    monkeypatch.setattr(row_file, "PIECE", 192)
+    monkeypatch.setattr(row_file, "BLOCK", 64)
 
 
 def run(path: Path, disk: Disk, done: list[int]) -> None:
@@ -270,11 +270,11 @@ def test_a_file_is_the_same_whether_the_page_cache_is_passed_by_or_not(
     for size in (
         0,
         1,
-        rows.PIECE - 1,
-        rows.PIECE,
-        rows.PIECE + 1,
-        3 * rows.PIECE,
-        3 * rows.PIECE + 5000,
+        row_file.PIECE - 1,
+        row_file.PIECE,
+        row_file.PIECE + 1,
+        3 * row_file.PIECE,
+        3 * row_file.PIECE + 5000,
     ):
         data = np.random.default_rng(size).bytes(size)
         with SummedFile(Disk(), tmp_path / "file") as file:

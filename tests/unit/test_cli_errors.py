@@ -29,8 +29,8 @@ def assert_one_line(done: subprocess.CompletedProcess, said: str, code: int = 2)
 
 def test_help_and_errors_import_nothing_heavy():
     program = """
-import sys, ecrm.cli
-ecrm.cli.main(['launch', 'quickstart', '--set', 'data.path=absent'])
+import sys, ecrm.cli.commands
+ecrm.cli.commands.main(['launch', 'quickstart', '--set', 'data.path=absent'])
 print({'torch', 'numpy', 'mpi4py', 'pyarrow'} & set(sys.modules))
 """
     done = subprocess.run(
@@ -93,8 +93,8 @@ def test_damaged_data_is_told_before_anything_starts(damaged, tmp_path, command)
 def test_a_rank_tells_damaged_data_before_torch_is_imported(damaged):
     os.truncate(damaged / "dense.bin", 100)
     program = """
-import sys, ecrm.cli
-code = ecrm.cli.main(sys.argv[1:])
+import sys, ecrm.cli.commands
+code = ecrm.cli.commands.main(sys.argv[1:])
 print(code, {'torch', 'mpi4py'} & set(sys.modules))
 """
     sets = (

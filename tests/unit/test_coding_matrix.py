@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ecrm.coding import field, matrix
+from ecrm.coding import gf256, matrix
 
 pytestmark = pytest.mark.parallel
 
@@ -16,7 +16,7 @@ def test_up_to_three_parities_are_isa_l_vandermonde(k, m):
     assert found.shape == (m, k)
     for t in range(m):
         for d in range(k):
-            assert found[t, d] == field.power(field.power(2, t), d)
+            assert found[t, d] == gf256.power(gf256.power(2, t), d)
     assert (found[0] == 1).all()
 
 
@@ -26,7 +26,7 @@ def test_more_than_three_parities_are_cauchy(k, m):
     assert found.shape == (m, k)
     for t in range(0, m, 7):
         for d in range(0, k, 7):
-            assert field.multiply(int(found[t, d]), (k + t) ^ d) == 1
+            assert gf256.multiply(int(found[t, d]), (k + t) ^ d) == 1
 
 
 def test_no_protection_is_a_matrix_without_rows():
@@ -47,7 +47,7 @@ def determinants(parts: np.ndarray) -> np.ndarray:
     total = np.zeros(parts.shape[1], dtype=np.uint8)
     for column in range(size):
         others = [c for c in range(size) if c != column]
-        total ^= field.PRODUCT[parts[0, :, column], determinants(parts[1:, :, others])]
+        total ^= gf256.PRODUCT[parts[0, :, column], determinants(parts[1:, :, others])]
     return total
 
 
@@ -70,7 +70,7 @@ def test_every_square_part_has_an_inverse(k, m):
 
 def test_a_fourth_vandermonde_row_would_not_decode():
     entries = np.array(
-        [[field.power(field.power(2, t), d) for d in range(26)] for t in range(4)], dtype=np.uint8
+        [[gf256.power(gf256.power(2, t), d) for d in range(26)] for t in range(4)], dtype=np.uint8
     )
     assert (
         singular_parts(entries, 4) > 0

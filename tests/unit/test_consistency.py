@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
-from ecrm.train.alike import Given, given, unlike
+from ecrm.train.consistency import Given, given, unlike
 from support.drilling import RUN_SECONDS
 from support.paths import PROGRAMS
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.placement.view import View
-from ecrm.train.cores import BIND, POLL, SLEEP, Cores, best_manner, deal
+from ecrm.process.cores import BIND, POLL, SLEEP, Cores, best_manner, deal
 
 VIEW = View(
     0,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ecrm.data.cli import add_parsers
+from ecrm.cli.data import add_parsers
 from ecrm.errors import DataError, UsageError
 from support.paths import ROOT
 
@@ -134,5 +134,5 @@ def test_lines_that_do_not_parse(words):
 
 
 def test_help_needs_none_of_the_heavy_libraries():
-    code = "import sys, ecrm.data.cli; sys.exit(bool({'numpy', 'torch', 'pyarrow'} & set(sys.modules)))"
+    code = "import sys, ecrm.cli.data; sys.exit(bool({'numpy', 'torch', 'pyarrow'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm.data import fields
+from ecrm.data import parse_fields
 from ecrm.data.categories import KAGGLE
 from ecrm.data.criteo import MAX_LINE_BYTES, read_criteo, why_malformed
+from ecrm.data.criteo_text import format_rows
 from ecrm.data.generate import Population
 from ecrm.data.layout import COLUMN_NAMES, detect_layout
-from ecrm.data.text import format_rows
 from ecrm.errors import DataError, UsageError
 from support.paths import TERABYTE_HEAD
 
@@ -236,11 +236,14 @@ def test_the_reader_agrees_with_the_plain_statement_on_mutated_csv(tmp_path):
 
 def test_every_two_character_text_is_a_number_or_not():
     pairs = np.array([[a, b] for a in range(256) for b in range(256)], np.uint8)
-    pad = np.zeros(fields.PAD, np.uint8)
-    block, starts = np.concatenate((pad, pairs.ravel(), pad)), fields.PAD + 2 * np.arange(65536)
+    pad = np.zeros(parse_fields.PAD, np.uint8)
+    block, starts = (
+        np.concatenate((pad, pairs.ravel(), pad)),
+        parse_fields.PAD + 2 * np.arange(65536),
+    )
     for parse, pattern, base in (
-        (fields.parse_hex, rb"[0-9a-fA-F]{2}", 16),
-        (fields.parse_decimal, rb"-?[0-9]{1,2}", 10),
+        (parse_fields.parse_hex, rb"[0-9a-fA-F]{2}", 16),
+        (parse_fields.parse_decimal, rb"-?[0-9]{1,2}", 10),
     ):
         values, good = parse(block, starts, np.full(65536, 2))
         texts = [bytes(pair) for pair in pairs]
@@ -256,10 +259,12 @@ def test_numbers_of_every_length():
         b"000000000000000012",
         b"",
     ]
-    pad = bytes(fields.PAD)
+    pad = bytes(parse_fields.PAD)
     block = np.frombuffer(pad + b"".join(texts) + pad, np.uint8)
     lengths = np.array([len(t) for t in texts])
-    values, good = fields.parse_decimal(block, fields.PAD + np.cumsum(lengths) - lengths, lengths)
+    values, good = parse_fields.parse_decimal(
+        block, parse_fields.PAD + np.cumsum(lengths) - lengths, lengths
+    )
     assert good.all() and values.tolist() == [int(t or b"0") for t in texts]
 
 

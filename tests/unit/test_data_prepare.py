@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm import staging
+from ecrm import atomic_files
+from ecrm.cli.data import parse_hash_sizes
 from ecrm.data import prepare as module
-from ecrm.data.cli import parse_hash_sizes
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
 from ecrm.data.hashing import mix64
@@ -34,7 +34,7 @@ from ecrm.data.prepare import (
     transform_integers,
 )
 from ecrm.errors import DataError, EcrmError, UsageError
-from ecrm.progress import Progress
+from ecrm.progress_line import Progress
 from support.paths import ROOT, TERABYTE_HEAD
 
 
@@ -437,7 +437,7 @@ def test_no_room_left_is_one_line_and_leaves_nothing(rows, tmp_path):
 def test_write_errors_tell_whose_fault_it_is(tmp_path, number, error):
     with (
         pytest.raises(EcrmError) as caught,
-        staging.staged_directory(tmp_path / "out", lambda: None),
+        atomic_files.staged_directory(tmp_path / "out", lambda: None),
     ):
         raise OSError(number, os.strerror(number))
     assert type(caught.value) is error and os.strerror(number) in str(caught.value)

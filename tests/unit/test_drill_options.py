@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from ecrm.config import make_config
 from ecrm.drill.options import (
     Disturbance,
@@ -15,7 +15,7 @@ from ecrm.drill.options import (
     with_steps_told,
 )
 from ecrm.errors import UsageError
-from ecrm.train.kill import Kill
+from ecrm.faults.kill import Kill
 
 
 def config(**sections):

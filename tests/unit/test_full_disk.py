@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm import staging
+from ecrm import atomic_files
 from ecrm.checkpoint.export import export, read_safetensors, shapes_of
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
-from ecrm.checkpoint.rows import SummedFile, write_rows
-from ecrm.cli import main
-from ecrm.drill import run as drill_run
+from ecrm.checkpoint.row_file import SummedFile, write_rows
+from ecrm.cli.commands import main
+from ecrm.drill import drill_runs as drill_run
 from ecrm.errors import EcrmError
 
 pytestmark = pytest.mark.parallel
@@ -73,7 +73,7 @@ def export_with_room_for(
 ) -> subprocess.CompletedProcess:
     """`ecrm export` where no file may be larger: that fails where a full disk does."""
     words = ["export", str(checkpoint), "--format", form, "--output", str(output)]
-    program = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); from ecrm.cli import main; sys.exit(main({words!r}))"
+    program = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); from ecrm.cli.commands import main; sys.exit(main({words!r}))"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
@@ -136,7 +136,7 @@ def test_what_a_drill_writes_is_whole_or_not_there(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(staging.os, "fsync", full)
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(
         EcrmError,
         match="drill.json: cannot be written, nothing was changed there: No space left on device",

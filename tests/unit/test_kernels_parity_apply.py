@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ecrm.coding.field import PRODUCT
+from ecrm.coding.gf256 import PRODUCT
 from ecrm.kernels import native
 from ecrm.kernels.parity_apply import parity_apply
 

@@ -11,8 +11,8 @@ import pytest
 from ecrm.config import ClusterConfig, Config, TrainConfig
 from ecrm.errors import UsageError
 from ecrm.launch import openmpi
-from ecrm.launch.command import mpirun_line, train_command
-from ecrm.launch.run import fresh_run_dir
+from ecrm.launch.launcher import fresh_run_dir
+from ecrm.launch.mpirun_command import mpirun_line, train_command
 
 CONFIG = Config(
     cluster=ClusterConfig(servers=4, trainers=2, spares=1), train=TrainConfig(threads=3)
@@ -103,7 +103,7 @@ def test_a_dry_run_prints_the_line_and_starts_and_writes_nothing(tmp_path, crite
 
 def test_run_folders_of_one_second_do_not_meet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ecrm.launch.run.time.strftime", lambda _: "NOW")
+    monkeypatch.setattr("ecrm.launch.launcher.time.strftime", lambda _: "NOW")
     names = []
     for _ in range(3):
         folder = fresh_run_dir("some/where/mine.toml")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch import agent
-from ecrm.launch.cuts import Cuts, chosen
-from ecrm.launch.hosts import Host
-from ecrm.launch.neighbours import JOB
-from ecrm.launch.preflight import JOB_FOLDER
+from ecrm.launch.hosts_file import Host
+from ecrm.launch.network_cuts import Cuts, chosen
+from ecrm.process import remote_agent
+from ecrm.process.neighbours import JOB
+from ecrm.process.preflight import JOB_FOLDER
 from support.imitated_hosts import imitated, why_not
 
 KEEP_ALIVE = 2.0
@@ -121,7 +121,7 @@ def test_without_a_folder_of_the_job_nothing_is_given_up():
 
 WATCHER = """
 import socket, subprocess, sys, time
-from ecrm.launch.agent import Unacknowledged
+from ecrm.process.remote_agent import Unacknowledged
 head, port, nobody, mine = sys.argv[1:]
 heard = f"s = socket.create_connection(({head!r}, {port})); s.sendall(b'x'); s.close()"
 connect = f"import socket; {heard}; socket.create_connection(({nobody!r}, 1))"
@@ -186,4 +186,4 @@ def test_a_rank_that_ends_while_its_agent_is_busy_has_ended(tmp_path, monkeypatc
     }
     (tmp_path / "link").touch()
     with open(tmp_path / "link") as file:
-        assert agent._run(order, Slow(file.fileno()), lambda: None) == {"exit": 3}
+        assert remote_agent._run(order, Slow(file.fileno()), lambda: None) == {"exit": 3}

@@ -2,7 +2,7 @@
 
 import json
 
-from ecrm.launch.events import EventTail, parse_events
+from ecrm.run.reading import EventTail, parse_events
 
 
 def line(time: float, kind: str = "view", **fields) -> str:

@@ -12,11 +12,11 @@ import pytest
 
 from ecrm.config import ClusterConfig, Config
 from ecrm.errors import UsageError
-from ecrm.launch.command import mpirun_line
-from ecrm.launch.elsewhere import Elsewhere
-from ecrm.launch.hosts import Host, place, placement_in_words, read_hosts
+from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
+from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.network import Network, choose_network, local_networks
-from ecrm.launch.reach import DEFAULT_STARTER, handed_on, starter_words
+from ecrm.launch.remote_rank import DEFAULT_STARTER, handed_on, starter_words
+from ecrm.launch.several_hosts import Elsewhere
 
 HOST = Host("node1", 2, "10.0.0.1")
 COMMAND = ["/a b/python", "-I", 'it\'s "$HOME".py']
@@ -188,7 +188,7 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
         "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --pmixmca ptl_tcp_remote_connections 1 "
         "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --mca pml ob1 --mca btl tcp,self "
         "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1 -n 3 "
-        f"{sys.executable} -m ecrm.launch.reach --hosts {path} --head 127.0.0.1 --keep-alive 3 "
+        f"{sys.executable} -m ecrm.launch.remote_rank --hosts {path} --head 127.0.0.1 --keep-alive 3 "
         "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.launch.needs import PROCESS_BYTES, Needs, check_memory, in_words
+from ecrm.launch.memory_needs import PROCESS_BYTES, Needs, check_memory, in_words
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.stripes import RowLayout

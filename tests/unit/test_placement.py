@@ -9,15 +9,15 @@ import torch
 from ecrm.engine.events import failure_event
 from ecrm.engine.failures import Failure
 from ecrm.errors import Unrecoverable
-from ecrm.placement import recovery
-from ecrm.placement.recovery import plan_recovery
-from ecrm.placement.reshape import plan_reshape
-from ecrm.placement.start import CannotKeepApart, initial_view, spread_shards
+from ecrm.placement import view_change
+from ecrm.placement.assignment import CannotKeepApart, initial_view, spread_shards
+from ecrm.placement.relayout import plan_reshape
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
-from ecrm.simulate.arithmetic import Circle
-from ecrm.simulate.roles import check_apart, check_spares_first
+from ecrm.placement.view_change import plan_recovery
+from ecrm.simulate.promise import Circle
+from ecrm.simulate.role_checks import check_apart, check_spares_first
 from ecrm.simulate.violation import Violation
 
 pytestmark = pytest.mark.parallel
@@ -253,7 +253,7 @@ def test_shards_of_dead_ranks_are_kept_apart_where_that_can_be():
 
 
 def test_shards_that_find_hosts_one_by_one_are_not(monkeypatch):
-    monkeypatch.setattr(recovery, "least_conflicts", lambda view, movable, shape: view.shards)
+    monkeypatch.setattr(view_change, "least_conflicts", lambda view, movable, shape: view.shards)
     with pytest.raises(Violation, match="share a failure domain, though"):
         for seed in range(400):
             for before, after, circle, may_move in _recoveries(seed):

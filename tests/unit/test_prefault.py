@@ -18,10 +18,10 @@ from ecrm.engine.hooks import Hooks
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
+from ecrm.process.ready import ReadyMemory
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage.prefault import Prefault
-from ecrm.train.ready import ReadyMemory
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -176,7 +176,7 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
 
 BUFFER = """
 import ctypes, resource, torch
-from ecrm.train.allocator import have_free_memory, keep_freed_memory
+from ecrm.process.allocator import have_free_memory, keep_freed_memory
 
 ctypes.CDLL(None).prctl(41, {without_huge_pages}, 0, 0, 0)  # PR_SET_THP_DISABLE
 keep_freed_memory()

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from ecrm.drill.record import FailureRecord, KillDone, RunRecord
+from ecrm.drill.run_record import FailureRecord, KillDone, RunRecord
 from support.benchmarking import program
 
 contenders, disturbance, model, versus = (
-    program(name) for name in ("contenders", "disturbance", "overhead_model", "versus")
+    program(name) for name in ("lib.contenders", "lib.disturbance", "overhead_model", "lib.versus")
 )
 
 
@@ -330,7 +330,7 @@ def test_sizes_ascend():
 
 
 def test_only_steps_within_a_turn_count():
-    turns = program("turns")
+    turns = program("lib.interleaved")
     # step 4 was not told
     finished = [(1, 0.5), (2, 1.1), (3, 1.3), (5, 1.9), (6, 2.5), (7, 4.2), (8, 4.7)]
     assert turns.step_seconds(finished, [(1.0, 2.0), (4.0, 5.0)]) == [
@@ -358,9 +358,9 @@ def test_an_overhead_has_waiting_for_checkpoints_and_what_steps_cost():
     ]
     before, start = (
         disturbance.Calm(steps=20, step_seconds=0.12, waiting=0.4),
-        program("turns").Beside([1.0, 1.1, 1.8], [1.0, 1.0, 1.0]),
+        program("lib.interleaved").Beside([1.0, 1.1, 1.8], [1.0, 1.0, 1.0]),
     )
-    beside = [start, program("turns").Beside([1.5], [1.0])]
+    beside = [start, program("lib.interleaved").Beside([1.5], [1.0])]
     found = {
         name: bench.overheads_of(contenders.CONTENDERS[name], before, beside)
         for name in ("checkpoint-30-sync", "checkpoint-30-async", "erasure-k4", "stateless-30")
@@ -397,8 +397,8 @@ def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, cri
     from ecrm.data.dataset import CriteoDataset
 
     swept, manifests = (
-        program("swept"),
-        __import__("ecrm.data.manifest", fromlist=["read_manifest"]),
+        program("lib.pre_touched"),
+        __import__("ecrm.data.dataset_info", fromlist=["read_manifest"]),
     )
     steps = swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64)
     assert steps == 5 and swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64) == 5
@@ -468,7 +468,7 @@ def test_the_model_is_written_and_marked_as_one(tmp_path, capsys):
         SystemExit, match="there is no .*protections.csv: run bench_protections.py first"
     ):
         model.main(["--results", str(tmp_path)])
-    program("measure").write_csv(tmp_path / "protections.csv", LINES)
+    program("lib.measure").write_csv(tmp_path / "protections.csv", LINES)
     model.main(["--results", str(tmp_path), "--server-mtbf-hours", "5000", "--storage-gbit", "25"])
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(said.startswith("model: ") for said in lines)
@@ -489,7 +489,7 @@ def test_the_model_is_written_and_marked_as_one(tmp_path, capsys):
 
 
 def test_the_committed_model_is_that_of_the_committed_measurements(tmp_path):
-    results = program("measure").RESULTS
+    results = program("lib.measure").RESULTS
     if not (results / "protections.csv").exists():
         assert not (results / "protections_model.csv").exists()
         return
@@ -515,7 +515,7 @@ def test_the_committed_model_is_that_of_the_committed_measurements(tmp_path):
 
 def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     tables = program("tables")
-    program("measure").write_csv(tmp_path / "protections.csv", LINES)
+    program("lib.measure").write_csv(tmp_path / "protections.csv", LINES)
     model.main(["--results", str(tmp_path)])
     shown = tables.content("protections", tmp_path).splitlines()
     assert (
@@ -730,7 +730,7 @@ def test_bytes_written_are_a_step_s_share_of_a_checkpoint(tmp_path):
 def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_or_library(
     tmp_path, capsys
 ):
-    bench, about = program("bench_protections"), program("measure").device()
+    bench, about = program("bench_protections"), program("lib.measure").device()
     rows = [
         {"regime": regime, "contender": "none", "round": number}
         for regime, number in (("criteo", 0), ("criteo", 1), ("dense-heavy", 7))

@@ -20,7 +20,7 @@ def test_ratios_are_of_one_round_and_the_peer_is_the_fastest_plan_of_that_round(
             {"erasure": 45, "none": 60, "torchrec-planner": 30, "torchrec-column_wise": 50},
         ]
     )
-    ratios = program("ratios")
+    ratios = program("lib.ratios")
     assert ratios.step_ratios(rows, "dense-heavy", "erasure", "none") == pytest.approx([0.9, 0.75])
     assert ratios.step_ratios(rows, "dense-heavy", "erasure", "torchrec") == pytest.approx(
         [1.5, 0.9]
@@ -33,16 +33,16 @@ def test_of_contenders_that_took_turns_the_ratio_is_that_of_the_turns():
         [{"erasure": 90, "none": 100, "torchrec-planner": 60}, {"erasure": 45, "none": 60}]
     )
     rows[0]["over_none_in_turns"], rows[1]["over_none_in_turns"] = "0.97", ""
-    ratios = program("ratios")
+    ratios = program("lib.ratios")
     assert ratios.step_ratios(rows, "dense-heavy", "erasure", "none") == pytest.approx([0.97, 0.75])
     assert ratios.step_ratios(rows, "dense-heavy", "erasure", "torchrec") == pytest.approx([1.5])
 
 
 def test_a_round_without_one_of_the_two_gives_no_ratio():
     rows = rows_of_a_step([{"erasure": 90}, {"erasure": 45, "none": 60}])
-    assert program("ratios").step_ratios(rows, "dense-heavy", "erasure", "none") == pytest.approx(
-        [0.75]
-    )
+    assert program("lib.ratios").step_ratios(
+        rows, "dense-heavy", "erasure", "none"
+    ) == pytest.approx([0.75])
 
 
 def test_a_series_is_held_against_its_first_value_in_the_same_round():
@@ -56,4 +56,4 @@ def test_a_series_is_held_against_its_first_value_in_the_same_round():
             ("k", 4, 1, 20),
         )
     ]
-    assert program("ratios").scaling_ratios(rows, "k") == {2: [1.0, 1.0], 4: [1.5, 1.0]}
+    assert program("lib.ratios").scaling_ratios(rows, "k") == {2: [1.0, 1.0], 4: [1.5, 1.0]}

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from ecrm.placement.view import View
-from ecrm.train.ready import takes_over_soon
+from ecrm.process.ready import takes_over_soon
 
 VIEW = View(
     0, live=tuple(range(9)), shards=(0, 1, 2), slots=(3, 4), dense=(3, 4), domains=tuple(range(9))
@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, threading, torch
 from ecrm.placement.view import View
 from ecrm.storage.base import SparseOptimizer
-from ecrm.train.ready import Loading
+from ecrm.process.ready import Loading
 
 def view(*live):
     return View(0, live, (0, 1, 2), (3, 4), (3, 4), domains=tuple(range(9)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.cli import main
+from ecrm.cli.commands import main
 from ecrm.launch import scalars as module
 from ecrm.launch.scalars import FOLDER, VERSION, Scalars
 from ecrm.launch.watch import Watch

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ecrm.launch.run_status import Standing
 from ecrm.launch.screen import PROGRESS_LINE, Screen, screen_of
-from ecrm.launch.standing import Standing
 from support.drilling import BASE, RUN_SECONDS, launch_words
 
 START = {"event": "start", "time": 100.0}
@@ -125,7 +125,7 @@ def test_only_a_terminal_that_can_redraw_has_a_screen(monkeypatch):
 
 
 def test_without_a_terminal_nothing_of_it_is_loaded():
-    code = "import sys, ecrm.launch.run; sys.exit('rich' in sys.modules)"
+    code = "import sys, ecrm.launch.launcher; sys.exit('rich' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.checkpoint.fits import identity
+from ecrm.checkpoint.compatibility import identity
 from ecrm.checkpoint.folder import FOLDER, CheckpointFolder
 from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.mapped.manifest import make_folder
-from ecrm.train.start import Start, kept_by, plan_start
+from ecrm.run.starting_point import Start, kept_by, plan_start
 from support.advice import dataset
 
 pytestmark = pytest.mark.parallel

@@ -10,8 +10,8 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
-from ecrm.storage.initial import InitialRows
-from ecrm.storage.missing import MissingRows
+from ecrm.storage.initial_rows import InitialRows
+from ecrm.storage.missing_rows import MissingRows
 
 pytestmark = pytest.mark.parallel
 

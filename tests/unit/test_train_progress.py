@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ecrm.engine.step_log import StepLog
+from ecrm.run.run_folder import RunFolder
 from ecrm.train import progress as module
 from ecrm.train.progress import Progress, note_of, read_note, window_start
-from ecrm.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.parallel
 

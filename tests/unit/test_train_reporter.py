@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+from ecrm.run.run_folder import RunFolder
 from ecrm.train.reporter import KEPT_COMMITS, Reporter
-from ecrm.train.run_folder import RunFolder
 
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ecrm.train.startup import Startup
+from ecrm.process.startup import Startup
 from ecrm.waiting import Waiting
 
 

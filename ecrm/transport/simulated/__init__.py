@@ -1,7 +1,14 @@
 """Many simulated ranks in one process, from one seed; see `cluster`."""
 
 from ecrm.transport.simulated.cluster import SimulatedCluster
-from ecrm.transport.simulated.faults import AFTER, BEFORE, DURING, Fault, PhaseFault, RandomFaults
+from ecrm.transport.simulated.fault_plan import (
+    AFTER,
+    BEFORE,
+    DURING,
+    Fault,
+    PhaseFault,
+    RandomFaults,
+)
 from ecrm.transport.simulated.outcome import (
     Event,
     Kill,

@@ -24,7 +24,7 @@ import torch
 from ecrm.transport.base import PeerFailure, Revoked, Transport
 from ecrm.transport.simulated.baton import Baton
 from ecrm.transport.simulated.communicator import SHRINK, Call, CallMismatch, Communicator
-from ecrm.transport.simulated.faults import (
+from ecrm.transport.simulated.fault_plan import (
     BEFORE,
     DURING,
     Fault,

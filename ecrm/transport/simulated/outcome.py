@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from ecrm.transport.simulated.faults import Fault, PhaseFault
+from ecrm.transport.simulated.fault_plan import Fault, PhaseFault
 
 Result = TypeVar("Result")
 

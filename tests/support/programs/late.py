@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-import ecrm.train.guard as guards
+import ecrm.process.guard as guards
 
 guard = guards.guard
 
@@ -19,6 +19,6 @@ def guard_and_wait(*arguments: object) -> object:
 
 guards.guard = guard_and_wait
 
-from ecrm.cli import main  # noqa: E402 - after the change above
+from ecrm.cli.commands import main  # noqa: E402 - after the change above
 
 sys.exit(main())

@@ -37,7 +37,7 @@ def end() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used, used))
         torch.ones(1 << 30)
     if how == "ask mpirun":
-        from ecrm.train.alone import parent_of
+        from ecrm.process.orphaned import parent_of
 
         os.kill(parent_of(os.getppid()), signal.SIGTERM)
         time.sleep(3.0)
@@ -64,7 +64,7 @@ if how.startswith("no room for ") and arguments[0] == "train":  # on any rank
 
     Disk.write = write_or_fail
 if arguments[0] == "launch":
-    import ecrm.launch.run as run
+    import ecrm.launch.launcher as run
 
     os.environ["ECRM_TEST_LAUNCH"] = str(os.getpid())
     mpirun_line, noting = run.mpirun_line, []
@@ -119,7 +119,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         job.build_engine = asked_first
     # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
     if how.startswith("asked in "):
-        from ecrm.train.kill import KillSwitch
+        from ecrm.faults.kill import KillSwitch
 
         enter_phase, asked = KillSwitch.__call__, []
 
@@ -136,7 +136,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
         MpiTransport.close = lambda self: os._exit(5)
     if how == "no stopped.json":
-        from ecrm.train.run_folder import RunFolder
+        from ecrm.run.run_folder import RunFolder
 
         draft = RunFolder.draft_stopped
 
@@ -146,7 +146,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
         RunFolder.draft_stopped = draft_on_a_full_disk
     if how == "before it tells of a failure":
-        from ecrm.train.run_folder import RunFolder
+        from ecrm.run.run_folder import RunFolder
 
         event = RunFolder.event
         RunFolder.event = lambda self, fields: (
@@ -163,6 +163,6 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
 
     Engine.enter = enter_and_end
 
-from ecrm.cli import main  # noqa: E402 - after the changes above
+from ecrm.cli.commands import main  # noqa: E402 - after the changes above
 
 sys.exit(main(arguments))

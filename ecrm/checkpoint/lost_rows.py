@@ -1,0 +1,103 @@
+"""The rows of a lost shard from the newest checkpoint that is whole, read by one rank alone, a little at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
+from ecrm.checkpoint.manifest import Manifest
+from ecrm.checkpoint.row_file import FRAME_ROWS, read_rows
+from ecrm.errors import DataError, EcrmError
+from ecrm.placement.stripes import RowLayout
+from ecrm.protection.restoring import Piece
+
+
+class CheckpointRows:
+    """`ecrm.protection.restoring.RowSource` over a run's own checkpoints and those it was resumed from; all ranks see the same folders."""
+
+    def __init__(
+        self,
+        own: CheckpointFolder | None,
+        resumed: Sequence[Path] = (),
+        begins_with: Path | None = None,
+    ) -> None:
+        self._own, self._resumed, self._begins_with = own, tuple(resumed), begins_with
+
+    def read(self, shard: int, layouts: Sequence[RowLayout]) -> LostRows:
+        """A reader of the rows of a shard, which has looked at nothing yet."""
+        own = find(self._own.path)[0] if self._own is not None else []
+        return LostRows(
+            [*(checkpoint.path for checkpoint in own), *self._resumed],
+            shard,
+            layouts,
+            self._begins_with,
+        )
+
+
+class LostRows:
+    """The rows of one shard in the first of `offered`, newest first, whose every file has the right content.
+
+    `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows
+    the values count alone (`begins`), None until `check` has found out; `refused` is why others are
+    not used.
+    """
+
+    def __init__(
+        self,
+        offered: Sequence[Path],
+        shard: int,
+        layouts: Sequence[RowLayout],
+        begins_with: Path | None = None,
+    ) -> None:
+        self._offered = [*offered, begins_with] if begins_with is not None else offered
+        self._shard, self._layouts, self._begins_with = shard, layouts, begins_with
+        self.begins = False
+        self._checkpoint: Checkpoint | None = None
+        self.step: int | None = None
+        self.refused: list[str] = []
+
+    def check(self) -> Iterator[None]:
+        """Find it, reading all files of a checkpoint; yields each time a few megabytes are done."""
+        for path in self._offered:
+            try:
+                checkpoint = Checkpoint.open(path)
+                for link in checkpoint.chain:
+                    for entry in link.manifest.row_files:
+                        yield from link.checking(entry)
+            except EcrmError as error:
+                self.refused.append(f"checkpoint {path} is not used: {error}")
+                continue
+            self.begins = path == self._begins_with
+            self._checkpoint, self.step = checkpoint, 0 if self.begins else checkpoint.step
+            return
+        self.step = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """After `check`: (space, local rows, records) of some frames of a file each, perhaps no row; of a row that comes again the
+        first counts. Raises DataError where a file cannot be read any more."""
+        for link in reversed(self._checkpoint.chain if self._checkpoint is not None else ()):
+            for entry in link.manifest.row_files:
+                file = link.path / entry["name"]
+                try:
+                    yield from self._pieces_of(file, entry["space"], link.manifest)
+                except OSError as error:
+                    raise DataError(f"{file}: {error.strerror}") from None
+
+    def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
+        """A piece for every FRAME_ROWS rows of a file, of whatever shards: frames may be much smaller."""
+        found, read = [], 0
+        for numbers, records in read_rows(
+            file, manifest.record_bytes[space], manifest.space_rows[space]
+        ):
+            shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
+            here = shards == self._shard
+            found.append((local[here], torch.from_numpy(records)[here]))
+            read += len(numbers)
+            if read >= FRAME_ROWS:
+                yield space, *map(torch.cat, zip(*found, strict=True))
+                found, read = [], 0
+        if found:
+            yield space, *map(torch.cat, zip(*found, strict=True))

@@ -1,0 +1,160 @@
+"""What mapped files belong to: the model and data that their bits depend on, and how many shards they are. Light: no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.compatibility import ANEW, check_identity, check_steps, identity
+from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.folder import locate
+from ecrm.config.schema import Config
+from ecrm.errors import DataError, EcrmError, UsageError
+from ecrm.mapped.files import open_file
+from ecrm.mapped.names import read_words
+
+FOLDER = "mapped"
+MANIFEST = "manifest.json"
+LOCK = "lock"
+VERSION = 2
+HOLD_SECONDS = 5.0
+
+
+def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:
+    """Where the files are, or will be. Raises UsageError, with what to type, where they cannot be used.
+
+    `resume` is the folder of a run, or that of the files, to go on from.
+    """
+    if resume is not None:
+        folder = files_at(resume)
+        if folder is None:
+            ways_out = []
+            with contextlib.suppress(EcrmError):
+                ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
+            raise UsageError(
+                f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped",
+                *ways_out,
+            )
+        _check_fit(folder, config)
+        _check_files(folder, steps)
+        return folder
+    if not config.mapped.path and run_dir is None:
+        raise UsageError(
+            "protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path"
+        )
+    folder = Path(config.mapped.path) if config.mapped.path else run_dir / FOLDER
+    if (folder / MANIFEST).exists():
+        raise UsageError(
+            f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder"
+        )
+    if folder.exists() and (
+        not folder.is_dir() or any(file.name != f".{MANIFEST}" for file in folder.iterdir())
+    ):
+        raise UsageError(f"{folder}: not an empty folder: name one that is new or empty")
+    return folder
+
+
+def files_at(given: Path) -> Path | None:
+    """The folder of mapped files that a user gives, itself or by its run; None where there are none."""
+    return next((path for path in (given, given / FOLDER) if (path / MANIFEST).exists()), None)
+
+
+def make_folder(folder: Path, config: Config, first: bool) -> None:
+    """Make the folder; the `first` rank says in it, for good, what its files will belong to. Raises OSError."""
+    disk = Disk()
+    disk.make_folder(folder)
+    if not first:
+        return
+    new = folder / f".{MANIFEST}"
+    file = disk.create(new)
+    disk.write(file, json.dumps(_about(config), indent=1).encode())
+    disk.close(file)
+    disk.rename(new, folder / MANIFEST)
+    disk.sync_folder(folder)
+    disk.sync_folder(folder.parent)
+
+
+def leave_link(run_dir: Path, folder: Path) -> None:
+    """Make a run folder lead to the files, wherever they are, so that --resume finds them there. Raises OSError."""
+    link = run_dir / FOLDER
+    if link.absolute() != folder.absolute() and not link.is_symlink():
+        link.symlink_to(folder.absolute())
+
+
+def hold(folder: Path) -> FileIO:
+    """Mark the files as in use for as long as what is returned is kept, and the process lives."""
+    file = open_file(folder / LOCK)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def _check_that_nobody_holds(folder: Path) -> None:
+    """Raise UsageError where a run is alive that uses the files.
+
+    Tries for HOLD_SECONDS: the system may take that long to let go of the files of a process that
+    was killed, and other ranks that start now look at the same time.
+    """
+    deadline = time.monotonic() + HOLD_SECONDS
+    with open_file(folder / LOCK) as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(
+                        f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks"
+                    ) from None
+                time.sleep(0.01)
+
+
+def _check_files(folder: Path, steps: int) -> None:
+    """Raise UsageError where a run is alive that uses the files, or has gone beyond `steps`; DataError where one is missing or short."""
+    _check_that_nobody_holds(folder)
+    for path in sorted(folder.glob("shard*.words")):
+        try:
+            words = read_words(path)
+            rows = path.with_suffix(".rows").stat().st_size
+            journals = [path.with_suffix(f".journal{slot}").stat().st_size for slot in (0, 1)]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path.stem} in {folder} cannot be used: {error}") from None
+        if rows < words["bytes"] or any(
+            size < words[f"length{slot}"] for slot, size in enumerate(journals)
+        ):
+            raise DataError(
+                f"{path.stem} in {folder} cannot be used: its files are shorter than they were"
+            )
+        check_steps(folder, words["committed"], steps)
+
+
+def _about(config: Config) -> dict[str, Any]:
+    return {"version": VERSION, "servers": config.cluster.servers, "identity": identity(config)}
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What the files in a folder belong to: {"version", "servers", "identity"}. Raises DataError, and UsageError for another version."""
+    try:
+        said = json.loads((folder / MANIFEST).read_text())
+        if said["version"] == VERSION:
+            return {name: said[name] for name in ("version", "servers", "identity")}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{folder / MANIFEST}: cannot be read: {error}") from None
+    raise UsageError(f"{folder}: written in format {said['version']}, this program has {VERSION}")
+
+
+def _check_fit(folder: Path, config: Config) -> None:
+    said = read_about(folder)
+    if said["servers"] != config.cluster.servers:
+        raise UsageError(
+            f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]}
+        )
+    check_identity(folder, said["identity"], config)
+    if said["identity"]["data"] != identity(config)["data"]:
+        raise UsageError(
+            f"{folder} was made from other data than {config.data.path}, and mapped files go on with their own: set data.path as it was, "
+            f"go on from a checkpoint, or {ANEW}"
+        )

@@ -1,0 +1,305 @@
+"""The `ecrm` command.
+
+It imports nothing heavy until a subcommand needs it, so that --help and errors are instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ecrm import __version__
+from ecrm.checkpoint.export import add_parser as add_export
+from ecrm.cli.drill import add_parser as add_drill
+from ecrm.cli.simulate import add_parser as add_simulate
+from ecrm.config import effective, load_config, reference
+from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
+from ecrm.process.preflight import preflight_ulfm, say_once
+
+if TYPE_CHECKING:
+    from ecrm.launch.several_hosts import Elsewhere
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. An EcrmError becomes one line on stderr."""
+    args = make_parser().parse_args(argv)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code or 0
+    except EcrmError as error:
+        if not error.told:
+            say_once(f"ecrm: error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return STOPPED_EXIT_CODE
+    except BrokenPipeError:
+        # The reader of our output has left: what Python flushes at exit must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_EXIT_CODE
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="ecrm",
+        description="Train recommendation models whose embedding tables survive killed ranks.",
+    )
+    parser.add_argument("--version", action="version", version=f"ecrm {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_data(commands)
+
+    train = commands.add_parser("train", help="train as one rank; mpirun --with-ft ulfm starts it")
+    _add_run_options(train)
+    _add_resume(train)
+    train.set_defaults(run=_train)
+
+    launch = commands.add_parser(
+        "launch", help="train: print the mpirun line of a run, then run it"
+    )
+    _add_run_options(launch)
+    _add_resume(launch)
+    launch.add_argument(
+        "--mpirun-args",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help='more options for mpirun, such as --mpirun-args="--hostfile hosts"; repeatable',
+    )
+    _add_hosts(launch)
+    launch.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, print the mpirun line and the memory that ranks need, start nothing",
+    )
+    launch.set_defaults(run=_launch)
+
+    add_drill(commands, _add_run_options)
+
+    add_simulate(commands)
+
+    add_export(commands)
+
+    config = commands.add_parser(
+        "config", help="print all config keys, or the values of one config"
+    )
+    config.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="TOML file or name of a shipped config; without it, print all keys with their meaning",
+    )
+    _add_set(config)
+    config.set_defaults(run=_config)
+
+    doctor = commands.add_parser(
+        "doctor", help="print what this machine has and whether training can run here"
+    )
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_data(commands: argparse._SubParsersAction) -> None:
+    if importlib.util.find_spec("ecrm.cli.data") is not None:
+        from ecrm.cli.data import add_parsers
+
+        add_parsers(commands)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
+    _add_set(parser)
+    parser.add_argument(
+        "--scrub-rows-per-step",
+        dest="set",
+        action="append",
+        default=[],
+        type="protection.scrub_rows_per_step={}".format,
+        metavar="N",
+        help="look for silent corruption; short for --set protection.scrub_rows_per_step=N",
+    )
+    parser.add_argument(
+        "--profile",
+        action="append_const",
+        dest="set",
+        const="train.profile=true",
+        help="print the time of each phase of a step and write trace.json; "
+        "short for --set train.profile=true",
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="run folder, new or empty unless with --resume auto; without this option `ecrm launch` "
+        "and `ecrm drill` make one in runs/, and `ecrm train` writes nothing",
+    )
+    parser.add_argument(
+        "--kill",
+        action="append",
+        default=[],
+        metavar="RANK@STEP[:PHASE]",
+        help="kill this rank when this phase of this step begins (by default input); repeatable. "
+        "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside",
+    )
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR|auto",
+        help="auto: start the run in --run-dir, continue it there, or do nothing if it is complete. "
+        "DIR: continue from a checkpoint, or from the newest one of a run folder. Cluster, "
+        "protection, learning rates and steps may change, and so may data of the same tables. "
+        "With protection.name=mapped, continue from the last commit in the mapped files",
+    )
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin at step 0 with the weights of a checkpoint, or of the newest one of a run "
+        "folder. Tables and model must be the same. Optimizer state starts anew",
+    )
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hosts",
+        type=Path,
+        metavar="FILE",
+        help="run the ranks on the hosts in FILE, and survive the loss of hosts. "
+        "One host per line: NAME [slots=N] [address=ADDRESS]",
+    )
+    parser.add_argument(
+        "--starter",
+        metavar="TEMPLATE",
+        help="with --hosts: the command that starts another on a host; by default ssh. "
+        "{host}, {address} and {command} (quoted for a shell) are filled in, "
+        "such as 'ip netns exec {host}'",
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="with --hosts: this machine's network interface to the hosts, or its subnet; "
+        "by default the one in which the hosts are",
+    )
+    parser.add_argument(
+        "--keep-alive",
+        type=float,
+        metavar="SECONDS",
+        help="with --hosts: a host that is silent for this long is given up; by then it has killed "
+        "its ranks; by default 2",
+    )
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="set one config value; repeatable",
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from ecrm.faults.kill import parse_kill
+    from ecrm.launch.mpirun_command import thread_environment, train_command
+    from ecrm.launch.supervise import launch_id
+    from ecrm.process.guard import guard, hold_signals
+    from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+    from ecrm.run.run_lock import check_run_dir
+    from ecrm.run.starting_point import kept_by, plan_start
+
+    hold_signals()
+    found = look(args.run_dir, args.resume)
+    config = load_config(args.config, args.set, kept_by(found.resume))
+    kills = [parse_kill(kill) for kill in args.kill]
+    run_dir = None if args.run_dir is None else str(args.run_dir)
+    resume = None if args.resume is None else str(args.resume)
+    init_from = None if args.init_from is None else str(args.init_from)
+    preflight_ulfm(
+        config,
+        shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]),
+    )
+    if args.resume == AUTO_RESUME:
+        check_same(args.run_dir, config)
+    if found.complete:
+        say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
+        return 0
+    plan_start(config, args.run_dir, found.resume, kills, args.init_from)
+    if config.train.tensorboard and launch_id() is None:
+        say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
+    if config.checkpoints and args.run_dir is None:
+        raise UsageError("checkpoints go into the run folder: type --run-dir DIR")
+    if args.run_dir is not None and args.resume != AUTO_RESUME:
+        # no rank writes there before all ranks have come to MPI, past this line
+        check_run_dir(args.run_dir)
+    cluster = config.cluster
+    os.environ.update(thread_environment(config))  # before torch is imported
+    # before threads and MPI exist
+    guarded = guard(cluster.hang_seconds, cluster.start_seconds, cluster.stuck_seconds)
+    from ecrm.process.stop_signals import StopSignals
+
+    stop = StopSignals()
+    from ecrm.train import job
+
+    return job.run(config, args.run_dir, kills, guarded, stop, args.resume, args.init_from)
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from ecrm.launch.launcher import launch
+
+    words = []
+    for option in args.mpirun_args:
+        try:
+            words += shlex.split(option)
+        except ValueError as error:
+            raise UsageError(
+                f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell"
+            ) from None
+    return launch(
+        args.config,
+        args.set,
+        args.run_dir,
+        args.kill,
+        words,
+        args.dry_run,
+        _elsewhere(args),
+        args.resume,
+        args.init_from,
+    )
+
+
+def _elsewhere(args: argparse.Namespace) -> Elsewhere | None:
+    from ecrm.launch.several_hosts import Elsewhere
+
+    names = ("starter", "interface", "keep_alive")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.hosts is not None:
+        return Elsewhere(args.hosts, **given)
+    if given:
+        raise UsageError(
+            f"--{next(iter(given)).replace('_', '-')} goes with --hosts FILE, which is missing"
+        )
+    return None
+
+
+def _config(args: argparse.Namespace) -> int:
+    print(
+        reference() if args.config is None else effective(load_config(args.config, args.set)),
+        end="",
+    )
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from ecrm.launch.doctor import doctor
+
+    return doctor()

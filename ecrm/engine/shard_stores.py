@@ -1,0 +1,89 @@
+"""What the shards of a run are made of: the same for every shard, whatever its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.protection.base import Protection, ShardSpace
+from ecrm.storage import StoreFactory
+from ecrm.storage.base import Store
+from ecrm.storage.hosted import HostedShard
+from ecrm.storage.initial_rows import InitialRows
+
+
+class ShardStores:
+    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `lendable` gives
+    that of rows looked up and of what they send at a commit."""
+
+    def __init__(
+        self,
+        make_store: StoreFactory,
+        tables: Sequence[Table],
+        seed: int,
+        allocate: Allocate = lazy_zeros,
+        lendable: Allocate = lazy_zeros,
+    ) -> None:
+        self.spaces = row_spaces(tables)
+        self.allocate, self._lendable, self._make_store = allocate, lendable, make_store
+        self._initial = [InitialRows(space, seed) for space in self.spaces]
+        # Making a store now lets a spare load what it would otherwise load when it takes over.
+        self.record_bytes = tuple(
+            make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces
+        )
+
+    def initial(self, space: int, rows: Tensor) -> Tensor:
+        """Values of rows of a space, int64 [U], before any update, float32 [U, dim]."""
+        return self._initial[space](rows)
+
+    def host(
+        self,
+        shards: Iterable[int],
+        layouts: Sequence[RowLayout],
+        protection: Protection,
+        missing: bool,
+    ) -> dict[ShardSpace, HostedShard]:
+        """New shards, all rows of which are `missing` or were never updated, unless `protection` gives memory that holds some."""
+        return {
+            (shard, space): HostedShard(
+                self._new(shard, space, layout, protection),
+                layout.data_rows_per_shard,
+                missing,
+                layout.shape.k,
+                self._lendable,
+            )
+            for shard in shards
+            for space, layout in enumerate(layouts)
+        }
+
+    def _new(self, shard: int, space: int, layout: RowLayout, protection: Protection) -> Store:
+        def initial(local: Tensor) -> Tensor:
+            return self.initial(space, layout.rows_of(shard, local))
+
+        allocate = protection.allocator(shard, space) or self.allocate
+        return self._make_store(
+            layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate
+        )
+
+    def bytes_of_a_shard(self, layouts: Sequence[RowLayout]) -> int:
+        """Bytes of one shard's rows and redundancy."""
+        return sum(
+            size * (layout.data_rows_per_shard + layout.parity_rows_per_shard)
+            for size, layout in zip(self.record_bytes, layouts, strict=True)
+        )
+
+    def memory_of_a_shard(self, layouts: Sequence[RowLayout]) -> list[Tensor]:
+        """New memory such as one more shard's rows and redundancy would be in, of which the system has handed out nothing yet."""
+        memory: list[Tensor] = []
+        for space, layout, size in zip(self.spaces, layouts, self.record_bytes, strict=True):
+            # a lone one: it may be no time to load FBGEMM
+            record = self._make_store(1, space.dim, torch.empty_like).memory
+            memory += [lazy_zeros(layout.data_rows_per_shard, *part.shape[1:]) for part in record]
+            memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))
+        return memory

@@ -1,0 +1,1 @@
+"""Faults that are injected on purpose. Light until one is due."""

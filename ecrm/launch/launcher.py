@@ -1,0 +1,221 @@
+"""`ecrm launch`: check everything, print the mpirun line, run it, and judge by what the run left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ecrm.config import load_config
+from ecrm.errors import STOPPED_EXIT_CODE, DataError, EcrmError, NotKept, UsageError
+from ecrm.faults.kill import parse_kill
+from ecrm.launch.machine import memory_bytes, physical_cores
+from ecrm.launch.memory_needs import check_memory, in_words
+from ecrm.launch.mpirun_command import mpirun_line, train_command
+from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
+from ecrm.launch.scalars import require_tensorboard
+from ecrm.launch.several_hosts import Elsewhere
+from ecrm.launch.supervise import Ending, read_own, supervise
+from ecrm.launch.watch import watch_of
+from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
+from ecrm.run.starting_point import kept_by, plan_start
+from ecrm.waiting import Waiting
+
+ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
+"""Words of --mpirun-args after which ranks may run on other machines, whose memory is not known here."""
+
+
+class RunFailed(EcrmError):
+    """A run that was started did not complete; ends the program with the code given here.
+
+    `told` is whether a rank has printed why, on this program's stderr.
+    """
+
+    def __init__(self, message: str, exit_code: int, told: bool = False) -> None:
+        super().__init__(message)
+        self.exit_code, self.told = exit_code, told
+
+
+def launch(
+    config_name: str,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    kills: Sequence[str] = (),
+    mpirun_args: Sequence[str] = (),
+    dry_run: bool = False,
+    elsewhere: Elsewhere | None = None,
+    resume: Path | None = None,
+    init_from: Path | None = None,
+) -> int:
+    """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
+
+    `resume` is a run folder, a checkpoint or a folder of mapped files to go on from, or
+    AUTO_RESUME, `init_from` a run folder or a checkpoint whose weights are those of step 0. With
+    `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started
+    before all checks have passed; with `dry_run` nothing is at all.
+    """
+    found = look(run_dir, resume)
+    config = load_config(config_name, overrides, kept_by(found.resume))
+    if config.train.tensorboard:
+        require_tensorboard()
+    folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
+    if resume == AUTO_RESUME:
+        check_same(folder, config)
+    if found.complete:
+        print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
+        return 0
+    start = plan_start(
+        config, folder, found.resume, [parse_kill(kill) for kill in kills], init_from
+    )
+    if run_dir is not None and resume != AUTO_RESUME:
+        check_run_dir(run_dir)
+    hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
+    available = (
+        None if hosts is not None or ELSEWHERE.intersection(mpirun_args) else memory_bytes()[1]
+    )
+    if available is not None and (warning := check_memory(config, start.steps, available)):
+        print(f"# warning: {warning}")
+    mpirun = find_mpirun()
+    require_fault_tolerance(mpirun)
+    command = [
+        sys.executable,
+        "-m",
+        "ecrm",
+        *train_command(
+            config_name,
+            overrides,
+            str(folder),
+            kills,
+            *(
+                path if path is None else str(path if path == AUTO_RESUME else path.absolute())
+                for path in (resume, init_from)
+            ),
+        ),
+    ]
+    line = mpirun_line(
+        config,
+        hosts.command(command, folder) if hosts is not None else command,
+        mpirun=str(mpirun),
+        cores=physical_cores(),
+        root=os.geteuid() == 0,
+        extra=mpirun_args,
+        subnet=str(hosts.network.subnet) if hosts is not None else None,
+    )
+    for placed in hosts.in_words() if hosts is not None else ():
+        print(f"# {placed}")
+    if hosts is not None and config.cluster.failure_domain != "host":
+        print(
+            "# warning: the loss of a host may end the run: nothing keeps the units of a stripe on different hosts; set cluster.failure_domain=host"
+        )
+    print(shlex.join(line), flush=True)
+    if dry_run:
+        names = (
+            [host.name for host in hosts.placed]
+            if hosts is not None
+            else ["this machine"] * config.world_size
+        )
+        for told in (*start.changed, *in_words(config, start.steps, names, available)):
+            print(f"# {told}")
+        return 0
+    if hosts is not None:
+        waiting = Waiting(lambda line: print(line, flush=True))
+        waiting("the hosts are tried")
+        try:
+            hosts.try_hosts()
+        finally:
+            waiting.over()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the run folder {folder}: {error.strerror}; name another with --run-dir"
+        ) from None
+    watch = watch_of(folder, start.steps, config.world_size, config.train.tensorboard)
+    ending = supervise(line, folder, config.cluster.stop_seconds, secrets.token_hex(8), watch)
+    if resume == AUTO_RESUME and ending.exit_code == 0 and look(folder, resume).complete:
+        return 0
+    try:
+        judge(folder, ending, hosts is not None)
+    except RunFailed as error:
+        if error.told and error.exit_code != NotKept.exit_code and folder.exists():
+            print(f"what there is of the run is in {folder}", flush=True)
+        raise
+    return 0
+
+
+def fresh_run_dir(config_name: str) -> Path:
+    """runs/NAME-TIMESTAMP, with a number after it where that is taken."""
+    stem = (
+        Path("runs")
+        / f"{Path(config_name).name.removesuffix('.toml')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    folder, number = stem, 1
+    while folder.exists():
+        number += 1
+        folder = stem.with_name(f"{stem.name}-{number}")
+    return folder
+
+
+def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
+    """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way.
+
+    `over_hosts` the line in which a rank said why may be lost with the connection to its host, so
+    the error says it (again). The error of a run that has stopped when asked to says nothing, since
+    the run has said it.
+    """
+    summary, stopped = (
+        read_own(folder / "summary.json", ending.launch),
+        read_own(folder / "stopped.json", ending.launch),
+    )
+    if why := summary.get("checkpoint_failed") or stopped.get("checkpoint_failed"):
+        raise RunFailed(
+            f"the model is not kept: no checkpoint of the last step: {why}",
+            NotKept.exit_code,
+            told=not over_hosts,
+        )
+    if summary.get("completed") is True:
+        return
+    failure = read_own(folder / "failure.json", ending.launch)
+    left = os.path.isdir(folder)
+    with contextlib.suppress(OSError):  # removed meanwhile, or a mount point
+        if is_empty(folder):
+            remove_empty(folder)
+            left = False
+    where = f"; see {folder}" if left else ""
+    if failure:
+        code = int(failure.get("exit_code") or 1)
+        if over_hosts:
+            raise RunFailed(f"the run did not complete{where}: {failure.get('message')}", code)
+        raise RunFailed(
+            f"the run did not complete; why is in {folder / 'failure.json'}", code, told=True
+        )
+    if stopped:
+        raise RunFailed(
+            f"the run has stopped when asked to; see {folder / 'stopped.json'}",
+            STOPPED_EXIT_CODE,
+            told=True,
+        )
+    if ending.stopped_by is not None:
+        raise RunFailed(
+            f"stopped by {ending.stopped_by.name} before the run was complete{where}",
+            STOPPED_EXIT_CODE,
+        )
+    code = ending.exit_code
+    how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
+    # every rank ended so, and the first of them has said why
+    told = code in (UsageError.exit_code, DataError.exit_code)
+    raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,238 @@
+"""How much memory a run needs, from its config and the data's manifest alone, and whether this machine has it. Light: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ecrm.checkpoint.compatibility import capped
+from ecrm.config.schema import Config
+from ecrm.data.dataset_info import read_manifest
+from ecrm.data.layout import INTEGERS
+from ecrm.errors import UsageError
+
+PROCESS_BYTES = 165_000_000
+"""What a rank holds for itself: Python, torch, MPI, its buffers (measured: 165 MB)."""
+LEAST_PROCESS_BYTES = 100_000_000
+"""What it holds for certain."""
+PAGE = 4096
+STATE_FLOATS = {"sgd": lambda dim: 0, "rowwise_adagrad": lambda dim: 1, "adagrad": lambda dim: dim}
+MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one rank: its `process`, `rows` with optimizer state and `parity` once every row was updated, `undo` logs at most, `dense` replica."""
+
+    process: int = PROCESS_BYTES
+    rows: int = 0
+    parity: int = 0
+    undo: int = 0
+    dense: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: Need) -> Need:
+        return Need(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            f"{field.name} {getattr(self, field.name) / MB:,.1f}"
+            for field in fields(self)
+            if getattr(self, field.name)
+        ]
+        return f"{self.total / MB:,.1f} MB ({', '.join(parts)})"
+
+
+class Needs:
+    """What the ranks of a config need: `server`, `trainer` and `spare`, by role, and what follows from that."""
+
+    def __init__(self, config: Config, steps: int) -> None:
+        self.config = config
+        cluster, train, dim = config.cluster, config.train, config.model.embedding_dim
+        tables = capped(
+            read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table
+        )
+        record = 4 * (dim + STATE_FLOATS[train.sparse_optimizer](dim) + 1)
+        k, m = _stripes(config)
+        periods = -(-sum(tables.values()) // (k * cluster.servers))
+        rows, parity = periods * k * record, periods * m * record
+        if config.protection.name == "replicate":
+            parity = rows * (config.protection.copies - 1)
+        looked_up = train.global_batch * len(tables)
+        touched = min(looked_up * config.protection.commit_interval // cluster.servers, periods * k)
+        undo = (
+            0
+            if config.protection.name in ("none", "checkpoint", "mapped")
+            else touched * record * (1 + m)
+        )
+        self._dense = _dense_bytes(config, len(tables))
+        self.trainer = Need(dense=self._dense, parity=_last_seen(config))
+        self.server = Need(rows=rows, parity=parity, undo=undo)
+        self.spare = Need()
+        updated = sum(min(size, steps * train.global_batch) for size in tables.values())
+        share = -(-updated // cluster.servers)
+        self._updated = min(rows, share * max(record, PAGE)) + min(
+            parity, share * m * max(record, PAGE)
+        )
+
+    def of_ranks(
+        self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
+    ) -> list[Need]:
+        """What each rank needs, where these are the ranks of a role, and `holders` those with a dense replica."""
+        needs = [Need() for _ in range(self.config.world_size)]
+        for rank in servers:
+            needs[rank] += replace(self.server, process=0)
+        for rank in trainers:
+            needs[rank] += replace(self.trainer, process=0, dense=0)
+        for rank in holders:
+            needs[rank] = replace(needs[rank], dense=self._dense)
+        return needs
+
+    @property
+    def certain(self) -> int:
+        """Bytes that all ranks need at least, whatever rows are updated."""
+        config = self.config
+        bytes_of_all = (
+            LEAST_PROCESS_BYTES * config.world_size + self.trainer.dense * config.cluster.trainers
+        )
+        if config.storage.prefault:
+            bytes_of_all += (self.server.rows + self.server.parity) * config.cluster.servers
+        return bytes_of_all
+
+    @property
+    def most(self) -> int:
+        """Bytes that all ranks need once every row is updated that the run can update; a row takes a page, or its part of the table."""
+        config, cluster = self.config, self.config.cluster
+        rows = self.server.rows + self.server.parity if config.storage.prefault else self._updated
+        others = PROCESS_BYTES * config.world_size + self.trainer.dense * cluster.trainers
+        return others + (rows + self.server.undo) * cluster.servers
+
+
+def _stripes(config: Config) -> tuple[int, int]:
+    """(k, m) of the layout of a protection."""
+    protection = config.protection
+    return {"erasure": (protection.k, protection.m), "chain": (1, protection.copies - 1)}.get(
+        protection.name, (1, 0)
+    )
+
+
+def _last_seen(config: Config) -> int:
+    return (
+        config.protection.last_seen_rows * 4 * config.model.embedding_dim
+        if config.protection.name == "stateless"
+        else 0
+    )
+
+
+def _dense_bytes(config: Config, tables: int) -> int:
+    """Bytes of a replica: parameters and optimizer state, twice, for the way back to the commit."""
+    model, inputs, parameters = config.model, INTEGERS, 0
+    width = model.bottom_mlp[-1] + (tables + 1) * tables // 2
+    for first, widths in ((INTEGERS, model.bottom_mlp), (width, model.top_mlp)):
+        inputs = first
+        for outputs in widths:
+            parameters += (inputs + 1) * outputs
+            inputs = outputs
+    return 2 * 4 * parameters * (1 + MOMENTS[config.train.dense_optimizer])
+
+
+def check_memory(config: Config, steps: int, available: int) -> str:
+    """A warning, or "", where a machine with so many bytes `available` is to run all ranks.
+
+    Raises UsageError where it cannot for certain: rows that are never updated need no memory, so
+    that a table larger than the machine is no reason, unless all of it is handed out at the start.
+    """
+    needs = Needs(config, steps)
+    if needs.certain > available:
+        raise UsageError(
+            f"this run needs at least {needs.certain / MB:,.0f} MB of memory, {available / MB:,.0f} MB are available here: "
+            f"{config.world_size} ranks{', and with storage.prefault all rows and redundancy' if config.storage.prefault else ''}",
+            *_that_fit(config, steps, available),
+            otherwise="start the ranks on more machines with --hosts",
+        )
+    if needs.most > available:
+        return (
+            f"if every row is trained that these data can reach, this run needs {needs.most / MB:,.0f} MB of memory, "
+            f"{available / MB:,.0f} MB are available here: use more machines with --hosts, or a smaller model.max_rows_per_table"
+        )
+    return ""
+
+
+def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, object]]:
+    """Settings with which what is certain fits."""
+
+    def fits(section: str, **values: object) -> bool:
+        changed = replace(config, **{section: replace(getattr(config, section), **values)})
+        return Needs(changed, steps).certain <= available
+
+    ways: list[Mapping[str, object]] = []
+    if config.storage.prefault and fits("storage", prefault=False):
+        ways.append({"storage.prefault": False})
+    caps = (1 << power for power in range(30, 3, -1))
+    ways += [
+        {"model.max_rows_per_table": cap}
+        for cap in caps
+        if config.storage.prefault and fits("model", max_rows_per_table=cap)
+    ][:1]
+    if config.cluster.spares and fits("cluster", spares=0):
+        ways.append({"cluster.spares": 0})
+    return ways
+
+
+def in_words(config: Config, steps: int, hosts: Sequence[str], available: int | None) -> list[str]:
+    """Lines for `--dry-run`: what each rank needs, and each of the `hosts` of the ranks; `available` here, None where it is not known."""
+    from ecrm.placement.assignment import CannotKeepApart, initial_view
+    from ecrm.protection import make_protection
+
+    needs = Needs(config, steps)
+    protection, cluster = make_protection(config, Path("mapped")), config.cluster
+    by_host = cluster.failure_domain == "host" and len(set(hosts)) > 1
+    domains = [hosts.index(name) for name in hosts] if by_host else range(config.world_size)
+    try:
+        view = initial_view(
+            cluster.layout,
+            protection.shape,
+            cluster.trainers,
+            cluster.spares,
+            config.slots,
+            protection.dense_replicas,
+            domains,
+        )
+    except CannotKeepApart as error:
+        return [f"these hosts are too few: {error}"]
+    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
+    lines = [
+        "memory once every row is updated; rows never updated take none, what a step works with is not counted:"
+    ]
+    for need in dict.fromkeys(ranks):
+        those = [rank for rank, other in enumerate(ranks) if other == need]
+        lines.append(f"{_ranks(those)}: {need}{' each' if len(those) > 1 else ''}")
+    for host in dict.fromkeys(hosts):
+        on = sum(
+            (need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0)
+        )
+        here = "" if available is None else f", {available / MB:,.0f} MB are available"
+        lines.append(f"{host}: {on.total / MB:,.1f} MB{here}")
+    lines.append(
+        f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach in {steps:,} steps"
+    )
+    return lines
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Ranks, ascending, runs of them as first-last, such as "rank 6" or "ranks 0-3"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    runs = ", ".join("-".join(map(str, part)) for part in parts)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {runs}"

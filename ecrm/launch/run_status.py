@@ -1,0 +1,91 @@
+"""How a run stands, as far as its events say. Pure: events in, numbers out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ecrm.run.reading import Event
+
+LOOK_BACK = 10
+"""Progress events that the time left is reckoned from."""
+
+
+@dataclass
+class Standing:
+    """What to show of a run of so many `steps`; `take` brings it up to date.
+
+    `rebuilding` are the shards that are not whole, `rebuilt` the share of their rows that is back.
+    """
+
+    steps: int
+    started: bool = False
+    step: int = 0
+    samples_per_second: float | None = None
+    loss: float | None = None
+    auc: float | None = None
+    failures_left: int | None = None
+    rebuilding: set[int] = field(default_factory=set)
+    rebuilt: float = 1.0
+    _seen: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LOOK_BACK + 1))
+
+    def take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.failures_left = event.get("failures_left", self.failures_left)
+            handle = getattr(self, f"_{event['event']}", None)
+            if handle is not None:
+                handle(event)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the last step is done; what follows is evaluation and checks."""
+        return self.started and self.step >= self.steps
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until the last step is done, at the pace of the last progress events; `now` as events' time is."""
+        if len(self._seen) < 2:
+            return None
+        (began, first), (last, step) = self._seen[0], self._seen[-1]
+        pace = (last - began) / (step - first)
+        return max(last + pace * (self.steps - step) - now, 0.0)
+
+    def _start(self, event: Event) -> None:
+        self.started = True
+        self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
+
+    def _progress(self, event: Event) -> None:
+        if event["step"] <= self.step:
+            return
+        self.step = event["step"]
+        self._seen.append((event["time"], self.step))
+        self.samples_per_second = event["samples_per_second"]
+        self.loss, self.auc, self.rebuilt = event["loss"], event["auc"], event["rebuilt"]
+
+    def _ended_early(self, event: Event) -> None:
+        self.steps = event["step"]
+
+    def _failure(self, event: Event) -> None:
+        self.rebuilding |= {int(shard) for shard in (*event["shards"], *event["moved"])}
+        self.rebuilt = 0.0
+
+    def _rebuilt(self, event: Event) -> None:
+        self.rebuilding -= set(event["shards"])
+
+    def _restored(self, event: Event) -> None:
+        self.rebuilding -= {account["shard"] for account in event["shards"]}
+
+    def _reshaped(self, event: Event) -> None:
+        self.rebuilding.clear()
+
+    def _rolled_back(self, event: Event) -> None:
+        self.rebuilding.clear()
+        self._goes_on_from(event["step"], event["time"])
+
+    def _goes_on_from(self, step: int, now: float) -> None:
+        self.step = step
+        self._seen.clear()
+        self._seen.append((now, step))

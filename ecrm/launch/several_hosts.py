@@ -1,0 +1,117 @@
+"""What a launch over several hosts adds to one on this machine: checks, the words before each rank's command, a trial."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ecrm.errors import UsageError
+from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
+from ecrm.launch.network import Network, choose_network, local_networks
+from ecrm.launch.remote_rank import (
+    DEFAULT_KEEP_ALIVE,
+    DEFAULT_STARTER,
+    START_SECONDS,
+    starter_words,
+)
+
+SHORTEST_KEEP_ALIVE = 0.5
+TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is where numpy is
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The hosts of a run as the user gave them: file, starter, interface of this machine, keep-alive seconds."""
+
+    file: Path
+    starter: str = DEFAULT_STARTER
+    interface: str | None = None
+    keep_alive: float = DEFAULT_KEEP_ALIVE
+
+    def plan(self, ranks: int) -> Plan:
+        """Check all that can be checked without reaching a host; raises UsageError."""
+        placed = place(read_hosts(self.file), ranks, self.file)
+        if not SHORTEST_KEEP_ALIVE <= self.keep_alive <= 3600:
+            raise UsageError(
+                f"--keep-alive {self.keep_alive:g}: type seconds from {SHORTEST_KEEP_ALIVE} to 3600"
+            )
+        starter_words(self.starter, placed[0], [])
+        network = choose_network(self.interface, dict.fromkeys(placed), local_networks())
+        words = [
+            sys.executable,
+            "-m",
+            "ecrm.launch.remote_rank",
+            "--hosts",
+            str(self.file.absolute()),
+            "--head",
+            network.address,
+        ]
+        words += ["--keep-alive", f"{self.keep_alive:g}", "--starter", self.starter]
+        return Plan(tuple(placed), network, tuple(words))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where each rank goes, the network they talk over, and the words of the program that takes a rank there."""
+
+    placed: tuple[Host, ...]
+    network: Network
+    words: tuple[str, ...]
+
+    def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
+        """The words that run a rank's command on its host; `run_dir` shows whether the run has begun."""
+        return [*self.words, "--begun", str(run_dir / "ranks.json"), "--", *command]
+
+    def in_words(self) -> list[str]:
+        """Which ranks are on which host, one line a host."""
+        return placement_in_words(self.placed)
+
+    def try_hosts(self) -> None:
+        """Run a small program on every host the way a rank will be; raises UsageError with the first reason."""
+        trials = {}
+        for rank, host in enumerate(self.placed):
+            if host not in trials:
+                trials[host] = subprocess.Popen(
+                    [*self.words, "--", sys.executable, "-c", TRIAL],
+                    env={
+                        **os.environ,
+                        "PMIX_RANK": str(rank),
+                        "OMPI_COMM_WORLD_SIZE": str(len(self.placed)),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+        try:
+            for host, trial in trials.items():
+                try:
+                    said = trial.communicate(timeout=2 * START_SECONDS)[1]
+                except subprocess.TimeoutExpired:
+                    raise UsageError(
+                        f"host {host.name}: no answer within {2 * START_SECONDS:.0f} s"
+                    ) from None
+                if trial.returncode != 0:
+                    raise UsageError(f"host {host.name} cannot be used: {_reason(said)}")
+        finally:
+            for trial in trials.values():
+                _end(trial)
+
+
+def _end(trial: subprocess.Popen) -> None:
+    """SIGKILL a trial and bury it, without waiting for a starter of another user, as under sudo, that still holds its output."""
+    trial.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        trial.wait(1.0)
+    trial.stderr.close()
+
+
+def _reason(said: str) -> str:
+    """One line out of what a failed trial printed: what the starter said, and what became of the trial."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines[-2:])) or "no reason was given"

@@ -1,0 +1,1 @@
+"""One rank as a process: guarded, started, stopped, and never left behind."""

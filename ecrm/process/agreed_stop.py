@@ -1,0 +1,55 @@
+"""Why a rank has asked all to stop, found out together: a signal, or a run folder that it cannot write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from ecrm.engine.engine import Engine
+from ecrm.errors import EcrmError
+from ecrm.run.run_folder import RunFolder
+
+
+def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> signal.Signals | None:
+    """Collective, after StopAgreed: the signal that some rank has got, the same on all, or None when there is none.
+
+    A reporter that cannot write while others can dies here, so that another takes over; when none
+    can, raises EcrmError on every rank. Raises StepAborted after a failure.
+    """
+    with engine.recovering():
+        wanting = engine.transport.share([torch.tensor([folder.unwritten_bytes])])
+        # who cannot write that much must not take over
+        folder.probe(max(int(tensors[0]) for tensors in wanting.values()))
+        said = [
+            torch.tensor([mine or 0]),
+            torch.tensor(list((folder.trouble or "").encode()), dtype=torch.uint8),
+        ]
+        shared = engine.transport.share(said)
+        engine.transport.agree(True)  # nobody acts on what not all have heard
+    engine.stopping = False
+    reporter = engine.view.reporter
+    troubles = {
+        rank: bytes(tensors[1].tolist()).decode()
+        for rank, tensors in shared.items()
+        if tensors[1].numel()
+    }
+    if len(troubles) == len(shared):
+        error = EcrmError(
+            f"no rank can write into the run folder, so the run ends: {troubles[reporter]}"
+        )
+        error.speaker = reporter
+        raise error
+    if reporter in troubles:
+        if engine.rank == reporter:
+            print(
+                f"ecrm: error: rank {reporter} {troubles[reporter]}; it leaves the run",
+                file=sys.stderr,
+                flush=True,
+            )
+            os.kill(os.getpid(), signal.SIGKILL)
+        return None
+    signals = [int(tensors[0]) for tensors in shared.values() if int(tensors[0])]
+    return signal.Signals(signals[0]) if signals else None

@@ -1,0 +1,245 @@
+"""A guard process around each rank that turns every way of dying into the one that MPI reports: SIGKILL.
+
+ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by
+itself, throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays
+behind as a guard of a few megabytes and the rank runs as its child: when the child goes without
+having said that it is done, or stands stopped for too long, the guard kills it and then itself,
+which mpirun tells everybody; it does not wait until the system has taken the child's memory back
+(ecrm/process/lifeline.py). A guard that is stopped itself is killed by the other guards of its host,
+and its rank with it. It also keeps a fenced rank from ever coming back, and ends the rank when
+mpirun is gone, or where the agent that started it on this host (ecrm/process/remote_agent.py) stands
+stopped: the others are about to go on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+from ecrm.errors import Unrecoverable
+from ecrm.process.calls import Calls, Stuck
+from ecrm.process.lifeline import Lifeline
+from ecrm.process.linux import when_parent_ends
+from ecrm.process.neighbours import AwakeClock, Neighbours, Standing
+from ecrm.process.preflight import say_once
+from ecrm.process.remote_agent import GUARD_PATIENCE
+from ecrm.process.startup import THE_START, Startup, died
+
+MPIRUN_GOES = signal.SIGUSR1
+"""What a rank gets where mpirun itself was asked to end, of which it makes SIGTERM to what it has started: it kills that, and ends."""
+_PASSED_ON = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: MPIRUN_GOES,
+    signal.SIGUSR1: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+"""What the rank gets for what the guard gets. mpirun hands SIGUSR1 and SIGUSR2 on and waits; after the others it kills."""
+
+_WATCHED = {signal.SIGCHLD, *_PASSED_ON}
+_DYING = 0
+"""Beside the numbers of signals: the rank has begun to die."""
+_POLL_SECONDS = 0.5
+_DYING_SECONDS = 2.0
+_NICE = 10
+"""Of a dying rank: where cores are scarce the others recover before the system has taken its memory back, not after."""
+
+
+class Guarded:
+    """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
+
+    def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline) -> None:
+        self._descriptor, self._lifeline = descriptor, lifeline
+        self.calls = calls
+        lifeline.hold()
+
+    def loaded(self) -> None:
+        """This rank has torch, and MPI comes next."""
+        os.write(self._descriptor, b"l")
+
+    def up(self) -> None:
+        """From now on the other ranks learn of this one's death from MPI."""
+        os.write(self._descriptor, b"u")
+
+    def done(self) -> None:
+        """From now on this process may exit, with any code, without being taken for dead."""
+        # mpirun has killed the guard: nobody is left to be told
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._descriptor, b"d")
+
+
+class Parent:
+    """What started a guard: mpirun, or the agent of a host, which says how long it may stand stopped."""
+
+    def __init__(self, pid: int, clock: AwakeClock) -> None:
+        self._pid, self._standing = pid, Standing(clock)
+        self._patience = float(os.environ.get(GUARD_PATIENCE, "inf"))
+        self.poll_seconds = self._patience / 10
+
+    def is_lost(self) -> bool:
+        """Whether it is gone, or an agent that has stood stopped for too long."""
+        return os.getppid() != self._pid or (
+            self._patience < float("inf") and self._standing.seconds(self._pid) >= self._patience
+        )
+
+
+def hold_signals() -> None:
+    """Let what a guard waits for wait for the guard: a request to stop that comes too early is not lost, nor kills."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+
+
+def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0) -> Guarded:
+    """Fork: returns in the child, which goes on as the rank; the guard itself never returns.
+
+    A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host;
+    one that has made no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too,
+    unless that is 0; so is one whose `Parent` is lost. When the child or another rank of this host
+    dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with
+    3. Call before threads exist and before MPI starts.
+    """
+    reading, writing = os.pipe()
+    mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
+    hold_signals()
+    child = os.fork()
+    if child == 0:
+        when_parent_ends(signal.SIGKILL)
+        if os.getppid() != me:
+            os._exit(1)  # the guard died before the line above
+        os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        os.close(reading)
+        return Guarded(writing, calls, lifeline)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    try:
+        clock = AwakeClock(2 * _POLL_SECONDS)
+        stuck = Stuck(calls, stuck_seconds, clock)
+        startup = Startup(start_seconds, hang_seconds)
+        _watch(child, reading, lifeline, Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        _leave(0, done=False)
+
+
+def _signals_as_bytes() -> tuple[int, int]:
+    """(reading, writing) ends of a pipe that gets the number of every signal that a guard waits for.
+
+    CPython's sigtimedwait makes up a signal when the process was stopped for longer than its
+    timeout.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in _WATCHED:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    return reading, writing
+
+
+def _watch(
+    child: int,
+    reading: int,
+    lifeline: Lifeline,
+    parent: Parent,
+    hang_seconds: float,
+    startup: Startup | None,
+    stuck: Stuck,
+    clock: AwakeClock,
+) -> NoReturn:
+    stopped_since: float | None = None
+    killed_at: float | None = None
+    neighbours = Neighbours(hang_seconds, clock=clock)
+    signals, wake = _signals_as_bytes()
+    dying = False
+    said, asked = b"", False  # asked: to stop, and ranks end for that
+    while True:
+        select.select([signals], [], [], min(_POLL_SECONDS, hang_seconds / 4, parent.poll_seconds))
+        for number in _read(signals):
+            dying = dying or number == _DYING
+            if number in _PASSED_ON:
+                os.kill(child, _PASSED_ON[signal.Signals(number)])
+                asked = True
+        said += _read(reading)
+        if b"l" in said and startup is not None:
+            startup.loaded()
+        if b"u" in said and startup is not None:
+            startup = None
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: waitpid tells, later
+                lifeline.watch(lambda: os.write(wake, bytes([_DYING])))
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):
+                stopped_since = clock()
+            elif os.WIFCONTINUED(status):
+                stopped_since = None
+            else:
+                said += _read(reading)
+                if startup is not None and not {*b"ud"} & {*said} and not asked:
+                    _end_start(died(startup.rank), startup)
+                _leave(status, b"d" in said)
+        if dying and b"d" not in said:
+            with contextlib.suppress(OSError):  # gone by now
+                # all its threads, any of which may be the last
+                os.setpriority(os.PRIO_PGRP, child, _NICE)
+            _leave(0, done=False)
+        if startup is None:
+            neighbours.look()
+        if startup is not None and (news := startup.news()) is not None:
+            with contextlib.suppress(OSError):
+                print(news, flush=True)
+        trouble = None if startup is None else startup.trouble()
+        if trouble is not None:
+            os.kill(child, signal.SIGKILL)
+            _bury(child)
+            _end_start(trouble, startup, quietly=asked)
+        hung = stopped_since is not None and clock() - stopped_since > hang_seconds
+        lost = parent.is_lost()
+        if lost or hung or (b"d" not in said and stuck.look()):
+            startup = None if lost else startup
+            os.kill(child, signal.SIGKILL)
+            killed_at = killed_at or clock()
+        if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
+            # it dies when its call of the system returns, and does nothing until then
+            _leave(0, done=False)
+
+
+def _bury(child: int) -> None:
+    """Wait for a killed child, but not for a call of the system that does not return."""
+    deadline = time.monotonic() + _DYING_SECONDS
+    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
+    """End a run that has not begun: the rank is dead; one guard of this host says why, all end alike."""
+    startup.kill_strays()
+    if not quietly:
+        say_once(f"ecrm: error: {trouble}", about=THE_START)
+    os._exit(Unrecoverable.exit_code)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 64)
+    except BlockingIOError:
+        return b""
+
+
+def _leave(status: int, done: bool) -> NoReturn:
+    """End as the child did if it was done, else so that everybody notices."""
+    if done and os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")

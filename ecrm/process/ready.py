@@ -1,0 +1,135 @@
+"""What a rank loads before it needs it, so that a takeover does not wait for it, and a far spare does without."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.model.dlrm import import_dense_arch
+from ecrm.placement.view import View
+from ecrm.process.allocator import have_free_memory
+from ecrm.protection.base import Protection
+from ecrm.storage import store_factory
+from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.prefault import Prefault
+
+if TYPE_CHECKING:
+    from ecrm.engine.engine import Engine
+
+
+WORKING_BYTES, WORKING_BYTES_TO_LEND = 64 << 20, 32 << 20
+"""Without the first a spare that takes over has 8 ms of a core's time to spend on new pages until the step is done; without the second its first
+update took 7 ms, the next ones 2: embedding-heavy, 2,048 samples per slot."""
+
+
+def ready_spares(protection: Protection) -> int:
+    """How many spares are ready: m may die at once, and m more while the spares that move up are loading."""
+    return 2 * (protection.dense_replicas - 1)
+
+
+def takes_over_soon(rank: int, view: View, ready: int) -> bool:
+    """Whether a rank has a role in this view, or would be given one if the next `ready` ranks died."""
+    return rank not in view.spares or rank in view.dense or rank in view.spares[:ready]
+
+
+class Loading:
+    """One rank's loading of FBGEMM and TorchRec where they are used, the most of a spare's memory then after torch itself.
+
+    A rank that `takes_over_soon` loads them when this is made; a spare further back when it has
+    moved up, in a thread beside the steps of the others; whoever makes a store or dense parts
+    earlier loads them then. What is there then is left out of garbage collection for good.
+    """
+
+    def __init__(
+        self, rank: int, view: View, ready: int, arch: str, backend: str, optimizer: SparseOptimizer
+    ) -> None:
+        self._rank, self._ready, self._arch, self._backend, self._optimizer = (
+            rank,
+            ready,
+            arch,
+            backend,
+            optimizer,
+        )
+        self.began = takes_over_soon(rank, view, ready)
+        if self.began:
+            self._load()
+
+    def heed(self, view: View) -> None:
+        """Begin to load if this rank is to, now that roles are as in `view`."""
+        if not self.began and takes_over_soon(self._rank, view, self._ready):
+            self.began = True
+            threading.Thread(target=self._load, name="loading", daemon=True).start()
+
+    def make_store(
+        self,
+        rows: int,
+        dim: int,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
+    ) -> Store:
+        """A store as `store_factory` makes it; a lone row, which only tells the size of a record, loads nothing for it."""
+        backend = self._backend if self.began or rows > 1 else "native"
+        return store_factory(backend, self._optimizer)(rows, dim, initial, allocate)
+
+    def _load(self) -> None:
+        store_factory(self._backend, self._optimizer)
+        import_dense_arch(self._arch)
+        gc.freeze()  # garbage collections in a step pass over all of it
+
+
+class ReadyMemory:
+    """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
+    `waiting` until it is taken.
+
+    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_LEND` for what
+    they lend then, these spares have from the start. `allocate` is for the engine: memory as
+    `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
+    """
+
+    def __init__(self, ready: int) -> None:
+        self._ready, self._pages = ready, Prefault()
+        self.waiting: list[Tensor] = []
+        self._view: View | None = None
+        self._layouts: object = None
+
+    def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        for place, memory in enumerate(self.waiting):
+            if tuple(memory.shape) == shape and memory.dtype == wanted:
+                return self.waiting.pop(place)
+        return lazy_zeros(*shape, dtype=dtype)
+
+    def start(self, engine: Engine) -> None:
+        """Have it all now. Raises UsageError where the system cannot hand it out."""
+        self._heed(engine)
+        lending = engine.transport.lending
+        to_lend = (
+            [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
+        )
+        self._pages.all_of([*engine.tensors, *self.waiting, *to_lend])
+        if self.waiting:
+            have_free_memory(WORKING_BYTES)
+
+    def committed(self, engine: Engine) -> None:
+        """After a commit: what is new since the roles changed comes beside the steps."""
+        if engine.view is not self._view:
+            self._heed(engine)
+            self._pages.beside([*engine.tensors, *self.waiting])
+
+    def _heed(self, engine: Engine) -> None:
+        """Have memory for a shard waiting, as shards are now, if this rank is a spare that is to have it, and else none."""
+        view, self._view = engine.view, engine.view
+        if engine.rank not in view.spares[: self._ready]:
+            self.waiting.clear()
+        elif not self.waiting or engine.layouts is not self._layouts:
+            self.waiting, self._layouts = (
+                engine.stores.memory_of_a_shard(engine.layouts),
+                engine.layouts,
+            )

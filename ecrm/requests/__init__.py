@@ -1,0 +1,1 @@
+"""What slots ask of shards and get, as messages. Below protections and the engine."""

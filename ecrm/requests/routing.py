@@ -1,0 +1,379 @@
+"""Which rows of a step go where: slots ask shards for unique rows and send gradients the same way back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ecrm.kernels.records import scatter_records
+from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.placement.stripes import RowLayout
+from ecrm.placement.view import View
+from ecrm.storage.hosted import HostedShard
+from ecrm.transport.message import Came, Part, Picked, in_groups, matrix
+
+if TYPE_CHECKING:
+    from ecrm.protection.base import ShardSpace
+    from ecrm.requests.stand_in import StandIn
+
+
+# The first word of a group's head where several kinds of groups travel together: what the group is.
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
+
+
+class SlotRequests:
+    """The slots' side of one step: unique rows of each hosted slot, split by shard.
+
+    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not
+    asked of them but of `stand_in`. Slots that are `computed` have their gradients already and want
+    no values.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[int, Sequence[Tensor]],
+        layouts: Sequence[RowLayout],
+        view: View,
+        stand_in: StandIn | None = None,
+        computed: Collection[int] = (),
+    ) -> None:
+        self._layouts, self._view, self._stand_in, self._computed = (
+            layouts,
+            view,
+            stand_in,
+            computed,
+        )
+        away = frozenset() if stand_in is None else stand_in.away
+        self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
+        self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
+        self._away: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
+        for slot, spaces in self._rows.items():
+            for space, wanted in enumerate(spaces):
+                parts = self._split(space, wanted)
+                self._parts[slot, space] = [part for part in parts if part[0] not in away]
+                self._away[slot, space] = [part for part in parts if part[0] in away]
+
+    def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
+        counts, places, local = self._layouts[space].split(wanted)
+        split = zip(places.split(counts), local.split(counts), strict=True)
+        return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
+
+    def requests(self) -> dict[int, list[Part]]:
+        """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""
+        outgoing: dict[int, list[Part]] = {}
+        for (slot, space), parts in self._parts.items():
+            kind = COMPUTED if slot in self._computed else ROWS
+            for shard, _, local in parts:
+                outgoing.setdefault(self._view.shards[shard], []).extend(
+                    ((kind, slot, shard, space), local)
+                )
+        return outgoing
+
+    def of_shards(self, shards: Collection[int]) -> list[Came]:
+        """What is asked of some shards by slots that have computed: (COMPUTED, slot, shard, space), local rows."""
+        asked: list[Came] = []
+        for (slot, space), parts in self._parts.items():
+            for shard, _, local in parts:
+                if shard in shards:
+                    asked += ((COMPUTED, slot, shard, space), local)
+        return asked
+
+    def again(self, view: View) -> SlotRequests:
+        """The same requests in another view, by slots that have computed."""
+        requests = copy(self)
+        requests._view, requests._computed = view, frozenset(self._rows)
+        return requests
+
+    def local(self, slot: int, shard: int, space: int) -> Tensor:
+        """Local rows that a slot asks of a shard, in the order asked, int64."""
+        return next(local for number, _, local in self._parts[slot, space] if number == shard)
+
+    @staticmethod
+    def found(
+        *replies: Mapping[int, Sequence[Came]],
+    ) -> dict[tuple[int, int, int], Tensor | Picked]:
+        """{(slot, shard, space): rows in the order asked, float32}."""
+        came = (tensors for some in replies for tensors in some.values())
+        return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
+
+    def collect(
+        self, *replies: Mapping[int, Sequence[Came]], remember: bool = True
+    ) -> dict[int, list[Tensor]]:
+        """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together; a stand-in is to `remember`
+        what came, and count what it gives."""
+        found = self.found(*replies)
+        result: dict[int, list[Tensor]] = {
+            slot: [] for slot in self._rows if slot not in self._computed
+        }
+        for (slot, space), parts in self._parts.items():
+            if slot not in result:
+                continue
+            wanted = self._rows[slot][space]
+            pieces = [
+                (place, *matrix(found[slot, shard, space], place.numel()))
+                for shard, place, _ in parts
+            ]
+            if self._stand_in is not None:
+                for place, piece, picked in pieces if remember else ():
+                    self._stand_in.saw(space, wanted[place], piece, picked)
+                given = (
+                    (place, self._stand_in.values(shard, space, wanted[place], count=remember))
+                    for shard, place, _ in self._away[slot, space]
+                )
+                pieces += [(place, values, None) for place, values in given]
+            values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
+            for place, piece, picked in pieces:
+                scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)
+            result[slot].append(values)
+        return result
+
+    def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Part]]:
+        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in the order of the rows requested."""
+        outgoing: dict[int, list[Part]] = {}
+        for (slot, space), parts in self._parts.items():
+            for shard, place, _ in parts:
+                part = Picked(gradients[slot][space], place)
+                outgoing.setdefault(self._view.shards[shard], []).extend(
+                    ((GRADIENTS, slot, shard, space), part)
+                )
+        return outgoing
+
+    def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
+        """Leave the gradients of a step that shards which are away should get to the stand-in."""
+        for slot in self._rows if self._stand_in is not None else ():
+            parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {
+                shard: [] for shard in self._stand_in.away
+            }
+            for space in range(len(self._rows[slot])):
+                for shard, place, local in self._away[slot, space]:
+                    parts[shard].append(
+                        (space, local, gradients[slot][space].index_select(0, place))
+                    )
+            for shard, of_shard in parts.items():
+                self._stand_in.keep(shard, step, slot, of_shard)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Unique local rows of one hosted shard and space, as `unique_by_unit` orders them, and each slot's places among them, slots ascending."""
+
+    rows: Tensor
+    places: list[tuple[int, Tensor]]
+
+
+def _merged(parts: list[tuple[int, Tensor]], units: int) -> _Asked:
+    rows, places = unique_by_unit(torch.cat([local for _, local in parts]), units)
+    split = places.split([local.numel() for _, local in parts])
+    return _Asked(rows, [(slot, place) for (slot, _), place in zip(parts, split, strict=True)])
+
+
+class ShardRequests:
+    """The shards' side of one step: which rows every slot asked of the shards hosted here."""
+
+    def __init__(
+        self, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    ) -> None:
+        self._hosted = hosted
+        self._ranks: dict[int, int] = {}
+        self._waiting: set[int] = set()
+        self._late: list[ShardSpace] = []
+        asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
+        for rank, tensors in messages.items():
+            for head, local in in_groups(tensors, 2):
+                kind, slot, shard, space = head
+                self._ranks[slot] = rank
+                if kind == ROWS:
+                    self._waiting.add(slot)
+                asked.setdefault((shard, space), []).append((slot, local))
+        self._asked = {
+            key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units)
+            for key, parts in asked.items()
+        }
+
+    def again(
+        self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    ) -> ShardRequests:
+        """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
+        mine = {
+            rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
+            for rank, tensors in told.items()
+        }
+        requests = ShardRequests(mine, hosted)
+        requests._asked = {
+            **{key: asked for key, asked in self._asked.items() if key in hosted},
+            **requests._asked,
+        }
+        requests._ranks = {**self._ranks, **requests._ranks}
+        return requests
+
+    def missing(self) -> dict[ShardSpace, Tensor]:
+        """Rows asked for that must be recovered before they are updated, unique, by hosted shard and space."""
+        return self._missing_of(self._ranks)
+
+    def awaited(self) -> dict[ShardSpace, Tensor]:
+        """Those of `missing` whose values slots wait for."""
+        return self._missing_of(self._waiting)
+
+    def unawaited(self) -> dict[ShardSpace, Tensor]:
+        """Those of `missing` that slots ask for whose gradients are computed."""
+        return self._missing_of(self._ranks.keys() - self._waiting)
+
+    def _missing_of(self, slots: Collection[int]) -> dict[ShardSpace, Tensor]:
+        missing = {}
+        for key, asked in self._asked.items():
+            places = [place for slot, place in asked.places if slot in slots]
+            if places:
+                rows = (
+                    asked.rows
+                    if len(places) == len(asked.places)
+                    else asked.rows[torch.cat(places).unique()]
+                )
+                missing[key] = self._hosted[key].missing_among(rows)
+        return {key: rows for key, rows in missing.items() if rows.numel()}
+
+    def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
+        """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}, of shards of whole
+        rows: one unit."""
+        asked = self._asked.get((shard, space))
+        if asked is None or not asked.rows.numel():
+            return {}
+        assert self._hosted[shard, space].units == 1, "rows must ascend"
+        at = torch.searchsorted(asked.rows, rows).clamp_(max=asked.rows.numel() - 1)
+        known = asked.rows[at] == rows
+        result = {}
+        for slot, place in asked.places:
+            of_row = torch.full_like(asked.rows, -1)
+            of_row[place] = torch.arange(place.numel())
+            result[slot] = self._ranks[slot], torch.where(known, of_row[at], -1)
+        return result
+
+    def replies(self) -> dict[int, list[Part]]:
+        """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked; where some are missing, none of that shard."""
+        self._late = list(self.awaited())
+        return self._replies(key for key in self._asked if key not in self._late)
+
+    def late_replies(self) -> dict[int, list[Part]]:
+        """The rest of `replies`, now that nothing that slots wait for is missing any more."""
+        return self._replies(self._late)
+
+    def _replies(self, keys: Iterable[ShardSpace]) -> dict[int, list[Part]]:
+        outgoing: dict[int, list[Part]] = {}
+        for shard, space in keys:
+            asked = self._asked[shard, space]
+            waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
+            rows = self._hosted[shard, space].lookup(asked.rows) if waiting else None
+            for slot, place in waiting:
+                outgoing.setdefault(self._ranks[slot], []).extend(
+                    ((ROWS, slot, shard, space), Picked(rows, place))
+                )
+        return outgoing
+
+    def update(
+        self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool
+    ) -> None:
+        """Sum gradients in slot order and run the sparse optimizer on every hosted shard that was asked.
+
+        `gradients[slot, shard, space]` are float32, in the order of the rows requested.
+        """
+        for (shard, space), asked in self._asked.items():
+            hosted = self._hosted[shard, space]
+            sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
+            # each row is asked by a slot at least
+            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)
+            for slot, place in asked.places:
+                values, picked = matrix(gradients[slot, shard, space], place.numel())
+                scatter_add(sums, place, values, seen=seen, picked=picked)
+            hosted.update(asked.rows, sums, keep_deltas)
+
+
+def asked_of(told: Mapping[int, Sequence[Came]]) -> dict[ShardSpace, Tensor]:
+    """Unique local rows that slots ask of each shard and space, int64, from messages of heads and local rows."""
+    asked: dict[ShardSpace, list[Tensor]] = {}
+    for tensors in told.values():
+        for head, local in in_groups(tensors, 2):
+            asked.setdefault(head[2:], []).append(local)
+    return {key: unique_by_unit(torch.cat(rows), 1)[0] for key, rows in sorted(asked.items())}
+
+
+def soon_requests(
+    rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View
+) -> dict[int, list[Part]]:
+    """Message per host of a rebuilding shard: (SOON, shard, space), those of `rows[slot][space]` that are its local rows."""
+    outgoing: dict[int, list[Part]] = {}
+    for spaces in rows.values():
+        for space, wanted in enumerate(spaces):
+            shards, local = layouts[space].locate(wanted)
+            for shard in view.rebuilding:
+                outgoing.setdefault(view.shards[shard], []).extend(
+                    ((SOON, shard, space), local[shards == shard])
+                )
+    return outgoing
+
+
+@dataclass(frozen=True)
+class Results:
+    """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
+    `notes`, {slot: its note},
+    `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
+    by slot}, whether a rank asks to `stop`, and {slot: its trouble} in slot order, `troubles`."""
+
+    gradients: dict[tuple[int, ...], Tensor | Picked]
+    dense: dict[int, Tensor]
+    notes: dict[int, Tensor]
+    requests: dict[int, list[Came]]
+    soon: dict[ShardSpace, list[Tensor]]
+    stop: bool
+    troubles: dict[int, str]
+
+    @classmethod
+    def of(cls, received: Mapping[int, Sequence[Came]]) -> Results:
+        gradients, dense, notes, requests, soon, troubles, stop = {}, {}, {}, {}, {}, {}, False
+        for rank, tensors in received.items():
+            for head, payload in in_groups(tensors, 2):
+                kind, key = head[0], head[1:]
+                if kind == GRADIENTS:
+                    gradients[key] = payload
+                elif kind == DENSE:
+                    dense[key[0]] = payload
+                elif kind == NOTE:
+                    notes[key[0]] = payload
+                elif kind == SOON:
+                    soon.setdefault(key, []).append(payload)
+                elif kind == STOP:
+                    stop = True
+                elif kind == TROUBLE:
+                    troubles[key[0]] = bytes(payload.tolist()).decode()
+                else:
+                    requests.setdefault(rank, []).extend((head, payload))
+        return cls(gradients, dense, notes, requests, soon, stop, dict(sorted(troubles.items())))
+
+
+@dataclass(frozen=True)
+class Riders:
+    """What rode along with the parity deltas: `replies`, {rank: rows of the next step}, `dense`, {holder: its slice of the dense sum},
+    `repairs`, {rank: what it asks for to repair}."""
+
+    replies: dict[int, list[Came]]
+    dense: dict[int, Tensor]
+    repairs: dict[int, list[Came]]
+
+    @classmethod
+    def of(cls, arrived: Mapping[int, Sequence[Came]]) -> Riders:
+        found = cls({}, {}, {})
+        for rank, tensors in arrived.items():
+            for head, payload in in_groups(tensors, 2):
+                kind = head[0]
+                if kind == DENSE:
+                    found.dense[rank] = payload
+                else:
+                    (found.repairs if kind == REPAIR else found.replies).setdefault(
+                        rank, []
+                    ).extend((head, payload))
+        return found

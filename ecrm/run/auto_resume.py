@@ -1,0 +1,152 @@
+"""`--resume auto`: one line that starts a run, goes on with it in its own folder, and does nothing once it is complete. Light: no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.compatibility import identity
+from ecrm.checkpoint.disk import Disk
+from ecrm.checkpoint.folder import FOLDER as CHECKPOINTS
+from ecrm.checkpoint.folder import CheckpointFolder, find
+from ecrm.checkpoint.mapped_folder import files_at
+from ecrm.config.schema import Config
+from ecrm.errors import UsageError
+from ecrm.launch.supervise import read_json
+from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
+
+AUTO_RESUME = Path("auto")
+"""What --resume has in place of a folder."""
+EVENTS = "events.jsonl"
+_DRAFTS = (".*.json", ".*.json.*", ".probe.*")
+_ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `auto` found: the folder to go on from, None for a run that begins, or that the run is `complete`."""
+
+    resume: Path | None = None
+    complete: bool = False
+
+
+def look(run_dir: Path | None, resume: Path | None, mine: bool = False) -> Found:
+    """What a run in `run_dir` goes on from; `resume` itself where that is not AUTO_RESUME. `mine`: this process holds the folder.
+
+    Raises UsageError where `auto` must not touch the folder.
+    """
+    if resume != AUTO_RESUME:
+        return Found(resume)
+    if run_dir is None:
+        raise UsageError(
+            "--resume auto goes on in the run's own folder, which is not named: type --run-dir DIR"
+        )
+    try:
+        return _look(run_dir, mine)
+    except OSError as error:
+        raise UsageError(f"--run-dir {run_dir}: {error.strerror}; name another folder") from None
+
+
+def _look(run_dir: Path, mine: bool) -> Found:
+    if not mine:
+        refuse_if_held(run_dir)
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UsageError(f"--run-dir {run_dir}: not a folder; name another one")
+    if is_empty(run_dir):
+        return Found()
+    starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
+    if not starts and not read_json(run_dir / LOCK).get("run"):
+        raise UsageError(
+            f"--run-dir {run_dir}: neither empty nor the folder of a run; name another folder"
+        )
+    if (run_dir / "rejected.json").exists():
+        raise UsageError(
+            f"--run-dir {run_dir}: holds a run whose parity did not match at its end; start again in another folder"
+        )
+    own = bool(find(run_dir / CHECKPOINTS)[0]) or files_at(run_dir) is not None
+    begun_from = starts[0].get("resumed", {}).get("from") if starts else None
+    resume = run_dir if own else Path(begun_from) if begun_from else None
+    return Found(resume, read_json(run_dir / "summary.json").get("completed") is True)
+
+
+def check_same(run_dir: Path, config: Config) -> None:
+    """Raise UsageError unless the run in `run_dir`, if one has begun, is that of this config and data."""
+    starts = [
+        event for event in events_of(run_dir) if event.get("event") == "start" and "run" in event
+    ]
+    if not starts:
+        return
+    said, now = starts[0]["run"], json.loads(json.dumps(about(config)))
+    other = sorted(
+        (name for name in now if said.get(name) != now[name]),
+        key=lambda name: ("." not in name, name),
+    )
+    if other:
+        name = other[0]
+        before, here = (
+            ("other ones", "these") if name in ("tables", "data") else (said.get(name), now[name])
+        )
+        raise UsageError(
+            f"--run-dir {run_dir}: holds a run with {name} {before}, here {name} is {here}: "
+            f"name a new folder, and type --resume {run_dir} where it shall go on from there"
+        )
+
+
+def about(config: Config) -> dict[str, Any]:
+    """What makes two starts the same run: all that the bits of its model depend on."""
+    same = {
+        name: value
+        for name, value in identity(config).items()
+        if name not in ("told", "data_began")
+    }
+    return {**same, "train.steps": config.train.steps, "train.epochs": config.train.epochs}
+
+
+def tidy(run_dir: Path) -> str:
+    """Remove what a life that has ended left half-written, and how it ended; returns how: stopped, failed, or killed."""
+    ended = [word for name, word in _ENDINGS.items() if (run_dir / name).exists()]
+    for pattern in (*_DRAFTS, *_ENDINGS, "ranks.json", "trace.json"):
+        for path in run_dir.glob(pattern):
+            path.unlink()
+    with contextlib.suppress(FileNotFoundError), open(run_dir / EVENTS, "r+b") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)  # a line that a power cut tore
+    CheckpointFolder(run_dir / CHECKPOINTS, Disk()).tidy()
+    return ended[0] if ended else "killed"
+
+
+def events_of(run_dir: Path) -> list[dict[str, Any]]:
+    """What is in events.jsonl; lines that are not whole are left out."""
+    events = []
+    with contextlib.suppress(OSError):
+        for line in (run_dir / EVENTS).read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+    return events
+
+
+def lives_of(events: Sequence[dict[str, Any]], ended: str) -> list[dict[str, Any]]:
+    """Each start of a run in turn, out of its events: when it `began`, from and up to which step it was seen, failures, how it `ended`."""
+    lives: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "start":
+            if lives:
+                lives[-1]["ended"] = event.get("before", "killed")
+            step = event.get("resumed", {}).get("step", 0)
+            lives.append(
+                {
+                    "began": event["time"],
+                    "from_step": step,
+                    "seen_step": step,
+                    "failures": 0,
+                    "ended": ended,
+                }
+            )
+        elif lives:
+            lives[-1]["seen_step"] = max(lives[-1]["seen_step"], event.get("step", 0))
+            lives[-1]["failures"] += event["event"] == "failure"
+    return lives

@@ -1,0 +1,170 @@
+"""The run folder: ranks.json, events.jsonl, summary.json, stopped.json, failure.json."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ecrm.launch.supervise import launch_id
+from ecrm.placement.view import View
+from ecrm.run.auto_resume import EVENTS, events_of
+
+PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
+SUMMARY_DRAFT = ".summary.json"
+STOPPED_DRAFT = ".stopped.json"
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text of plain values, with null for a float that JSON has no word for (NaN, infinities)."""
+    return json.dumps(_sayable(value), indent=indent, allow_nan=False)
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _sayable(entry) for key, entry in value.items()}
+    return [_sayable(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+class RunFolder:
+    """Writes one run's files; without a folder every call does nothing. One rank at a time writes.
+
+    `trouble` says what this rank could not write and why, None while all went well: nothing is
+    raised in the middle of a step; whoever writes looks at it, and what was not written is not
+    tried again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.trouble: str | None = None
+        self.earlier = 0  # events of starts before this one
+        self.unwritten_bytes = 0  # that were to be written when the trouble began
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+
+    def event(self, fields: dict[str, Any]) -> None:
+        """Append one line to events.jsonl, with the time in seconds since the epoch, in one write; all of it or nothing."""
+        if self.path is None or self.trouble is not None:
+            return
+        line = to_json({"time": time.time(), **fields}).encode() + b"\n"
+        try:
+            descriptor = os.open(self._events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                before = os.fstat(descriptor).st_size
+                if os.write(descriptor, line) < len(line):
+                    os.ftruncate(descriptor, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._in_trouble(self._events, error, len(line))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What is in events.jsonl of this start of the run; lines that are not whole are left out."""
+        return self.all_events()[self.earlier :]
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """What is in events.jsonl of all starts."""
+        return [] if self.path is None else events_of(self.path)
+
+    @property
+    def _events(self) -> Path:
+        return self.path / EVENTS
+
+    def probe(self, least: int = 0) -> None:
+        """Get into `trouble` if this rank could not write `least` bytes, from PROBE_BYTES to MOST_PROBED, into the folder."""
+        if self.path is None or self.trouble is not None:
+            return
+        file = self.path / f".probe.{os.getpid()}"
+        try:
+            try:
+                file.write_bytes(bytes(min(max(least, PROBE_BYTES), MOST_PROBED)))
+            finally:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            self._in_trouble(self.path, error, least)
+
+    def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
+        """Replace ranks.json: every rank the run was started with, its process, whether it lives, its roles."""
+        self._replace(
+            "ranks.json",
+            {
+                "epoch": view.epoch,
+                "launch": launch_id(),
+                "ranks": [
+                    {
+                        "rank": rank,
+                        **process,
+                        "live": rank in view.live,
+                        "shards": list(view.shards_of(rank)),
+                        "slots": list(view.slots_of(rank)),
+                        "dense": rank in view.dense,
+                        "spare": rank in view.spares,
+                    }
+                    for rank, process in sorted(processes.items())
+                ],
+            },
+        )
+
+    def trace(self, events: dict[str, Any]) -> None:
+        """Replace trace.json."""
+        self._replace("trace.json", events)
+
+    def draft_summary(self, fields: dict[str, Any], completed: bool) -> None:
+        """Write what `publish_summary` is to give its name."""
+        self._replace(SUMMARY_DRAFT, {**fields, "launch": launch_id(), "completed": completed})
+
+    def publish_summary(self, completed: bool) -> None:
+        """Turn the draft, unless another rank has done so, into summary.json, the marker of a complete run, or into rejected.json."""
+        self._publish(SUMMARY_DRAFT, "summary.json" if completed else "rejected.json")
+
+    def draft_stopped(self, fields: dict[str, Any]) -> None:
+        """Write what is to become stopped.json: how far a run came that was asked to stop."""
+        self._replace(STOPPED_DRAFT, {**fields, "launch": launch_id()})
+
+    def publish_stopped(self) -> None:
+        """Turn the draft into stopped.json, unless another rank has done so."""
+        self._publish(STOPPED_DRAFT, "stopped.json")
+
+    def _publish(self, draft: str, name: str) -> None:
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                os.replace(self.path / draft, self.path / name)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether summary.json is there, or nobody asked for a folder."""
+        return self.path is None or (self.path / "summary.json").exists()
+
+    def failure(self, message: str, exit_code: int) -> None:
+        """Replace failure.json: why the run could not go on."""
+        self._replace(
+            "failure.json", {"message": message, "exit_code": exit_code, "launch": launch_id()}
+        )
+
+    def _replace(self, name: str, content: dict[str, Any]) -> None:
+        if self.path is None or self.trouble is not None:
+            return
+        temporary = self.path / f".{name}.{os.getpid()}"
+        text = to_json(content, indent=1) + "\n"
+        try:
+            temporary.write_text(text)
+            os.replace(temporary, self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._in_trouble(self.path / name, error, len(text))
+
+    def _in_trouble(self, what: Path, error: OSError, unwritten_bytes: int) -> None:
+        if self.trouble is None:
+            self.trouble, self.unwritten_bytes = (
+                f"cannot write {what}: {error.strerror}",
+                unwritten_bytes,
+            )

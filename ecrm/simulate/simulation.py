@@ -1,0 +1,243 @@
+"""Runs fault schedules on the real engine over the simulated transport, with the checkers watching."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
+from ecrm.errors import Unrecoverable
+from ecrm.simulate.atlas import survivable
+from ecrm.simulate.checkers import Checkers
+from ecrm.simulate.oracle import Truth, truth_of
+from ecrm.simulate.promise import Circle
+from ecrm.simulate.refusals import Refusal, check_refusals
+from ecrm.simulate.schedule import Schedule
+from ecrm.simulate.violation import Violation
+from ecrm.simulate.workload import Outcome, Workload, run_workload
+from ecrm.transport.base import Transport
+from ecrm.transport.simulated import (
+    ProgramFailed,
+    RandomFaults,
+    RankKilled,
+    SimulatedCluster,
+    SimulationError,
+)
+
+MOST_CALLS = 200_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one schedule: deaths, recoveries, reshapes, checks made; `refused` says why a fatal one could not go on; `mix`, how
+    many of its faults were of which kind."""
+
+    schedule: Schedule
+    deaths: int
+    recoveries: int
+    reshapes: int
+    commits: int
+    calls: int
+    rows_checked: int
+    parity_rows_checked: int
+    refused: str | None
+    mix: Counter[str]
+
+
+class Failed(Exception):
+    """A schedule broke a promise; the message says which. `caught`: a checker said so, the program did not merely crash."""
+
+    def __init__(self, message: str, caught: bool) -> None:
+        super().__init__(message)
+        self.caught = caught
+
+
+def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = None) -> Verdict:
+    """Run one schedule to its end; raises Failed when anything is not as promised.
+
+    `breaks` may damage each engine as it is made, for canaries.
+    """
+    workload = schedule.workload
+    rng = random.Random(f"faults {schedule.suite} {schedule.seed}")
+    truth = truth_of(replace(workload, skip_undo=False))
+    engines: dict[int, Engine] = {}
+    # from the moment their death is decided, which may be some calls ahead
+    doomed: set[int] = set()
+    condemned: set[int] = set()
+    # by the servers and k they end with: each has fewer than the one before
+    reshapes: set[tuple[int, int]] = set()
+    checkers = Checkers(engines, doomed, truth, workload.reshape)
+    reported: list[dict[str, str]] = []
+    alarms: list[dict[str, object]] = []
+    refusals: list[Refusal] = []
+    fatal_left = [1 if schedule.suite == "fatal" else 0]
+
+    def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
+        allowed = rank not in doomed and survivable(workload, engines, doomed, rank)
+        if (
+            not allowed
+            and rank not in doomed
+            and fatal_left[0]
+            and len(doomed) + 1 < workload.world_size
+        ):
+            fatal_left[0] -= 1
+            allowed = True
+        if allowed:
+            doomed.add(rank)
+            if workload.domains and rng.random() < schedule.together:
+                host_dies(rank)
+        return allowed
+
+    def host_dies(rank: int) -> None:
+        """The other ranks of a dying rank's host die as soon as they do anything."""
+        for mate, domain in enumerate(workload.domains):
+            if (
+                domain == workload.domains[rank]
+                and mate not in doomed
+                and survivable(workload, engines, doomed, mate)
+            ):
+                doomed.add(mate)
+                condemned.add(mate)
+                cluster.mix["deaths with the rest of a host"] += 1
+
+    def on_phase(rank: int, step: int, phase: str) -> None:
+        if rank in condemned:
+            raise RankKilled
+        if (
+            len(doomed) < schedule.deaths
+            and rng.random() < schedule.phase_death
+            and may_kill(rank, ())
+        ):
+            raise RankKilled
+
+    cluster = SimulatedCluster(
+        workload.world_size,
+        f"{schedule.suite} {schedule.seed}",
+        RandomFaults(
+            most=schedule.deaths,
+            per_call=schedule.call_death,
+            per_recovery_call=schedule.cascade,
+            together=schedule.together,
+            lost_touch=schedule.lost_touch,
+            may_kill=may_kill,
+        ),
+        on_phase=on_phase,
+        most_calls=MOST_CALLS,
+    )
+
+    def note(fields: dict[str, object]) -> None:
+        if fields["event"] == "reshaped":
+            reshapes.add((fields["servers"], fields["k"]))
+        elif fields["event"] == "corruption":
+            alarms.append(fields)
+
+    def program(transport: Transport) -> Outcome | Unrecoverable:
+        rank = transport.rank
+
+        def started(engine: Engine) -> None:
+            engines[rank] = engine
+            if (circle := Circle.of(engine.protection.shape)) != Circle(
+                workload.servers, workload.k, workload.m
+            ):
+                raise Violation(f"rank {rank} begins with {circle}")
+            if breaks is not None:
+                breaks(engine)
+
+        def phase(step: int, name: str) -> None:
+            cluster.enter_phase(rank, step, name)
+            checkers.at_phase(rank, name)
+
+        try:
+            hooks = Hooks(
+                phase=phase,
+                event=note,
+                committed=lambda: checkers.after_commit(rank),
+                recovered=lambda: checkers.after_recovery(rank),
+            )
+            return run_workload(
+                workload,
+                transport,
+                hooks,
+                after_start=started,
+                report=reported.append,
+            )
+        except Unrecoverable as error:
+            refusals.append(Refusal.of(rank, error, engines))
+            return error
+        finally:
+            engines.pop(rank, None)
+
+    try:
+        outcome = cluster.run(program)
+        if alarms:  # nothing is corrupted in these schedules, whatever dies
+            raise Violation(f"scrubbing found what is not there: {alarms[0]}")
+        may_refuse = schedule.suite == "fatal" and not fatal_left[0]
+        refused = _judge(outcome.results, reported, truth, refusals, workload.steps, may_refuse)
+    except Violation as error:
+        raise Failed(str(error), caught=True) from error
+    except SimulationError as error:
+        first = next(iter(error.errors.values())) if isinstance(error, ProgramFailed) else None
+        raise Failed(
+            f"{type(error).__name__}: {error}", caught=isinstance(first, Violation)
+        ) from error
+    finished = [result for result in outcome.results.values() if isinstance(result, Outcome)]
+    return Verdict(
+        schedule=schedule,
+        deaths=len(outcome.killed),
+        recoveries=max((result.failures for result in finished), default=0),
+        reshapes=len(reshapes),
+        commits=checkers.commits,
+        calls=outcome.calls,
+        rows_checked=checkers.rows,
+        parity_rows_checked=checkers.parity_rows,
+        refused=refused,
+        mix=cluster.mix
+        + Counter(_traits(workload))
+        + Counter({"recoveries with too many placements to compare": checkers.unsearched}),
+    )
+
+
+def _traits(workload: Workload) -> list[str]:
+    """What a range of schedules is counted by."""
+    traits = [f"schedules with {workload.protection}"]
+    if workload.backend == "fbgemm":
+        traits.append("schedules on FBGEMM's storage")
+    if workload.k > 4 or workload.m > 3:
+        traits.append("schedules with wide stripes")
+    return traits
+
+
+def _judge(
+    results: dict[int, Outcome | Unrecoverable],
+    reported: list[dict[str, str]],
+    truth: Truth,
+    refusals: list[Refusal],
+    steps: int,
+    may_refuse: bool,
+) -> str | None:
+    """Check what the survivors returned; the reason when they refused to go on, which they may after a fatal death only."""
+    finished = any(isinstance(result, Outcome) for result in results.values())
+    # A rank that knows the job to be done leaves, which is one more death to those who were not
+    # told: then the result is there already, as summary.json would be.
+    if refusals and not finished:
+        if not may_refuse:
+            raise Violation(f"refused to go on although all could be survived: {refusals[0].text}")
+        check_refusals(refusals)
+        return refusals[0].text
+    early = [refusal for refusal in refusals if refusal.committed < steps]
+    if early:
+        raise Violation(
+            f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, which others finished: {early[0].text}"
+        )
+    if not reported:
+        raise Violation("no rank reported the digests of the tables")
+    if any(tables != truth.tables for tables in reported):
+        raise Violation("the finished tables are not the oracle's")
+    if any(
+        result.verified.mismatches for result in results.values() if isinstance(result, Outcome)
+    ):
+        raise Violation("parity does not match the data at the end")
+    return None

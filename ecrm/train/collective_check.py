@@ -1,0 +1,102 @@
+"""What ranks tell one another at the start, before there is an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ecrm.engine.failures import FailureLog
+from ecrm.errors import EcrmError, Unrecoverable, UsageError
+from ecrm.run.run_lock import RunLock
+from ecrm.transport.base import PeerFailure, Transport
+
+
+def share_at_start(
+    transport: Transport, tensors: Sequence[torch.Tensor]
+) -> dict[int, list[torch.Tensor]]:
+    """`Transport.share` before there is an engine: without the ranks that have died by then. Raises LostTouch where it keeps failing though no rank
+    dies."""
+    log = FailureLog()
+    while True:
+        try:
+            shared = transport.share(tensors)
+            if transport.agree(True):
+                return shared
+        except PeerFailure as failure:
+            live = transport.live
+            transport.shrink()
+            log.shrunk(died=transport.live != live)
+            log.check(log.in_vain, str(failure))
+
+
+def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
+    """Every rank's own `mine`, something that JSON has, before there is an engine."""
+    shared = share_at_start(
+        transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)]
+    )
+    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+
+
+def together(transport: Transport, action: Callable[[], Any]) -> Any:
+    """Run `action` on every rank; when it fails anywhere, fail everywhere with the lowest rank's error."""
+    result, error = None, None
+    try:
+        result = action()
+    except EcrmError as problem:
+        error = problem
+    except OSError as problem:
+        error = UsageError(f"{problem.filename}: {problem.strerror}")
+    text = f"{error.exit_code} {error}" if error else ""
+    shared = share_at_start(transport, [torch.tensor(list(text.encode()), dtype=torch.uint8)])
+    for rank, tensors in sorted(shared.items()):
+        if tensors[0].numel():
+            code, _, message = bytes(tensors[0].tolist()).decode().partition(" ")
+            problem = EcrmError(message)
+            problem.exit_code, problem.speaker = int(code), rank
+            raise problem
+    return result
+
+
+def own_folder(
+    transport: Transport, folder: Path, host: str, check: Callable[[], None]
+) -> tuple[RunLock, list[int]]:
+    """Collective: every rank's hold on the folder of this run, and the ranks that see another folder under its name.
+
+    `check` is called by the rank that has taken it, before others are let in. Raises UsageError on
+    every rank where another run holds it, Unrecoverable where the rank that took it has died
+    meanwhile.
+    """
+    lock, first = together(transport, lambda: RunLock(folder, host)), transport.live[0]
+
+    def take() -> None:
+        if transport.rank == first:
+            lock.take()
+            check()
+
+    together(transport, take)
+    together(transport, lock.join)
+    sees = share_json(transport, lock.is_mine)
+    if not any(sees.values()):
+        error = Unrecoverable(
+            f"rank {first} died before it had taken {folder} for this run: start the run again"
+        )
+        error.speaker = min(sees)
+        raise error
+    return lock, [rank for rank, seen in sees.items() if not seen]
+
+
+def introduce(transport: Transport, host: str) -> list[int]:
+    """Collective: let ranks that share a host read what the others lend; returns those that can read what this one does."""
+    lending = transport.lending
+    if lending is None:
+        return []
+    offers = share_json(transport, lending.offer(host))
+    others = {rank: offer for rank, offer in offers.items() if rank != transport.rank}
+    accepted = share_json(transport, lending.accept(host, others))
+    readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
+    lending.lend_to(readers)
+    return readers
