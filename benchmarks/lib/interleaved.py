@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.drill.drill_runs import read_run
-from ecrm.launch.supervise import session_members
+from ecrm.process.linux import session_members
 from ecrm.run.reading import parse_events
 from lib import measure
 

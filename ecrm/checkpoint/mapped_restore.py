@@ -14,9 +14,8 @@ from ecrm.errors import DataError, EcrmError
 from ecrm.mapped.dense_file import DenseFile
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.protection.base import ShardSpace
 from ecrm.protection.mapped import MappedProtection
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 
 

@@ -21,8 +21,8 @@ from ecrm.engine.record_delivery import Message, address, by_shard, place
 from ecrm.errors import DataError, EcrmError
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, ShardSpace
-from ecrm.storage.hosted import HostedShard
+from ecrm.protection.base import Protection
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 
 

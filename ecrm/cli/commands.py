@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ecrm import __version__
-from ecrm.checkpoint.export import add_parser as add_export
 from ecrm.cli.drill import add_parser as add_drill
+from ecrm.cli.export import add_parser as add_export
 from ecrm.cli.simulate import add_parser as add_simulate
 from ecrm.config import effective, load_config, reference
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
@@ -211,9 +211,9 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     from ecrm.faults.kill import parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
-    from ecrm.launch.supervise import launch_id
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+    from ecrm.run.reading import launch_id
     from ecrm.run.run_lock import check_run_dir
     from ecrm.run.starting_point import kept_by, plan_start
 

@@ -24,9 +24,8 @@ from ecrm.errors import EcrmError
 from ecrm.faults.kill import KILLED_FROM_OUTSIDE
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
-from ecrm.launch.supervise import read_json
 from ecrm.run.plan import plan
-from ecrm.run.reading import parse_events
+from ecrm.run.reading import parse_events, read_json
 from ecrm.run.run_lock import check_run_dir
 from ecrm.wording import counted
 

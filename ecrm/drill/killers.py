@@ -22,8 +22,7 @@ from typing import Any
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.drill.run_record import KillDone
 from ecrm.faults.kill import KILL_DUE, Kill
-from ecrm.launch.supervise import read_json
-from ecrm.run.reading import Event, EventTail
+from ecrm.run.reading import Event, EventTail, read_json
 from ecrm.run.run_folder import SUMMARY_DRAFT
 
 POLL_SECONDS = 0.05

@@ -33,9 +33,10 @@ from ecrm.engine.step_replay import Resume
 from ecrm.placement.relayout import plan_reshape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, RepairReport, ShardSpace, VerifyReport
+from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.requests.routing import DENSE, NOTE, STOP, TROUBLE, Results, Riders, ShardRequests
 from ecrm.storage import StoreFactory
+from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Came, Part
 from ecrm.transport.piggyback import RidingTransport

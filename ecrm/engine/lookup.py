@@ -11,9 +11,9 @@ from torch import Tensor
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, RepairRound, ShardSpace
+from ecrm.protection.base import Protection, RepairRound
 from ecrm.requests.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Came, Part
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.protection.base import ShardSpace
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Came, Part, in_groups
 

@@ -11,7 +11,8 @@ from ecrm.engine.record_delivery import address, by_shard, place
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import Protection, ProtectionContext
+from ecrm.protection.base import Protection
+from ecrm.protection.context import ProtectionContext
 from ecrm.transport.message import Part
 
 WINDOW_BYTES = 1 << 22

@@ -14,8 +14,9 @@ from ecrm.engine.shard_stores import ShardStores
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_rollback
-from ecrm.protection.base import Protection, ProtectionContext, ShardSpace
-from ecrm.storage.hosted import HostedShard
+from ecrm.protection.base import Protection
+from ecrm.protection.context import ProtectionContext
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.protection.base import Protection, ShardSpace
+from ecrm.protection.base import Protection
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.initial_rows import InitialRows
 
 

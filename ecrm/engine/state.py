@@ -21,8 +21,9 @@ from ecrm.placement.relayout import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole
-from ecrm.protection.base import Protection, ProtectionContext, RepairReport, ShardSpace
-from ecrm.storage.hosted import HostedShard
+from ecrm.protection.base import Protection, RepairReport
+from ecrm.protection.context import ProtectionContext
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import Transport
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from ecrm.engine.engine import Engine
 from ecrm.faults.flip import Flip
+
+if TYPE_CHECKING:
+    from ecrm.engine.engine import Engine
 
 BIT = 1 << 2
 

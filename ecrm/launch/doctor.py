@@ -17,7 +17,8 @@ from ecrm.errors import UsageError
 from ecrm.launch.machine import memory_bytes, physical_cores
 from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
-from ecrm.launch.supervise import session_base, session_members
+from ecrm.launch.supervise import session_base
+from ecrm.process.linux import session_members
 from ecrm.wording import counted
 
 PACKAGES = (

@@ -21,9 +21,10 @@ from ecrm.launch.mpirun_command import mpirun_line, train_command
 from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
-from ecrm.launch.supervise import Ending, read_own, supervise
+from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
 from ecrm.run.starting_point import kept_by, plan_start
 from ecrm.waiting import Waiting

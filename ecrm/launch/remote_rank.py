@@ -31,11 +31,11 @@ from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
 from ecrm.launch.network_cuts import Cuts
 from ecrm.launch.starter_queue import AT_ONCE, turn
-from ecrm.launch.supervise import launch_id, read_own
 from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
 from ecrm.process.neighbours import AwakeClock, Neighbours, Noticeboard
 from ecrm.process.remote_agent import PATIENCE, START_SECONDS, Link, Lost
+from ecrm.run.reading import launch_id, read_own
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"

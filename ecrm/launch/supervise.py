@@ -8,19 +8,19 @@ killed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ecrm.launch.watch import Watch
-from ecrm.process.linux import when_parent_ends
+from ecrm.process.linux import session_members, shared_segments, when_parent_ends
+from ecrm.run.reading import LAUNCH, read_own
 
 STOP_SECONDS = 10.0
 
@@ -39,9 +39,6 @@ LINGER_SECONDS = 20.0
 POLL_SECONDS = 0.1
 KILL_SECONDS = 5.0
 SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
-LAUNCH = "ECRM_LAUNCH"
-"""Environment variable that tells ranks of which launch they are; what they leave in the run folder says it too."""
-SHARED_SEGMENT = "/dev/shm/sm_segment."
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,6 @@ class Ending:
     exit_code: int
     stopped_by: signal.Signals | None
     launch: str | None = None
-
-
-def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The launch that this process belongs to, None where the line of mpirun was typed by hand."""
-    return environ.get(LAUNCH)
 
 
 def supervise(
@@ -164,29 +156,6 @@ def _kill_all(process: subprocess.Popen, run_dir: Path, launch: str | None) -> N
         process.wait(KILL_SECONDS)
 
 
-def shared_segments(pid: int) -> set[str]:
-    """The paths of Open MPI's shared-memory files that a process has mapped."""
-    try:
-        words = Path(f"/proc/{pid}/maps").read_text().split()
-    except OSError:
-        return set()
-    return {word for word in words if word.startswith(SHARED_SEGMENT)}
-
-
-def session_members(session: int) -> list[int]:
-    """The pids of all processes of a session, zombies left out."""
-    members = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                state, _, _, its_session = (
-                    Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
-                )
-                if int(its_session) == session and state != "Z":
-                    members.append(int(entry))
-    return members
-
-
 def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
     """Pids in ranks.json that are still ranks of this run on this host; a pid reused by another program is not."""
     alive = []
@@ -197,21 +166,6 @@ def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
                 if os.fsencode(run_dir) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     alive.append(pid)
     return alive
-
-
-def read_json(path: Path) -> dict:
-    """The object in a JSON file; empty if there is no file, or no object in it."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def read_own(path: Path, launch: str | None) -> dict:
-    """`read_json` of a file that ranks of this launch have written; empty if others have."""
-    content = read_json(path)
-    return content if content.get("launch") == launch else {}
 
 
 @contextlib.contextmanager

@@ -1,9 +1,14 @@
-"""What Linux is to do with this process when its parent ends: prctl(2), looked up at import, so that a child just forked may call it."""
+"""What Linux says of processes, and what it is to do with this one when its parent ends."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+from pathlib import Path
 
+SHARED_SEGMENT = "/dev/shm/sm_segment."
+# looked up at import, so that a child just forked may call it
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -11,3 +16,26 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def when_parent_ends(number: int) -> None:
     """Get that signal as soon as the thread that started this process has ended; 0 for none. Of this thread alone."""
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def shared_segments(pid: int) -> set[str]:
+    """The paths of Open MPI's shared-memory files that a process has mapped."""
+    try:
+        words = Path(f"/proc/{pid}/maps").read_text().split()
+    except OSError:
+        return set()
+    return {word for word in words if word.startswith(SHARED_SEGMENT)}
+
+
+def session_members(session: int) -> list[int]:
+    """The pids of all processes of a session, zombies left out."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, _, its_session = (
+                    Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:4]
+                )
+                if int(its_session) == session and state != "Z":
+                    members.append(int(entry))
+    return members

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ecrm.launch.supervise import shared_segments
+from ecrm.process.linux import shared_segments
 
 _SERVER = "PMIX_SERVER_URI"
 

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
-from ecrm.placement.stripes import RowLayout, StripeShape
+from ecrm.allocate import Allocate
+from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View, failures_left
-from ecrm.storage.hosted import HostedShard
+from ecrm.protection.context import ProtectionContext
+from ecrm.protection.scrub import Scrub, ScrubReport
+from ecrm.requests.routing import ShardRequests, SlotRequests
+from ecrm.requests.stand_in import StandIn
+from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part
 from ecrm.wording import counted
-
-if TYPE_CHECKING:
-    from ecrm.protection.scrub import Scrub, ScrubReport
-    from ecrm.requests.routing import ShardRequests, SlotRequests
-    from ecrm.requests.stand_in import StandIn
-
-ShardSpace = tuple[int, int]
-"""(shard, row space) numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +44,6 @@ class VerifyReport:
 
     stripes: int = 0
     mismatches: int = 0
-
-
-@dataclass
-class ProtectionContext:
-    """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
-
-    `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a
-    view does and then calls `adopt`. `record_bytes` is the size of a record of each row space.
-    `initial` gives the initial values of rows of a row space, float32 [R, dim]. `committed`, kept
-    up to date by the engine, is how many steps cannot be taken back.
-    """
-
-    transport: Transport
-    layouts: tuple[RowLayout, ...]
-    record_bytes: tuple[int, ...]
-    hosted: dict[ShardSpace, HostedShard] = field(default_factory=dict)
-    initial: Callable[[int, Tensor], Tensor] | None = None
-    committed: int = 0
-    allocate: Allocate = lazy_zeros
 
 
 class RepairRound(ABC):

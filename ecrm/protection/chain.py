@@ -15,18 +15,15 @@ then the host fills the links that were lost with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ShardSpace, VerifyReport
+from ecrm.protection.base import VerifyReport
 from ecrm.protection.erasure import ErasureProtection
+from ecrm.requests.routing import ShardRequests
+from ecrm.storage.hosted import ShardSpace
+from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, in_groups
 from ecrm.wording import counted
-
-if TYPE_CHECKING:
-    from ecrm.requests.routing import ShardRequests
-    from ecrm.storage.undo import Deltas
 
 MOST_COPIES = 4
 """With one data unit and up to three parity units every coefficient of the code is 1: a parity unit is a copy."""

@@ -6,8 +6,6 @@ parity are of one step. The engine commits every step while anything is being re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -16,21 +14,15 @@ from ecrm.kernels.decode import decode
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import (
-    Protection,
-    ProtectionContext,
-    RepairReport,
-    ShardSpace,
-    VerifyReport,
-)
+from ecrm.protection.base import Protection, RepairReport, VerifyReport
+from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
 from ecrm.protection.rebuild import Rebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
+from ecrm.requests.routing import ShardRequests
+from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Picked, gathered, in_groups
-
-if TYPE_CHECKING:
-    from ecrm.requests.routing import ShardRequests
 
 VERIFY_BYTES = 1 << 26
 """Bytes of records verified at a time on each rank: bounds the memory that a check takes."""

@@ -19,8 +19,9 @@ from ecrm.mapped.dense_file import DenseFile
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ProtectionContext, ShardSpace
+from ecrm.protection.context import ProtectionContext
 from ecrm.protection.none import NoProtection
+from ecrm.storage.hosted import ShardSpace
 
 
 class MappedProtection(NoProtection):

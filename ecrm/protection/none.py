@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import (
-    Protection,
-    ProtectionContext,
-    RepairReport,
-    ShardSpace,
-    VerifyReport,
-)
-
-if TYPE_CHECKING:
-    from ecrm.requests.routing import ShardRequests
-    from ecrm.storage.undo import Deltas
+from ecrm.protection.base import Protection, RepairReport, VerifyReport
+from ecrm.protection.context import ProtectionContext
+from ecrm.requests.routing import ShardRequests
+from ecrm.storage.hosted import ShardSpace
+from ecrm.storage.undo import Deltas
 
 
 class NoProtection(Protection):

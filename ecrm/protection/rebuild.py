@@ -21,10 +21,11 @@ from ecrm.coding.code import ReedSolomon
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ProtectionContext, RepairReport, RepairRound, ShardSpace
+from ecrm.protection.base import RepairReport, RepairRound
+from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
 from ecrm.requests.routing import REPAIR
-from ecrm.storage.hosted import HostedShard
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.message import Came, Part, in_groups
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,16 +26,15 @@ from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.protection.backup import BackupRows
-from ecrm.protection.base import RepairReport, ShardSpace
+from ecrm.protection.base import RepairReport
 from ecrm.protection.chain import ChainProtection
 from ecrm.protection.copy_rebuild import CopyRebuild
 from ecrm.protection.scrub import Scrub, ScrubReport
+from ecrm.requests.routing import ShardRequests, SlotRequests
+from ecrm.storage.hosted import ShardSpace
+from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Came, Part, in_groups, matrix
 from ecrm.wording import counted, named
-
-if TYPE_CHECKING:
-    from ecrm.requests.routing import ShardRequests, SlotRequests
-    from ecrm.storage.undo import Deltas
 
 BACKUP, TAIL, STALE = range(3)
 

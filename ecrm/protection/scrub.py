@@ -23,8 +23,9 @@ from ecrm.coding.syndrome import find_wrong_unit
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ProtectionContext, ShardSpace
+from ecrm.protection.context import ProtectionContext
 from ecrm.protection.parity import ParityRows
+from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.message import Part, in_groups
 
 

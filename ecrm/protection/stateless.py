@@ -20,11 +20,13 @@ from torch import Tensor
 
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.protection.base import ProtectionContext, RepairReport, ShardSpace
+from ecrm.protection.base import RepairReport
+from ecrm.protection.context import ProtectionContext
 from ecrm.protection.none import NoProtection
 from ecrm.protection.restoring import Restoring, RowSource
 from ecrm.requests.routing import GRADIENTS, ShardRequests
 from ecrm.requests.stand_in import StandIn
+from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.message import Came, Part, in_groups
 
 DENSE_REPLICAS = 2

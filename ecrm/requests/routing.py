@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,13 +14,9 @@ from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
-from ecrm.storage.hosted import HostedShard
+from ecrm.requests.stand_in import StandIn
+from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Came, Part, Picked, in_groups, matrix
-
-if TYPE_CHECKING:
-    from ecrm.protection.base import ShardSpace
-    from ecrm.requests.stand_in import StandIn
-
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
 ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)

@@ -16,7 +16,7 @@ from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.mapped_folder import files_at
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
-from ecrm.launch.supervise import read_json
+from ecrm.run.reading import read_json
 from ecrm.run.run_lock import LOCK, is_empty, refuse_if_held
 
 AUTO_RESUME = Path("auto")

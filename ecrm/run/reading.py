@@ -1,11 +1,15 @@
-"""Reading events.jsonl: whole, or as it grows."""
+"""Reading what a run leaves in its folder: events.jsonl, whole or as it grows, and its JSON files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+LAUNCH = "ECRM_LAUNCH"
+"""Environment variable that tells ranks of which launch they are; what they leave in the run folder says it too."""
 
 Event = dict[str, Any]
 
@@ -59,3 +63,23 @@ class EventTail:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         return parse_events(complete.decode(errors="replace"))[0]
+
+
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The launch that this process belongs to, None where the line of mpirun was typed by hand."""
+    return environ.get(LAUNCH)
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file; empty if there is no file, or no object in it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_own(path: Path, launch: str | None) -> dict:
+    """`read_json` of a file that ranks of this launch have written; empty if others have."""
+    content = read_json(path)
+    return content if content.get("launch") == launch else {}

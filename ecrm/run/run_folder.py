@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ecrm.launch.supervise import launch_id
 from ecrm.placement.view import View
 from ecrm.run.auto_resume import EVENTS, events_of
+from ecrm.run.reading import launch_id
 
 PROBE_BYTES, MOST_PROBED = 4096, 1 << 20
 SUMMARY_DRAFT = ".summary.json"

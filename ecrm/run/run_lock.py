@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.errors import UsageError
-from ecrm.launch.supervise import launch_id, read_json
 from ecrm.mapped.files import open_file
+from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"
 LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0

@@ -12,6 +12,9 @@ from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
 
+ShardSpace = tuple[int, int]
+"""(shard, row space) numbers."""
+
 
 class HostedShard:
     """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;

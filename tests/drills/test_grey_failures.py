@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ecrm.launch.supervise import session_members
+from ecrm.process.linux import session_members
 from support.core_dumps import mappings, why_no_core_files
 from support.drilling import RUN_SECONDS, Run, is_running, launch
 from support.paths import PROGRAMS

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ecrm.launch.openmpi import find_mpirun
-from ecrm.launch.supervise import session_members
+from ecrm.process.linux import session_members
 from support.drilling import RUN_SECONDS, is_running, launch, resume
 from support.paths import PROGRAMS
 

@@ -16,7 +16,8 @@ import pytest
 from ecrm.launch import supervise as module
 from ecrm.launch.launcher import RunFailed, judge
 from ecrm.launch.openmpi import find_mpirun
-from ecrm.launch.supervise import Ending, session_members, supervise
+from ecrm.launch.supervise import Ending, supervise
+from ecrm.process.linux import SHARED_SEGMENT, session_members
 
 STUBBORN = """
 import os, pathlib, signal, sys, time
@@ -175,7 +176,7 @@ def test_session_files_are_apart_from_those_of_other_runs_and_removed(tmp_path, 
 
 
 def test_shared_memory_is_given_back_when_mpirun_was_killed(tmp_path):
-    segment = f"{module.SHARED_SEGMENT}test-{os.getpid()}"
+    segment = f"{SHARED_SEGMENT}test-{os.getpid()}"
     program = """
 import mmap, os, pathlib, sys, time
 file = open(sys.argv[2], "w+b"); file.truncate(4096); memory = mmap.mmap(file.fileno(), 4096)

@@ -16,7 +16,7 @@ import pytest
 
 from ecrm.checkpoint.folder import find
 from ecrm.cli.commands import main
-from ecrm.launch.supervise import session_members, shared_segments
+from ecrm.process.linux import session_members, shared_segments
 from support.drilling import BASE, RUN_SECONDS, Run, launch, launch_words
 
 HALF_WRITTEN = (".*", "checkpoints/.*")

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import ecrm.simulate.simulation as run_module
-from ecrm.cli import simulate
-from ecrm.cli.simulate import SimulationFailed, run_range
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.progress_line import Progress
+from ecrm.simulate import batch
+from ecrm.simulate.batch import SimulationFailed, run_range
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.promise import Circle, crowded, widest_k
@@ -168,7 +168,7 @@ def test_whatever_goes_wrong_names_its_seed(monkeypatch):
 def test_a_range_says_how_far_it_is(monkeypatch):
     numbers = dict.fromkeys(("recoveries", "reshapes", "commits", "rows_checked", "calls"), 0)
     verdict = SimpleNamespace(refused=None, mix=Counter(), deaths=3, **numbers)
-    monkeypatch.setattr(simulate, "_run_some", lambda work: [verdict] * len(work[1]))
+    monkeypatch.setattr(batch, "_run_some", lambda work: [verdict] * len(work[1]))
     out, seconds = io.StringIO(), itertools.count(0.0, 20.0)
     progress = Progress("fatal", out, lambda: next(seconds), "schedules", 30.0)
     run_range(range(100), "fatal", 1, progress)

@@ -21,8 +21,7 @@ from ecrm.placement.tables import Table
 from ecrm.placement.view import failures_left
 from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.stateless import StatelessProtection
-from ecrm.requests.last_seen import LastSeen
-from ecrm.requests.stand_in import StandIn
+from ecrm.requests.stand_in import LastSeen, StandIn
 from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers, _hosts_its_shards
 from ecrm.simulate.violation import Violation

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ecrm.launch.supervise import session_base, session_members
+from ecrm.launch.supervise import session_base
+from ecrm.process.linux import session_members
 
 RUN_SECONDS = 300
 """After which a run counts as hanging, on a machine that may have other work."""

@@ -215,12 +215,12 @@ def test_a_file_too_malformed_is_refused(rows, tmp_path, compressed):
 
 
 def test_a_long_file_is_refused_before_its_end(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(module.manifests, "JUDGED_LINES", 1500)
+    monkeypatch.setattr(module.dataset_info, "JUDGED_LINES", 1500)
     path = tmp_path / "rows.txt"
     path.write_text("broken\n" * 30 + rows.read_text() * 10)  # 0.15 % of all
     with pytest.raises(DataError, match=r"rows.txt: 30 of the first 1,5\d\d lines \(1\.\d\d%\)"):
         prepare([str(path)], str(tmp_path / "out"), block_bytes=2000)
-    monkeypatch.setattr(module.manifests, "JUDGED_LINES", 4000)
+    monkeypatch.setattr(module.dataset_info, "JUDGED_LINES", 4000)
     prepare([str(path)], str(tmp_path / "out"), block_bytes=2000)
 
 
