@@ -111,8 +111,7 @@ bench-protections: $(STAMP)
 # make figures                      figures and tables of README and docs anew from benchmarks/results/*.csv
 figures: $(STAMP)
 	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
-	$(BIN)/python benchmarks/figures.py
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/publish.py
 
 # make docs                         the pages of docs/reference anew from the code
 docs: $(STAMP)

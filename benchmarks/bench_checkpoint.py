@@ -34,7 +34,6 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint
 from bench_protections import FULL, TINY, Regime, of_kind, regime_of, run
-from tables import checkpoint, checkpoint_runs, read_rows
 
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import CheckpointFolder, find
@@ -48,6 +47,7 @@ from ecrm.simulate.oracle import Alone
 from ecrm.simulate.workload import Workload, make_engine
 from lib.disturbance import around_a_checkpoint
 from lib.measure import REGIME_DATA, device, prepare, target, write_csv
+from lib.tables import checkpoint, checkpoint_runs, read_rows
 
 WINDOW = 1 << 16
 

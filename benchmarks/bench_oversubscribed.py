@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tables
-
-from lib import measure
+from lib import measure, tables
 from lib.interleaved import Beside, RunFailed, take_turns
 
 MANNERS = ("bind", "sleep", "poll")

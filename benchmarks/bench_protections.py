@@ -51,8 +51,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tables import TableError, read_rows
-
 from ecrm.data.dataset_info import read_manifest
 from ecrm.drill.run_record import RunRecord, run_record
 from ecrm.run.reading import parse_events
@@ -72,6 +70,7 @@ from lib.disturbance import Calm, calm, cost, timeline, usual
 from lib.interleaved import ENDLESS, Beside, RunFailed, take_turns
 from lib.pre_touched import sweep
 from lib.protection_files import REGIMES, Files
+from lib.tables import TableError, read_rows
 from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tables
-
 from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
-from lib import measure
+from lib import measure, tables
 
 SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {
     "server, spare takes over": (("cluster.spares=1",), ((1, "parity"),)),

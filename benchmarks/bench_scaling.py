@@ -27,12 +27,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import tables
-
 from ecrm.data.dataset import CriteoDataset
 from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
-from lib import measure
+from lib import measure, tables
 from lib.pre_touched import sweep
 
 

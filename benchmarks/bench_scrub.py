@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import tables
-
+from lib import tables
 from lib.measure import RUN_SECONDS, device, prepare, set_words, target, write_csv
 
 SETS = {

@@ -39,10 +39,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import tables
-
 from ecrm.drill.drill_runs import read_run
-from lib import measure
+from lib import measure, tables
 from lib.interleaved import Beside, RunFailed, take_turns
 from lib.ratios import STEP_BARS, step_ratios
 from lib.step_phases import phases

@@ -40,11 +40,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tables import TableError, read_rows
-
 from lib import measure
 from lib.contenders import CONTENDERS, PAPER
 from lib.ratios import Row
+from lib.tables import TableError, read_rows
 from lib.versus import OURS, overheads
 
 GIGABYTE = 1e9

@@ -1,4 +1,4 @@
-"""The figures of the comparison of protections; benchmarks/figures.py draws them."""
+"""The figures of the comparison of protections; figures.py draws them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullFormatter
-from tables import groups, sizes
 
 from lib.charts import BAR, COLOURS, INK, Figure, bars, legend
 from lib.contenders import CONTENDERS, REBUILD_ROWS
 from lib.ratios import KEPT_BAR, Row
+from lib.tables import groups, sizes
 from lib.versus import OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48

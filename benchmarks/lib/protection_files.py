@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tables import TableError, read_rows
-
 from lib import measure
 from lib.contenders import CONTENDERS, FULL_EVERY
+from lib.tables import TableError, read_rows
 
 REGIMES = ("dense-heavy", "embedding-heavy", "criteo")
 KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")

@@ -22,7 +22,7 @@ def program(name: str) -> ModuleType:
 
 def read(path: Path) -> list[dict[str, str]]:
     """The lines of a benchmark's CSV, after its figure, if it has one, and its tables were made from it."""
-    figures, tables = program("figures"), program("tables")
+    figures, tables = program("lib.figures"), program("lib.tables")
     if path.stem in figures.FIGURES:
         drawn = path.with_suffix(".png")
         figures.picture(figures.FIGURES[path.stem], path, drawn)

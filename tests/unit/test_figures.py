@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="module")
 def figures():
-    return program("figures")
+    return program("lib.figures")
 
 
 @pytest.fixture

@@ -315,7 +315,7 @@ def test_models_and_scores_are_compared_with_those_of_none():
 
 
 def test_sizes_ascend():
-    tables = program("tables")
+    tables = program("lib.tables")
     rows = [
         {"round": number, "share": share, "contender": name, "rows_bytes": held, "overhead": cost}
         for number in ("0", "1")
@@ -514,7 +514,7 @@ def test_the_committed_model_is_that_of_the_committed_measurements(tmp_path):
 
 
 def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
-    tables = program("tables")
+    tables = program("lib.tables")
     program("lib.measure").write_csv(tmp_path / "protections.csv", LINES)
     model.main(["--results", str(tmp_path)])
     shown = tables.content("protections", tmp_path).splitlines()
@@ -533,7 +533,7 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     )
     assert tables.content("protections model", tmp_path).startswith("| MODEL, regime |")
     pytest.importorskip("matplotlib")
-    figures = program("figures")
+    figures = program("lib.figures")
     for name in ("protections", "protections_model"):
         figure = figures.FIGURES[name]
         figures.picture(figure, tmp_path / figure.csv, tmp_path / f"{name}.png")
@@ -631,7 +631,7 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
         str(int(rows["checkpoint-30-sync"]["checkpoint_every_steps"]) // 2 + 1)
     }
     assert "erasure-k2" in said
-    figures, tables = program("figures"), program("tables")
+    figures, tables = program("lib.figures"), program("lib.tables")
     for name in (
         "protections",
         "protections_copies",

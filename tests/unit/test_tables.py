@@ -11,7 +11,7 @@ from support.paths import ROOT
 
 @pytest.fixture
 def tables():
-    return program("tables")
+    return program("lib.tables")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_changed_number_is_found_named_and_put_right(tables, project, capsys):
     assert tables.main(["--check", "--root", str(project)]) == 1
     said = capsys.readouterr()
     assert said.out == "docs/checkpoint.md: table checkpoint differs from its CSV\n"
-    assert "python benchmarks/tables.py" in said.err
+    assert "python benchmarks/publish.py" in said.err
     assert tables.main(["--root", str(project)]) == 0
     assert (project / "docs" / "checkpoint.md").read_text() == before
     assert tables.main(["--check", "--root", str(project)]) == 0

@@ -1,9 +1,7 @@
 """Writes the measured tables of README and docs from the committed CSV files.
 
-    python benchmarks/tables.py            # rewrite what stands between `<!-- table: NAME -->` and `<!-- end -->`
-    python benchmarks/tables.py --check    # change nothing; exit 1 and name every table that differs from its CSV
-
-A table whose CSV does not exist says so instead of numbers. A new table is one entry of TABLES.
+They stand between `<!-- table: NAME -->` and `<!-- end -->`. A table whose CSV does not exist says
+so instead of numbers. A new table is one entry of TABLES.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from lib.versus import (
     redundancy,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
 
 
@@ -654,7 +652,7 @@ def protections_model(rows: Sequence[Row]) -> list[str]:
 
 
 def picture(name: str, text: str, csv: str = "") -> Table:
-    """The link from a page of docs/ to docs/figures/NAME.png, which benchmarks/figures.py draws from `csv`, or else NAME.csv."""
+    """The link from a page of docs/ to docs/figures/NAME.png, which figures.py draws from `csv`, or else NAME.csv."""
     return Table(csv or f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
 
 
@@ -792,7 +790,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if differing and not options.check:
             path.write_text(new)
     if options.check and any(differing for _, differing in found.values()):
-        print("type python benchmarks/tables.py", file=sys.stderr)
+        print("type python benchmarks/publish.py", file=sys.stderr)
         return 1
     return 0
 

@@ -1,8 +1,5 @@
 """Draws every figure of the docs from the committed CSV files.
 
-    python benchmarks/figures.py             # benchmarks/results/*.csv -> docs/figures/*.png
-    python benchmarks/figures.py --check     # draw nothing; exit 1 and name every picture that was not drawn from the CSV as it is
-
 A figure whose CSV does not exist is left out, and a line says so. Dots are single runs or rounds,
 bars and rings medians. A picture carries the SHA-256 of its CSV. A new figure is one entry of
 FIGURES.
@@ -21,11 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
-from tables import ROOT, Row, TableError, groups, numbers, read_rows
 
 from lib.charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
 from lib.protection_figures import PROTECTION_FIGURES
 from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
+from lib.tables import ROOT, Row, TableError, groups, numbers, read_rows
 
 MADE_FROM = "Source"
 """The PNG's text that holds the SHA-256 of the CSV."""
@@ -285,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 2
     if wrong:
-        print("type python benchmarks/figures.py", file=sys.stderr)
+        print("type python benchmarks/publish.py", file=sys.stderr)
     return wrong
 
 
