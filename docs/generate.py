@@ -12,13 +12,14 @@ import argparse
 import difflib
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ecrm import config, errors
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
+from ecrm.events import EVENTS, Field
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path("docs") / "reference"
@@ -175,6 +176,38 @@ def exit_codes_page() -> str:
     )
 
 
+def events_page() -> str:
+    """Every event of events.jsonl."""
+    blocks = [
+        "# Events",
+        wrapped(
+            "`events.jsonl` in the run folder has one JSON object per line. Every event has `event`, "
+            "its name, and `time`, in seconds since the epoch. A number that is NaN or infinite is "
+            "null, since JSON has no word for it. A rank that dies while it writes may leave a line "
+            "cut short; `ecrm.launch.events.parse_events` reads such a file."
+        ),
+        wrapped("Events: " + ", ".join(f"[{name}](#{name})" for name in EVENTS) + "."),
+    ]
+    for name, event in EVENTS.items():
+        rows = list(field_rows(event.fields))
+        blocks += [
+            f"## {name}",
+            wrapped(event.meaning),
+            table(("field", "type", "unit", "meaning"), rows),
+        ]
+    return "\n\n".join(blocks)
+
+
+def field_rows(fields: Mapping[str, Field], before: str = "") -> Iterator[Sequence[str]]:
+    """The fields of an event, and below each the parts of it."""
+    for name, field in fields.items():
+        kind = field.type + (" or null" if field.null else "")
+        meaning = sentence(field.meaning) + (" Not always there." if field.optional else "")
+        yield f"`{before}{name}`", kind, field.unit, meaning
+        within = f"{before}{name}" + ("[]." if field.type == "list" else ".")
+        yield from field_rows(field.parts, within)
+
+
 def index_page() -> str:
     """The list of all pages."""
     points = [
@@ -195,6 +228,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "README.md": index_page,
     "config.md": config_page,
     "cli.md": cli_page,
+    "events.md": events_page,
     "exit-codes.md": exit_codes_page,
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ecrm.events import check_event
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
 
@@ -45,9 +46,12 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()
-        ]
+        """All lines of events.jsonl, each as ecrm/events.py says, or ValueError."""
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            check_event(event)
+        return events
 
     @property
     def ranks(self) -> list[dict[str, Any]]:

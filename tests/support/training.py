@@ -15,6 +15,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
+from ecrm.events import check_event
 from ecrm.protection import make_protection
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.job import build_engine, start_view
@@ -131,5 +132,8 @@ def train(
     if config.protection.name == "mapped":
         (folder / "mapped").mkdir(parents=True)
     outcome = cluster.run(program)
+    events = RunFolder(folder).events()
+    for event in events:
+        check_event(event)
     summaries = [summary for summary in outcome.results.values() if summary is not None]
-    return Trained(RunFolder(folder).events(), [kill.rank for kill in outcome.killed], *summaries)
+    return Trained(events, [kill.rank for kill in outcome.killed], *summaries)
