@@ -113,9 +113,10 @@ figures: $(STAMP)
 	@[ ! -e benchmarks/results/protections.csv ] || $(BIN)/python benchmarks/overhead_model.py
 	$(BIN)/python benchmarks/publish.py
 
-# make docs                         the pages of docs/reference anew from the code
+# make docs                         the pages of docs/reference anew from the code, and the diagrams
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/figures/diagrams.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache kernels/*.so

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +51,8 @@ def test_the_guarantees_name_a_test_or_say_that_there_is_none():
         if not re.search(r"`test_\w+|`tests/\w+/test_\w+|not tested|`ecrm/simulate/", line)
     ]
     assert silent == []
+
+
+def test_the_diagrams_are_those_that_the_program_draws():
+    done = subprocess.run([sys.executable, ROOT / "docs" / "figures" / "diagrams.py", "--check"])
+    assert done.returncode == 0
