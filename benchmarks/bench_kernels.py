@@ -61,7 +61,7 @@ from ecrm.kernels.parity_apply import parity_apply
 from ecrm.kernels.records import gather_records
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import sparse_update
-from ecrm.process.allocator import keep_freed_memory
+from ecrm.process.memory import keep_freed_memory
 from lib.kernel_case import Batches, Case, Contender, load_isa_l, zeros
 from lib.kernel_rows import decode_case, gather_case, logged_case, scatter_add_case
 

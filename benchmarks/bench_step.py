@@ -51,7 +51,7 @@ KEEPS_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""What `ecrm.process.allocator` and storage.prefault do in ECRM's ranks, for TorchRec's."""
+"""What `ecrm.process.memory` and storage.prefault do in ECRM's ranks, for TorchRec's."""
 
 PROTECTION = {
     "none": {"protection.name": "none"},

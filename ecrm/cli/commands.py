@@ -213,9 +213,9 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+    from ecrm.run.plan import kept_by, plan_start
     from ecrm.run.reading import launch_id
     from ecrm.run.run_lock import check_run_dir
-    from ecrm.run.starting_point import kept_by, plan_start
 
     hold_signals()
     found = look(args.run_dir, args.resume)

@@ -115,8 +115,8 @@ def parse_zipf(text: str) -> tuple[float, float]:
 
 
 def _run_prepare(args: argparse.Namespace) -> int:
+    from ecrm.console import Progress
     from ecrm.data.prepare import prepare
-    from ecrm.progress_line import Progress
 
     sizes = parse_hash_sizes(args.hash_sizes) if args.hash_sizes is not None else args.hash_size
     with Progress("prepare", sys.stderr) as progress:
@@ -140,9 +140,9 @@ def _run_prepare(args: argparse.Namespace) -> int:
 
 
 def _run_generate(args: argparse.Namespace) -> int:
+    from ecrm.console import Progress
     from ecrm.data.categories import KAGGLE, zipf
     from ecrm.data.generate import generate_criteo
-    from ecrm.progress_line import Progress
 
     if args.values is not None and args.zipf is None:
         raise UsageError(

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 
+from ecrm.console import Progress
 from ecrm.errors import UsageError
-from ecrm.progress_line import Progress
 from ecrm.simulate.batch import judged, run_range
 from ecrm.wording import counted
 

@@ -1,4 +1,8 @@
-"""A systematic Reed-Solomon code over bytes."""
+"""A systematic Reed-Solomon code over bytes: its coefficients, encoding, decoding, and finding a wrong unit.
+
+Legend: k data units and m parity units per stripe; t counts parity units, d counts data units.
+(ISA-L writes m for what is k + m here.)
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ecrm.coding import gf256, matrix
+from ecrm.coding import gf256
+
+LARGEST_STRIPE = 255
 
 _CACHED_DECODE_MATRICES = 4096
 
@@ -26,7 +32,7 @@ class ReedSolomon:
     def __init__(self, k: int, m: int):
         self.k = k
         self.m = m
-        self.coefficients = matrix.coefficients(k, m)
+        self.coefficients = make_coefficients(k, m)
         """uint8 [m, k], read-only: parity unit t is the XOR over d of `coefficients[t, d] * data_d`."""
         self.coefficients.setflags(write=False)
         self._generator = np.concatenate([np.eye(k, dtype=np.uint8), self.coefficients])
@@ -54,8 +60,8 @@ class ReedSolomon:
         found = self._decode_matrices.get(key)
         if found is None:
             self._check(*key)
-            inverse = matrix.invert(self._generator[list(key[0])])
-            found = matrix.multiply(self._generator[list(key[1])], inverse)
+            inverse = gf256.invert_matrix(self._generator[list(key[0])])
+            found = gf256.multiply_matrices(self._generator[list(key[1])], inverse)
             found.setflags(write=False)
             if len(self._decode_matrices) >= _CACHED_DECODE_MATRICES:
                 self._decode_matrices.clear()
@@ -118,3 +124,53 @@ def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
             elif coefficient:
                 result[w] ^= gf256.PRODUCT[coefficient][unit]
     return result
+
+
+def find_wrong_unit(
+    coefficients: np.ndarray, syndromes: np.ndarray
+) -> tuple[int, np.ndarray] | None:
+    """(unit, error uint8 [n]) of the one unit whose XOR with the error makes a stripe whole; None where that cannot be told.
+
+    `coefficients`, uint8 [m, k], are the code's; `syndromes`, uint8 [m, n], are each parity XOR
+    what the data encodes to, not all zero. One unit is taken to be wrong: with m >= 2 it is always
+    told, since any two whole stripes differ in m + 1 units or more; with m = 1 never.
+    """
+    m, k = coefficients.shape
+    wrong = np.flatnonzero(syndromes.any(axis=1))
+    if m < 2:
+        return None
+    if wrong.size == 1:
+        return k + int(wrong[0]), syndromes[wrong[0]]
+    if wrong.size == m:
+        for unit in range(k):
+            error = gf256.PRODUCT[gf256.inverse(int(coefficients[0, unit]))][syndromes[0]]
+            if all(
+                np.array_equal(gf256.PRODUCT[coefficients[t, unit]][error], syndromes[t])
+                for t in range(1, m)
+            ):
+                return unit, error
+    return None
+
+
+def make_coefficients(k: int, m: int) -> np.ndarray:
+    """The uint8 [m, k] matrix C with `parity_t = XOR_d C[t, d] * data_d`.
+
+    m <= 3: `(2^t)^d`, the Vandermonde matrix of ISA-L's `gf_gen_rs_matrix`; its first row is all
+    ones, so the first parity is a plain XOR. m > 3: `1 / ((k + t) XOR d)`, the Cauchy matrix of
+    ISA-L's `gf_gen_cauchy1_matrix`.
+
+    Both decode every loss of m units, that is, every square part has an inverse: of a Cauchy matrix
+    always; of three Vandermonde rows because x = 2^d is non-zero and different for each d < 255,
+    and so is x^2 (squaring is one-to-one in this field). With a fourth row that ends (x^3 is not
+    one-to-one), hence the limit of 3. Raises ValueError where k or m is out of range: such a matrix
+    could not decode.
+    """
+    if k < 1 or m < 0 or k + m > LARGEST_STRIPE:
+        raise ValueError(
+            f"a stripe needs k >= 1, m >= 0 and k + m <= {LARGEST_STRIPE}: k={k}, m={m}, k + m = {k + m}"
+        )
+    if m <= 3:
+        entries = [[gf256.power(gf256.power(2, t), d) for d in range(k)] for t in range(m)]
+    else:
+        entries = [[gf256.inverse((k + t) ^ d) for d in range(k)] for t in range(m)]
+    return np.array(entries, dtype=np.uint8).reshape(m, k)

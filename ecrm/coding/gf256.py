@@ -1,6 +1,6 @@
-"""The field GF(2^8) with polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), as ISA-L and most storage codes use it.
+"""The field GF(2^8) with polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), and matrices over it.
 
-Addition is XOR. Multiplication is carry-less multiplication modulo the polynomial; the element 2
+ISA-L and most storage codes use this polynomial. Addition is XOR. Multiplication is carry-less multiplication modulo the polynomial; the element 2
 generates all 255 non-zero elements, which gives logarithms.
 """
 
@@ -60,3 +60,31 @@ def power(a: int, exponent: int) -> int:
     if a == 0:
         return int(exponent == 0)
     return int(EXP[(LOG[a] * exponent) % ORDER])
+
+
+def invert_matrix(matrix: np.ndarray) -> np.ndarray:
+    """The inverse of a square uint8 matrix by Gauss-Jordan elimination. Raises ValueError if there is none."""
+    size = matrix.shape[0]
+    if matrix.shape != (size, size):
+        raise ValueError(
+            f"only a square matrix can be inverted, this one is {matrix.shape[0]} x {matrix.shape[1]}"
+        )
+    work = np.concatenate([matrix.astype(np.uint8), np.eye(size, dtype=np.uint8)], axis=1)
+    for column in range(size):
+        candidates = np.flatnonzero(work[column:, column])
+        if candidates.size == 0:
+            raise ValueError(
+                f"the {size} x {size} matrix has no inverse: no pivot in column {column}"
+            )
+        pivot = column + int(candidates[0])
+        work[[column, pivot]] = work[[pivot, column]]
+        work[column] = PRODUCT[inverse(int(work[column, column])), work[column]]
+        for row in range(size):
+            if row != column and work[row, column]:
+                work[row] ^= PRODUCT[work[row, column], work[column]]
+    return work[:, size:].copy()
+
+
+def multiply_matrices(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product uint8 [p, r] of uint8 [p, q] and uint8 [q, r]."""
+    return np.bitwise_xor.reduce(PRODUCT[a[:, :, None], b[None, :, :]], axis=1)

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from ecrm.atomic_files import staged_file
+from ecrm.console import Progress
 from ecrm.data import kaggle_shape as shape
 from ecrm.data.categories import KAGGLE, Categories
 from ecrm.data.criteo_text import format_rows
@@ -34,7 +35,6 @@ from ecrm.data.hashing import mix64
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.errors import UsageError
 from ecrm.metrics import Histogram, logit_losses
-from ecrm.progress_line import Progress
 
 BLOCK_ROWS = 8192  # part of the definition of the rows: each block has its own random stream
 LOG_ODDS_SPREAD = 1.4

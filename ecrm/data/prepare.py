@@ -21,13 +21,13 @@ from typing import BinaryIO
 import numpy as np
 
 from ecrm.atomic_files import staged_directory
+from ecrm.console import Progress
 from ecrm.data import dataset_info
 from ecrm.data.criteo import BLOCK_BYTES, Malformed, Rows, check_input, read_criteo
 from ecrm.data.hashing import row_ids
 from ecrm.data.kaggle_shape import CARDINALITIES, TERABYTE_CARDINALITIES
 from ecrm.data.layout import CATEGORIES, COLUMN_NAMES, INTEGERS
 from ecrm.errors import DataError, UsageError
-from ecrm.progress_line import Progress
 from ecrm.wording import counted
 
 SHOWN_MALFORMED = 20

@@ -30,7 +30,7 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.step_replay import Resume
-from ecrm.placement.relayout import plan_reshape
+from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport

@@ -17,7 +17,7 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Rollback
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.step_log import StepLog
-from ecrm.placement.relayout import plan_reshape
+from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View, mark_whole

@@ -13,21 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ecrm.config import load_config
+from ecrm.console import Waiting
 from ecrm.errors import STOPPED_EXIT_CODE, DataError, EcrmError, NotKept, UsageError
 from ecrm.faults.kill import parse_kill
-from ecrm.launch.machine import memory_bytes, physical_cores
+from ecrm.launch.machine import find_mpirun, memory_bytes, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
-from ecrm.launch.openmpi import find_mpirun, require_fault_tolerance
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+from ecrm.run.plan import kept_by, plan_start
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
-from ecrm.run.starting_point import kept_by, plan_start
-from ecrm.waiting import Waiting
 
 ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
 """Words of --mpirun-args after which ranks may run on other machines, whose memory is not known here."""

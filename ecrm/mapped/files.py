@@ -1,12 +1,19 @@
-"""Reading and writing at a place of a file, whole or not at all."""
+"""Reading and writing at a place of a file, whole or not at all, and the words of a shard's file.
+
+Light: no numpy.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 from io import FileIO
 from pathlib import Path
 
 from ecrm.errors import DataError
+
+SHARD_WORDS = ("committed", "prepared", "base0", "length0", "base1", "length1", "bytes")
+"""Names of the words of a shard's file, in their order."""
 
 
 def open_file(path: Path) -> FileIO:
@@ -45,3 +52,11 @@ def read_at(file: FileIO, size: int, at: int) -> bytes:
         pieces.append(piece)
         at += len(piece)
     return b"".join(pieces)
+
+
+def read_words(path: Path) -> dict[str, int]:
+    """Raises OSError, and ValueError for a file that is too short."""
+    data = path.read_bytes()
+    if len(data) < 8 * len(SHARD_WORDS):
+        raise ValueError(f"{path}: {len(data)} bytes are too few")
+    return dict(zip(SHARD_WORDS, struct.unpack_from(f"<{len(SHARD_WORDS)}q", data), strict=True))

@@ -1,4 +1,5 @@
-"""Where roles are at the undisturbed start, and how shards are spread over failure domains."""
+"""Where roles are at the undisturbed start, and how shards are spread over failure domains, then and when
+the ranks that are left can no longer keep stripe members apart."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ecrm.placement.stripes import StripeShape
-from ecrm.placement.view import View, dense_holders
+from ecrm.placement.view import View, dense_holders, keeps_apart
 
 
 class CannotKeepApart(Exception):
@@ -91,3 +92,23 @@ def spread_shards(
 def _domains_needed(shape: StripeShape) -> int:
     """Fewest failure domains that keep the members of every stripe apart."""
     return -(-shape.shards // (shape.shards // shape.width))
+
+
+def plan_reshape(view: View, shape: StripeShape) -> tuple[StripeShape, View] | None:
+    """Stripes and view that keep members apart again, on the ranks that host shards now and the spares.
+
+    The largest k up to the present one that keeps m, then the most shards. None when members are
+    apart already, or when fewer than m + 2 ranks (or failure domains) are left to lay stripes over.
+    """
+    if not shape.m or keeps_apart(view, shape):
+        return None
+    ranks = sorted({*view.shards, *view.spares})
+    for k in range(min(shape.k, len(ranks) - shape.m), min(shape.k, 2) - 1, -1):
+        for shards in range(len(ranks), k + shape.m - 1, -1):
+            fewer = StripeShape(shards, k, shape.m)
+            try:
+                hosts = spread_shards(fewer, ranks, view.domains)
+            except CannotKeepApart:
+                continue
+            return fewer, replace(view, epoch=view.epoch + 1, shards=hosts)
+    return None

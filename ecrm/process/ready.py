@@ -14,7 +14,7 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.model.dlrm import import_dense_arch
 from ecrm.placement.view import View
-from ecrm.process.allocator import have_free_memory
+from ecrm.process.memory import have_free_memory
 from ecrm.protection.base import Protection
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer, Store

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ecrm.console import AGAIN, PATIENCE_SECONDS, so_far
 from ecrm.process.neighbours import JOB, RANK, Noticeboard
 from ecrm.process.preflight import SIZE
-from ecrm.waiting import AGAIN, PATIENCE_SECONDS, so_far
 
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 THE_START = "the start"

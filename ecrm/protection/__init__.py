@@ -7,10 +7,9 @@ from pathlib import Path
 from ecrm.config.schema import Config
 from ecrm.protection.base import Protection
 from ecrm.protection.chain import ChainProtection
-from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
-from ecrm.protection.none import NoProtection
+from ecrm.protection.none import CheckpointProtection, NoProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.protection.restoring import RowSource
 from ecrm.protection.stateless import StatelessProtection

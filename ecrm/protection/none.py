@@ -1,4 +1,9 @@
-"""No protection: any failure ends the run, and a step costs nothing beyond itself."""
+"""No redundancy and no deltas, so that a step costs nothing beyond itself: any failure ends the run.
+
+Under the name `checkpoint` it demands checkpoints: any failure takes everyone back to the newest one
+(`ecrm/engine/rollback.py`). What is lost is the time since that checkpoint; the finished model is the
+undisturbed one, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -49,3 +54,13 @@ class NoProtection(Protection):
 
     def verify(self, view: View) -> VerifyReport:
         return VerifyReport()
+
+
+class CheckpointProtection(NoProtection):
+    """`none`, by a name that demands checkpoints."""
+
+    name = "checkpoint"
+
+    @property
+    def after_deaths(self) -> str:
+        return "only checkpoints have their rows"

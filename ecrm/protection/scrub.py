@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
-from ecrm.coding.code import ReedSolomon
-from ecrm.coding.syndrome import find_wrong_unit
+from ecrm.coding.code import ReedSolomon, find_wrong_unit
 from ecrm.kernels.decode import decode
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ecrm.console import Progress
 from ecrm.errors import EcrmError
-from ecrm.progress_line import Progress
 
 if TYPE_CHECKING:
     from ecrm.simulate.simulation import Verdict

@@ -1,17 +1,19 @@
-"""Plain arithmetic of the promise, independent of the engine's own: where rows lie, what parity is, what is lost, who sits too close, what
-could be laid out anew."""
+"""The promise in plain arithmetic, independent of the engine's own: where rows lie, what parity is, what is
+lost, who sits too close, what could be laid out anew, and which rank may die now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, count, product
 
 import numpy as np
 
+from ecrm.engine.engine import Engine
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
+from ecrm.simulate.workload import Workload
 
 MOST_PLACEMENTS = 3_000
 """Placements that are looked at to find the best one."""
@@ -164,3 +166,45 @@ def widest_k(view: View, circle: Circle) -> int | None:
     domains = {view.domains[rank] for rank in servers_left(view)}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None
+
+
+class Violation(BaseException):
+    """Something that the design promises does not hold; not an Exception, so that no engine takes it for a failure of its own."""
+
+
+def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
+    """Whether a shard is lost, and as many failure domains since a commit of a step as may have held all copies of a row."""
+    domains = {engine.view.domains[rank] for rank in gone.intersection(engine.live_at_commit)}
+    return bool(lost_shards(engine.view, gone)) and len(domains) > m
+
+
+def survivable(
+    workload: Workload, engines: Mapping[int, Engine], dead: Iterable[int], victim: int
+) -> bool:
+    """Whether the run must survive `victim` dying now, `dead` having died before.
+
+    `engines` are those of live ranks that have got as far as having one. Ranks may stand at
+    different views; by each of them no stripe may have lost more than m units (stateless: any
+    number), and a copy of the dense replica must be left.
+    """
+    gone = {*dead, victim}
+    start = workload.initial_view()
+    stood = {
+        (engine.view, Circle.of(engine.protection.shape))
+        for rank, engine in engines.items()
+        if rank not in gone
+    }
+    for view, circle in stood or {(start, Circle(workload.servers, workload.k, workload.m))}:
+        units_left = (
+            workload.protection == "stateless"
+            or circle.most_units_on(lost_shards(view, gone)) <= workload.m
+        )
+        if gone.issuperset(view.live) or not units_left:
+            return False
+    if workload.protection == "replicate" and any(
+        _too_many_since_commit(engine, gone, workload.m) for engine in engines.values()
+    ):
+        return False
+    holders = {rank for rank, engine in engines.items() if engine.dense is not None}
+    missing_engines = set(start.dense) - set(engines)
+    return bool((holders | missing_engines) - gone)

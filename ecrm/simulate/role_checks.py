@@ -8,6 +8,7 @@ from ecrm.engine.engine import Engine
 from ecrm.placement.view import View
 from ecrm.simulate.promise import (
     Circle,
+    Violation,
     crowded,
     deaths_survived,
     fewest_meetings,
@@ -18,7 +19,6 @@ from ecrm.simulate.promise import (
     servers_left,
     widest_k,
 )
-from ecrm.simulate.violation import Violation
 
 
 class Roles:

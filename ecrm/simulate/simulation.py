@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
-from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.promise import Circle
+from ecrm.simulate.promise import Circle, Violation, survivable
 from ecrm.simulate.refusals import Refusal, check_refusals
 from ecrm.simulate.schedule import Schedule
-from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Outcome, Workload, run_workload
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import (

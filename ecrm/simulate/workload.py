@@ -28,10 +28,9 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.protection.chain import ChainProtection
-from ecrm.protection.checkpoint import CheckpointProtection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.mapped import MappedProtection
-from ecrm.protection.none import NoProtection
+from ecrm.protection.none import CheckpointProtection, NoProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.protection.stateless import StatelessProtection
 from ecrm.storage import store_factory

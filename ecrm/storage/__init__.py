@@ -34,5 +34,5 @@ def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
     if backend == "fbgemm":
         from ecrm.storage.fbgemm import FbgemmStore as Kind
     else:
-        from ecrm.storage.native import NativeStore as Kind
+        from ecrm.storage.base import NativeStore as Kind
     return lambda rows, dim, initial, allocate=None: Kind(rows, dim, optimizer, initial, allocate)

@@ -205,3 +205,10 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
     if optimizer not in shapes:
         raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
     return shapes[optimizer]
+
+
+class NativeStore(Store):
+    """Rows and state in memory of their own, no library beneath."""
+
+    def _step(self, rows: Tensor, gradients: Tensor) -> None:
+        self._fused_step(rows, gradients)

@@ -17,7 +17,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.metrics import Histogram, logit_losses
 from ecrm.model.batch import SlotBatch
-from ecrm.model.origin import origin
+from ecrm.train.finite import origin
 from ecrm.transport.base import PeerFailure
 
 

@@ -1,11 +1,16 @@
-"""What becomes of a run whose loss, or whose state, is NaN or infinite."""
+"""What becomes of a run whose loss, or whose state, is NaN or infinite, and where that began."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from ecrm.errors import NotFinite
+from ecrm.model.batch import SlotBatch
+from ecrm.placement.tables import RowSpace
 
 REMEDY = "lower train.sparse_lr or train.dense_lr"
 
@@ -62,3 +67,32 @@ class FiniteWatch:
             f"{why}; {REMEDY}"
             + (f"; the checkpoint of step {kept}, which is finite, is kept" if kept else "")
         )
+
+
+def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:
+    """What is not finite first, in words, in the forward of a slot with its rows' `values`, [U, D]; changes nothing."""
+    bad = batch.rows[~values.isfinite().all(1)].tolist()
+    if bad:
+        return f"in {space.in_words(bad)}"
+    for name, parameter in module.named_parameters():
+        if not parameter.isfinite().all():
+            return f"in parameter {name}"
+    return _layer(module, batch, values) or "in the loss itself"
+
+
+def _layer(module: nn.Module, batch: SlotBatch, values: Tensor) -> str:
+    """The first layer whose output is not finite; empty where all are."""
+    found: list[str] = []
+
+    def look(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        return lambda layer, inputs, output: None if output.isfinite().all() else found.append(name)
+
+    leaves = [(name, layer) for name, layer in module.named_modules() if not any(layer.children())]
+    hooks = [layer.register_forward_hook(look(name)) for name, layer in leaves]
+    try:
+        with torch.no_grad():
+            module(batch.dense, values, batch.places)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return f"in the output of layer {found[0]}" if found else ""

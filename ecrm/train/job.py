@@ -31,14 +31,14 @@ from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
 from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.schema import Config
+from ecrm.console import Waiting
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.dataset_info import read_manifest
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, NotKept, Unrecoverable, UsageError
-from ecrm.faults.flip import parse_flip
-from ecrm.faults.flip_switch import FlipSwitch
+from ecrm.faults.flip import FlipSwitch, parse_flip
 from ecrm.faults.kill import Kill, KillSwitch
 from ecrm.kernels import native
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
@@ -47,10 +47,10 @@ from ecrm.placement.assignment import CannotKeepApart, initial_view
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
-from ecrm.process.allocator import keep_freed_memory
 from ecrm.process.cores import AUTO, POLL, Cores
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.process.guard import Guarded
+from ecrm.process.memory import keep_freed_memory
 from ecrm.process.orphaned import leave_no_memory
 from ecrm.process.preflight import say_once
 from ecrm.process.ready import Loading, ReadyMemory, ready_spares
@@ -60,10 +60,9 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.auto_resume import about as run_of
-from ecrm.run.plan import plan
+from ecrm.run.plan import Start, plan, plan_start
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import check_run_dir
-from ecrm.run.starting_point import Start, plan_start
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
 from ecrm.train.collective_check import introduce, own_folder, share_json, together
@@ -77,7 +76,6 @@ from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
-from ecrm.waiting import Waiting
 from ecrm.wording import counted
 
 DENSE_FEATURES = 13

@@ -22,15 +22,14 @@ from ecrm.engine.memory_count import Memory
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import DataError, ParityMismatch
 from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
-from ecrm.model.origin import origin
 from ecrm.process.agreed_stop import meet
-from ecrm.process.resident import resident_bytes
+from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
 from ecrm.run.auto_resume import lives_of
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.bad_data import Readings
 from ecrm.train.evaluate import Evaluation, evaluate
-from ecrm.train.finite import FiniteWatch
+from ecrm.train.finite import FiniteWatch, origin
 from ecrm.train.history import FALLS, History
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress, Tell

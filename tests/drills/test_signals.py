@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch.openmpi import find_mpirun
+from ecrm.launch.machine import find_mpirun
 from ecrm.process.linux import session_members
 from support.drilling import RUN_SECONDS, is_running, launch, resume
 from support.paths import PROGRAMS

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ecrm.launch.openmpi import find_mpirun
+from ecrm.launch.machine import find_mpirun
 
 
 @pytest.fixture

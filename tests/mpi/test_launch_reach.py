@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ecrm.launch.remote_rank import Reach
-from ecrm.launch.starter_queue import AT_ONCE
+from ecrm.launch.remote_rank import AT_ONCE, Reach
 from ecrm.process import remote_agent
 from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_running

@@ -15,7 +15,7 @@ import pytest
 
 from ecrm.launch import supervise as module
 from ecrm.launch.launcher import RunFailed, judge
-from ecrm.launch.openmpi import find_mpirun
+from ecrm.launch.machine import find_mpirun
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.process.linux import SHARED_SEGMENT, session_members
 

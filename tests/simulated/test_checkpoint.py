@@ -29,8 +29,8 @@ from ecrm.placement.tables import Table
 from ecrm.protection.restoring import Restoring
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
+from ecrm.simulate.promise import Violation
 from ecrm.simulate.schedule import draw
-from ecrm.simulate.violation import Violation
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer

@@ -14,10 +14,9 @@ from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.errors import NotFinite
 from ecrm.model.batch import SlotBatch
 from ecrm.model.dlrm import build_dense_parts
-from ecrm.model.origin import origin
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
-from ecrm.train.finite import FiniteWatch
+from ecrm.train.finite import FiniteWatch, origin
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 
 pytestmark = pytest.mark.parallel

@@ -20,7 +20,7 @@ from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
 from ecrm.mapped import dense_file, files, shard_file, words
-from ecrm.mapped.names import read_words
+from ecrm.mapped.files import read_words
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
 from ecrm.placement.tables import Table

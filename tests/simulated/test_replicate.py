@@ -114,7 +114,7 @@ def test_a_broken_protection_is_caught(monkeypatch, broken):
     elif broken == "too many may die":
         monkeypatch.setattr(ReplicateProtection, "check_losses", lambda self, *losses: None)
         monkeypatch.setattr(
-            "ecrm.simulate.atlas._too_many_since_commit", lambda engine, gone, m: False
+            "ecrm.simulate.promise._too_many_since_commit", lambda engine, gone, m: False
         )
     else:
         monkeypatch.setattr(ReplicateProtection, "adopt", _thinks_all_is_delivered)

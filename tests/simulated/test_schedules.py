@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import ecrm.simulate.simulation as run_module
+from ecrm.console import Progress
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.progress_line import Progress
 from ecrm.simulate import batch
 from ecrm.simulate.batch import SimulationFailed, run_range
 from ecrm.simulate.checkers import Checkers

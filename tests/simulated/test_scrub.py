@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ecrm.coding import ReedSolomon
-from ecrm.coding.syndrome import find_wrong_unit
+from ecrm.coding.code import find_wrong_unit
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, rows_of, run_workload

@@ -22,9 +22,8 @@ from ecrm.placement.view import failures_left
 from ecrm.placement.view_change import plan_recovery
 from ecrm.protection.stateless import StatelessProtection
 from ecrm.requests.stand_in import LastSeen, StandIn
-from ecrm.simulate.atlas import survivable
 from ecrm.simulate.checkers import Checkers, _hosts_its_shards
-from ecrm.simulate.violation import Violation
+from ecrm.simulate.promise import Violation, survivable
 from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer

@@ -275,8 +275,8 @@ def _promises_more(patch):
 
 def _another_code(patch):
     """One that decodes all that the promised one does, while nobody reads parity that was written by that one."""
-    right = code_module.matrix.coefficients
-    patch.setattr(code_module.matrix, "coefficients", lambda k, m: PRODUCT[3][right(k, m)])
+    right = code_module.make_coefficients
+    patch.setattr(code_module, "make_coefficients", lambda k, m: PRODUCT[3][right(k, m)])
 
 
 def _refuses_early(least_m):

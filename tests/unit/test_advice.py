@@ -26,8 +26,7 @@ from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
-from ecrm.run.plan import plan
-from ecrm.run.starting_point import kept_by, plan_start
+from ecrm.run.plan import kept_by, plan, plan_start
 from ecrm.storage import prefault
 from ecrm.train import job
 from support.advice import check_advice, dataset, refusal

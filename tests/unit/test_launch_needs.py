@@ -14,8 +14,7 @@ from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
-from ecrm.storage.base import SparseOptimizer
-from ecrm.storage.native import NativeStore
+from ecrm.storage.base import NativeStore, SparseOptimizer
 from support.advice import check_advice, dataset
 from support.drilling import BASE
 

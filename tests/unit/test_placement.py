@@ -10,15 +10,13 @@ from ecrm.engine.events import failure_event
 from ecrm.engine.failures import Failure
 from ecrm.errors import Unrecoverable
 from ecrm.placement import view_change
-from ecrm.placement.assignment import CannotKeepApart, initial_view, spread_shards
-from ecrm.placement.relayout import plan_reshape
+from ecrm.placement.assignment import CannotKeepApart, initial_view, plan_reshape, spread_shards
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View, conflicts, failures_left, keeps_apart, mark_whole
 from ecrm.placement.view_change import plan_recovery
-from ecrm.simulate.promise import Circle
+from ecrm.simulate.promise import Circle, Violation
 from ecrm.simulate.role_checks import check_apart, check_spares_first
-from ecrm.simulate.violation import Violation
 
 pytestmark = pytest.mark.parallel
 

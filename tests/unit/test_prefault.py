@@ -176,7 +176,7 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
 
 BUFFER = """
 import ctypes, resource, torch
-from ecrm.process.allocator import have_free_memory, keep_freed_memory
+from ecrm.process.memory import have_free_memory, keep_freed_memory
 
 ctypes.CDLL(None).prctl(41, {without_huge_pages}, 0, 0, 0)  # PR_SET_THP_DISABLE
 keep_freed_memory()

@@ -12,7 +12,7 @@ from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.mapped_folder import make_folder
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.run.starting_point import Start, kept_by, plan_start
+from ecrm.run.plan import Start, kept_by, plan_start
 from support.advice import dataset
 
 pytestmark = pytest.mark.parallel

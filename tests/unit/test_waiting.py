@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from ecrm.console import Waiting
 from ecrm.process.startup import Startup
-from ecrm.waiting import Waiting
 
 
 def test_a_wait_is_told_when_it_takes_long_and_ends_with_the_next():

@@ -1,11 +1,14 @@
-"""How the C library's allocator treats the large, short-lived buffers of a step."""
+"""Memory of this process: how its allocator treats the buffers of a step, and what Linux counts."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from pathlib import Path
 
 import torch
+
+from ecrm.transport.shared_memory import Lending
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGE = 1 << 30
@@ -56,3 +59,15 @@ def have_free_memory(size: int) -> None:
     """Have the system hand out `size` bytes now, and free them in one piece: what the next buffers are made in, after `keep_freed_memory`.
     Without effect above 32 MiB before glibc 2.35."""
     torch.ones(size, dtype=torch.uint8)
+
+
+def resident_bytes(lending: Lending | None) -> tuple[int, int]:
+    """(anonymous memory resident now, with what this process can lend, and the largest resident set ever, with libraries and what it has read of
+    what others lend) of this process, in bytes."""
+    kibibytes = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("RssAnon", "VmHWM"):
+            kibibytes[name] = int(rest.split()[0])
+    own = 0 if lending is None else lending.bytes_used
+    return kibibytes["RssAnon"] * 1024 + own, kibibytes["VmHWM"] * 1024
