@@ -15,11 +15,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ecrm import config, errors
+from ecrm import config, errors, files
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
 from ecrm.events import EVENTS, Field
+from ecrm.files import File
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path("docs") / "reference"
@@ -189,13 +190,12 @@ def events_page() -> str:
         wrapped("Events: " + ", ".join(f"[{name}](#{name})" for name in EVENTS) + "."),
     ]
     for name, event in EVENTS.items():
-        rows = list(field_rows(event.fields))
-        blocks += [
-            f"## {name}",
-            wrapped(event.meaning),
-            table(("field", "type", "unit", "meaning"), rows),
-        ]
+        rows = field_rows(event.fields)
+        blocks += [f"## {name}", wrapped(event.meaning), table(FIELD_HEADER, rows)]
     return "\n\n".join(blocks)
+
+
+FIELD_HEADER = ("field", "type", "unit", "meaning")
 
 
 def field_rows(fields: Mapping[str, Field], before: str = "") -> Iterator[Sequence[str]]:
@@ -206,6 +206,51 @@ def field_rows(fields: Mapping[str, Field], before: str = "") -> Iterator[Sequen
         yield f"`{before}{name}`", kind, field.unit, meaning
         within = f"{before}{name}" + ("[]." if field.type == "list" else ".")
         yield from field_rows(field.parts, within)
+
+
+def files_page() -> str:
+    """Every file of a run folder, a checkpoint, a dataset, a drill and an export."""
+    return "\n\n".join(
+        [
+            "# Files",
+            wrapped(
+                "Names that begin with a dot are drafts: they get their name when they are complete "
+                "and on disk. Killed processes may leave some; `--resume auto` removes them. "
+                "The reporting rank is the lowest rank that holds the dense model. "
+                "If it dies, the next one takes over."
+            ),
+            "## A run folder",
+            wrapped("`--run-dir`, by default a new folder in `runs/`."),
+            file_table(files.RUN),
+            "### summary.json",
+            table(FIELD_HEADER, field_rows(files.SUMMARY)),
+            "### stopped.json",
+            table(FIELD_HEADER, field_rows(files.STOPPED)),
+            "## A checkpoint",
+            wrapped("`checkpoints/step-NNNNNNNN/` in the run folder: the model after N steps."),
+            file_table(files.CHECKPOINT),
+            "## Mapped files",
+            wrapped("`mapped/` in the run folder, or the folder that `mapped.path` names."),
+            file_table(files.MAPPED),
+            "## A dataset",
+            wrapped("The folder that `ecrm prepare` makes, of N samples. It appears complete."),
+            file_table(files.DATASET),
+            "## A drill's folder",
+            wrapped("What `ecrm drill` leaves."),
+            file_table(files.DRILL),
+            "## An exported model",
+            wrapped("What `ecrm export` writes."),
+            file_table(files.EXPORT),
+        ]
+    )
+
+
+def file_table(described: Iterable[File]) -> str:
+    """The files of one folder; parts of names that vary are `*`."""
+    return table(
+        ("name", "format", "content", "written by, when"),
+        [(f"`{file.name}`", file.format, file.content, file.written) for file in described],
+    )
 
 
 def index_page() -> str:
@@ -229,6 +274,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "config.md": config_page,
     "cli.md": cli_page,
     "events.md": events_page,
+    "files.md": files_page,
     "exit-codes.md": exit_codes_page,
 }
 

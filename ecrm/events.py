@@ -320,12 +320,13 @@ def check_event(event: Mapping[str, Any]) -> None:
     if name not in EVENTS:
         raise ValueError(f"no event of ecrm/events.py: {event}")
     fields = {key: value for key, value in event.items() if key not in ("time", "event")}
-    wrong = _problems(EVENTS[name].fields, fields)
+    wrong = problems(EVENTS[name].fields, fields)
     if wrong:
         raise ValueError(f"event {name}: {'; '.join(wrong)}: {event}")
 
 
-def _problems(known: Mapping[str, Field], given: Mapping[str, Any]) -> list[str]:
+def problems(known: Mapping[str, Field], given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with an object that should have the `known` fields, a line each."""
     wrong = [
         f"{name} is missing"
         for name, wanted in known.items()
@@ -333,12 +334,12 @@ def _problems(known: Mapping[str, Field], given: Mapping[str, Any]) -> list[str]
     ]
     for name, value in given.items():
         if name not in known:
-            wrong.append(f"{name} is not in ecrm/events.py")
+            wrong.append(f"{name} is not described")
         elif not _fits(known[name], value):
             wrong.append(f"{name} is {value!r}, not {known[name].type}")
-        elif known[name].parts:
+        elif known[name].parts and value is not None:
             for entry in [value] if isinstance(value, dict) else value:
-                wrong += [f"{name}: {why}" for why in _problems(known[name].parts, entry)]
+                wrong += [f"{name}: {why}" for why in problems(known[name].parts, entry)]
     return wrong
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.files import DRILL
+
 DRILL_SECONDS = 200
 BASE = ("model.dense_arch=native", "protection.rebuild_rows_per_step=100000", "cluster.trainers=1")
 
@@ -55,6 +57,9 @@ def test_scheduled_kills(tmp_path, criteo_rows):
     assert [kill["pid"] for kill in found["kills"]] == [ranks[0]["pid"], ranks[3]["pid"]], (
         "both from outside"
     )
+    assert {path.name for path in folder.iterdir()} == {
+        file.name.removesuffix("/*") for file in DRILL
+    }
     assert '"event": "kill"' not in (folder / "disturbed" / "events.jsonl").read_text(), (
         "and nobody killed itself"
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ecrm.files import STOPPED, check_summary, undescribed
 from ecrm.launch.machine import find_mpirun
 from ecrm.process.linux import session_members
 from support.drilling import RUN_SECONDS, is_running, launch, resume
@@ -66,7 +67,10 @@ def _check_codes(folder: Path, dead: tuple[int, ...] = ()) -> None:
 
 def _stopped(folder: Path) -> dict:
     assert not (folder / "summary.json").exists()
-    return json.loads((folder / "stopped.json").read_text())
+    stopped = json.loads((folder / "stopped.json").read_text())
+    check_summary(stopped, STOPPED)
+    assert undescribed(folder) == []
+    return stopped
 
 
 def _check_gone(folder: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from ecrm.checkpoint.export import read_safetensors
 from ecrm.cli.commands import main
 from ecrm.errors import NotKept
+from ecrm.files import STOPPED, SUMMARY, check_summary
 from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
 from support.paths import PROGRAMS
 
@@ -93,6 +94,7 @@ def test_a_model_that_could_not_be_kept_is_told_last_with_a_code_of_its_own(
         run.output
     )
     told = json.loads((run.folder / ("stopped.json" if stopped else "summary.json")).read_text())
+    check_summary(told, STOPPED if stopped else SUMMARY)
     assert error.startswith(f"ecrm: error: the model of step {told['steps']} is not kept: ")
     assert told["checkpoint_step"] is None and "No space left" in told["checkpoint_failed"]
     assert stopped or (run.model == undisturbed and told["completed"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.events import check_event
+from ecrm.files import check_summary, undescribed
 from ecrm.launch.supervise import session_base
 from ecrm.process.linux import session_members
 
@@ -36,9 +37,13 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
+        """summary.json; it and all files beside it are as ecrm/files.py says."""
         path = self.folder / "summary.json"
         assert path.exists(), f"no summary.json:\n{self.output}"
-        return json.loads(path.read_text())
+        summary = json.loads(path.read_text())
+        check_summary(summary)
+        assert undescribed(self.folder) == [], "see ecrm/files.py"
+        return summary
 
     @property
     def model(self) -> str:

@@ -96,7 +96,7 @@ def test_an_event_with_the_right_fields_passes():
     ("change", "why"),
     [
         ({"event": "progres"}, "no event"),
-        ({"speed": 1}, "speed is not in"),
+        ({"speed": 1}, "speed is not described"),
         ({"step": "20"}, "step is '20', not integer"),
         ({"step": True}, "step is True"),
         ({"committed": None}, "committed is None"),

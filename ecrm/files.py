@@ -1,0 +1,372 @@
+"""Every file that ECRM leaves: its name, its format, what is in it, who writes it and when.
+
+docs/reference/files.md is made from this module. Tests hold finished run folders to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ecrm.events import EVENTS, RESTORED, Field, problems
+
+REPORTER = "the reporting rank"
+"""The lowest rank that holds the dense model: `View.reporter`."""
+
+
+@dataclass(frozen=True)
+class File:
+    """Files of one kind: `name` may have `*`, which is no part of a path. `written` is who, when."""
+
+    name: str
+    format: str
+    content: str
+    written: str
+
+
+CHECKPOINT = (
+    File(
+        "manifest.json",
+        "JSON",
+        "step, kind, what the model depends on, and name, size and CRC-32 of every other file",
+        f"{REPORTER}, last: with it the checkpoint is complete",
+    ),
+    File(
+        "rows-rank*-*-*.bin",
+        "frames of row numbers and records, see `ecrm/checkpoint/rows.py`",
+        "rows and optimizer state; the numbers are rank, attempt and row space",
+        "every rank that holds a shard",
+    ),
+    File(
+        "dense.bin",
+        "arrays, one after the other",
+        "state of the dense parts; the manifest has types and shapes",
+        REPORTER,
+    ),
+)
+
+MAPPED = (
+    File(
+        "manifest.json",
+        "JSON",
+        "number of servers, and what the model depends on",
+        "the lowest rank, before the first step",
+    ),
+    File("lock", "empty", "held by every rank until it dies", "every rank at its start"),
+    File(
+        "shard*-space*.rows",
+        "memory-mapped arrays",
+        "rows and optimizer state of a shard",
+        "the rank that holds the shard, at each update",
+    ),
+    File(
+        "shard*-space*.journal*",
+        "rows as they were",
+        "what takes the rows back to each of the last two commits",
+        "the same rank, before each update",
+    ),
+    File(
+        "shard*-space*.words",
+        "64-bit integers",
+        "which commit rows and journals stand for",
+        "the same rank, at each step",
+    ),
+    File(
+        "rank*.dense*",
+        "arrays of NumPy",
+        "state of the dense parts at one of the last two commits",
+        "ranks that hold the dense model, at each commit",
+    ),
+    File(
+        "rank*.words",
+        "64-bit integers",
+        "which commits these are of",
+        "the same ranks, at each commit",
+    ),
+)
+
+RUN = (
+    File(
+        "events.jsonl",
+        "one JSON object per line",
+        "what happened: [events](events.md)",
+        f"{REPORTER}, as it happens; a rank that is about to be killed on schedule says so itself",
+    ),
+    File(
+        "ranks.json",
+        "JSON",
+        "process, host and roles of every rank, and whether it lives",
+        f"{REPORTER}, before the first step and whenever roles move",
+    ),
+    File(
+        "summary.json",
+        "JSON",
+        "the result: [fields](#summaryjson)",
+        f"{REPORTER}, at the end; only a complete run has it",
+    ),
+    File(
+        "stopped.json",
+        "JSON",
+        "how far the run came: [fields](#stoppedjson)",
+        f"{REPORTER}, in place of summary.json, when the run was asked to stop",
+    ),
+    File(
+        "rejected.json",
+        "JSON",
+        "the fields of summary.json, with `completed` false",
+        f"{REPORTER}, in place of summary.json, when the check of parity at the end fails",
+    ),
+    File(
+        "failure.json",
+        "JSON",
+        "why the run could not go on: `message`, `exit_code`, `launch`",
+        "the rank that says why, before all ranks end",
+    ),
+    File(
+        "lock",
+        "JSON",
+        "host, process and start of the run that has the folder; ranks hold it until they die",
+        "the rank that takes the folder, at the start",
+    ),
+    File(
+        "trace.json",
+        "trace of Chrome, for ui.perfetto.dev",
+        "with `--profile`: every phase of the last steps on every rank",
+        f"{REPORTER}, after the last step",
+    ),
+    File(
+        "checkpoints/step-*/*",
+        "a [checkpoint](#a-checkpoint)",
+        "the model after that step",
+        "see there; at the end with `checkpoint.at_end`, and every so often if asked for",
+    ),
+    File(
+        "checkpoints/best",
+        "symbolic link",
+        "leads to the checkpoint of the best evaluation",
+        f"{REPORTER}, with `checkpoint.keep_best`",
+    ),
+    File(
+        "mapped/*",
+        "[mapped files](#mapped-files)",
+        'with `protection.name = "mapped"`: the state of the run',
+        "see there; with `mapped.path`, `mapped` is a link to that folder",
+    ),
+    File(
+        "tensorboard/events.out.tfevents.*",
+        "TensorBoard",
+        "with `train.tensorboard`: scalars of progress and evaluations",
+        "`ecrm launch`, as events come",
+    ),
+)
+
+DATASET = (
+    File("manifest.json", "JSON", "rows, tables, sources, and size of every other file", "last"),
+    File("labels.bin", "uint8 [N]", "clicks of N samples", "as the text is read"),
+    File("dense.bin", "float32 [N, 13]", "ln(max(x, -2) + 3) of the integer features", "the same"),
+    File("sparse.bin", "int32 [N, 26]", "row of each table", "the same"),
+    File("malformed.txt", "text", "which lines were skipped, where there were any", "the same"),
+)
+
+DRILL = (
+    File("undisturbed/*", "a [run folder](#a-run-folder)", "the run without kills", "first"),
+    File("disturbed/*", "a [run folder](#a-run-folder)", "the run with kills", "second"),
+    File("drill.json", "JSON", "every number of the report, and the config", "at the end"),
+    File("drill.html", "HTML, without other files", "the report as a page", "at the end"),
+    File("timeline.png", "PNG", "both runs over time", "at the end"),
+)
+
+EXPORT = (
+    File(
+        "FILE",
+        "safetensors",
+        "all tables and dense parts under the names of TorchRec's DLRM",
+        "appears under its name when it is complete",
+    ),
+    File(
+        "FILE",
+        "a file of torch.save, with `--format torchrec`",
+        "the same as a state_dict",
+        "the same",
+    ),
+)
+
+BYTES = {
+    "data": Field("integer", "rows and optimizer state", "bytes"),
+    "parity": Field("integer", "parity, copies or whatever the protection keeps", "bytes"),
+    "undo": Field("integer", "undo logs, at most", "bytes"),
+    "dense": Field("integer", "dense parts and their optimizer state", "bytes"),
+}
+FAILURE = {
+    "ranks": Field("list", "ranks that died"),
+    "step": Field("integer", "step in which most ranks noticed"),
+    "phase": Field("text", "phase of that step"),
+    "stall_seconds": Field(
+        "number", "from the last step before to the first after it", "seconds", null=True
+    ),
+    "recovery_seconds": Field("number", "from noticing to the end of the recovery", "seconds"),
+    "redone_steps": Field("integer", "steps that were begun and are done again", "steps"),
+    "rebuild_seconds": Field(
+        "number", "from noticing until all lost rows were back; 0 without any", "seconds", null=True
+    ),
+    "rebuilt_bytes": Field("integer", "size of the lost shards", "bytes"),
+    "on_demand_rows": Field("integer", "rows rebuilt because a step asked for them", "rows"),
+    "shards": Field("list", "shards that were lost"),
+    "slots": Field("list", "slots that were lost"),
+}
+KEPT = {
+    "checkpoint_step": Field("integer", "step of the newest checkpoint", null=True),
+    "checkpoint_failed": Field("text", "why the last one was not written", null=True),
+}
+LAUNCH = {"launch": Field("text", "what `ecrm launch` calls this start of the run", null=True)}
+FAILURES = {
+    "failures": Field("list", "failures that were survived", parts=FAILURE),
+    "interruptions": Field("integer", "recoveries in which no rank had died"),
+    "failures_left": Field("integer", "failures that could still be survived at once"),
+}
+
+SUMMARY: Mapping[str, Field] = {
+    "completed": Field("true or false", "whether the result is right; false in rejected.json"),
+    "model_sha256": Field(
+        "text", "SHA-256 of all tables and dense parts: equal models, equal sums"
+    ),
+    "tables": Field("object", "SHA-256 of each table"),
+    "dense_sha256": Field("text", "SHA-256 of the dense parts and their optimizer state"),
+    "steps": Field("integer", "steps trained", "steps"),
+    "samples": Field("integer", "samples of these steps", "samples"),
+    "training_seconds": Field("number", "from the first step to the last", "seconds"),
+    "samples_per_second": Field("number", "over that time", "samples/s"),
+    "step_seconds": Field(
+        "object",
+        "time of a step on the reporting rank",
+        parts={
+            "p50": Field("number", "median", "seconds", null=True),
+            "p99": Field("number", "99th percentile", "seconds", null=True),
+            "max": Field("number", "longest", "seconds", null=True),
+        },
+    ),
+    "train_logloss": Field("number", "mean log loss over all steps", null=True),
+    "eval_logloss": Field("number", "log loss on the held-out samples", null=True),
+    "eval_auc": Field("number", "AUC on the held-out samples", null=True),
+    "eval_auc_error": Field("number", "most by which `eval_auc` may be off", null=True),
+    "eval_samples": Field("integer", "held-out samples", "samples"),
+    "protection": Field(
+        "object",
+        "the protection at the end",
+        parts={
+            "name": Field("text", "its name"),
+            "k": Field("integer", "data rows per stripe"),
+            "m": Field("integer", "parity rows per stripe"),
+            "exact": Field("true or false", "whether it promises the model of an undisturbed run"),
+        },
+    ),
+    **FAILURES,
+    "restored": Field("list", "with `stateless`: what came back of lost shards", parts=RESTORED),
+    "parity": Field(
+        "object",
+        "with `protection.verify_parity_at_end`: the check at the end",
+        null=True,
+        parts={
+            "stripes": Field("integer", "stripes compared", "stripes"),
+            "mismatches": Field("integer", "stripes that were wrong", "stripes"),
+        },
+    ),
+    "scrub": Field(
+        "object",
+        "with scrubbing: what it did",
+        null=True,
+        parts={
+            "rows_checked": Field("integer", "rows compared, data and parity", "rows"),
+            "passes": Field("integer", "times that all rows were compared"),
+            "corruptions": Field("integer", "stripes that were wrong", "stripes"),
+            "repaired": Field("integer", "of these, put right", "stripes"),
+            "exact": Field("integer", "of these, no step had used the wrong bits", "stripes"),
+        },
+    ),
+    "memory_bytes": Field("object", "memory of all ranks, counted", parts=BYTES),
+    "memory_bytes_per_rank": Field(
+        "list",
+        "memory of each rank",
+        parts={
+            "rank": Field("integer", "the rank"),
+            "shards": Field("integer", "shards that it holds"),
+            **BYTES,
+            "resident": Field("integer", "anonymous memory after the last step, measured", "bytes"),
+            "resident_peak": Field("integer", "most resident memory, with libraries", "bytes"),
+            "unused_spare": Field("true or false", "whether it had no role at the end"),
+        },
+    ),
+    "traffic_bytes_per_rank": Field(
+        "list",
+        "what each rank sent and wrote",
+        parts={
+            "rank": Field("integer", "the rank"),
+            "sent": Field("object", "bytes for other ranks, by phase", "bytes"),
+            "lent": Field("integer", "of these, through shared memory", "bytes"),
+            "written": Field("integer", "bytes to checkpoints or mapped files", "bytes"),
+            "kernels": Field("object", "backend that each kernel ran on"),
+        },
+    ),
+    "kernels_ran": Field("object", "backend that each kernel ran on, over all ranks"),
+    "ended_early": Field(
+        "object",
+        "why training ended before the last step",
+        null=True,
+        parts=EVENTS["ended_early"].fields,
+    ),
+    "lives": Field(
+        "list",
+        "every start of the run",
+        parts={
+            "began": Field("number", "time of the start, since the epoch", "seconds"),
+            "from_step": Field("integer", "step that it went on from"),
+            "seen_step": Field("integer", "last step in its events"),
+            "failures": Field("integer", "failures that it survived"),
+            "ended": Field("text", "complete, stopped, failed or killed"),
+        },
+    ),
+    **KEPT,
+    **{name: kept for name, kept in EVENTS["start"].fields.items() if name != "failures_left"},
+    **LAUNCH,
+}
+
+STOPPED: Mapping[str, Field] = {
+    "steps": Field("integer", "steps trained", "steps"),
+    "steps_wanted": Field("integer", "steps that the config asks for", "steps"),
+    "samples": Field("integer", "samples of these steps", "samples"),
+    "train_logloss": Field("number", "mean log loss over all steps", null=True),
+    "signal": Field("text", "the signal that asked"),
+    **FAILURES,
+    "seconds": Field("number", "from the first step to the stop", "seconds"),
+    **KEPT,
+    **LAUNCH,
+}
+
+
+def undescribed(folder: Path) -> list[str]:
+    """The files in a run folder that RUN, CHECKPOINT and MAPPED do not describe; drafts are none."""
+    known = [entry.name for entry in RUN if not entry.name.endswith("/*")]
+    known += [f"checkpoints/step-*/{entry.name}" for entry in CHECKPOINT]
+    known += [f"mapped/{entry.name}" for entry in MAPPED]
+    return [name for name in _files(folder) if not any(_matches(name, of) for of in known)]
+
+
+def check_summary(summary: Mapping[str, Any], known: Mapping[str, Field] = SUMMARY) -> None:
+    """Raise ValueError unless summary.json, or stopped.json, has the fields that are `known`."""
+    if wrong := problems(known, summary):
+        raise ValueError("; ".join(wrong))
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if not path.is_dir() and not any(part.startswith(".") for part in parts):
+            yield "/".join(parts)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    names, patterns = name.split("/"), pattern.split("/")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
