@@ -1,7 +1,7 @@
 # make train                        train on generated rows, with Reed-Solomon protection
 # make train DATA="FILE [FILE...]"  the same on real Criteo files; a path with spaces is one file where it exists
 # make train ARGS="--kill 1@30 --set train.seed=5"   more options for `ecrm launch quickstart`
-# make lint                         ruff and mypy: format, lint, types; also the first part of make test
+# make lint                         ruff, mypy, import-linter: format, lint, types, layers; also the first part of make test
 # make test | drill | bench         tests | all drills with real SIGKILLs | benchmarks, then make figures
 # make clean                        remove what was built and installed; keeps datasets/ and runs/
 
@@ -72,6 +72,7 @@ train: dataset
 lint: $(STAMP)
 	$(BIN)/ruff format --check --quiet || { echo "not formatted: type $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache --no-logo
 
 test: lint
 	$(BIN)/python tests/in_two_parts.py $(ARGS)
