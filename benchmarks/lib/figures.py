@@ -22,7 +22,7 @@ from PIL import Image
 from lib.charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
 from lib.protection_figures import PROTECTION_FIGURES
 from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
-from lib.tables import ROOT, Row, TableError, groups, numbers, read_rows
+from lib.tables import ROOT, Row, TableError, groups, numbers, read_rows, source
 
 MADE_FROM = "Source"
 """The PNG's text that holds the SHA-256 of the CSV."""
@@ -200,24 +200,6 @@ FIGURES = {
 """By the name of the picture in docs/figures."""
 
 
-def footer(rows: Sequence[Row], csv: str) -> str:
-    """Where the numbers come from, what they were measured on, and of which commit."""
-    columns = ("device", "cores", "instruction_set", "torch", "openmpi", "ecrm_commit", "commit")
-    labels = {
-        "cores": "{} cores",
-        "torch": "torch {}",
-        "openmpi": "Open MPI {}",
-        "ecrm_commit": "commit {}",
-        "commit": "commit {}",
-    }
-    parts = [f"benchmarks/results/{csv}"]
-    for column in columns:
-        if column in rows[0]:
-            values = dict.fromkeys(str(row[column]) for row in rows if row[column])
-            parts.append(labels.get(column, "{}").format(" and ".join(values)))
-    return ", ".join(parts)
-
-
 def picture(figure: Figure, csv: Path, target: Path) -> None:
     """Draw one figure. Raises TableError if the CSV does not give it."""
     rows = read_rows(csv)
@@ -231,7 +213,7 @@ def picture(figure: Figure, csv: Path, target: Path) -> None:
                 f"{csv} does not give the figure {target.stem}: {type(error).__name__} {error}"
             ) from None
         canvas.supxlabel(
-            footer(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left"
+            source(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left"
         )
         target.parent.mkdir(parents=True, exist_ok=True)
         canvas.savefig(target, metadata={MADE_FROM: _digest(csv), "Software": None})

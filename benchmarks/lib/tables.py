@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import statistics
 import sys
@@ -38,14 +39,25 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class Table:
-    """The CSV files of benchmarks/results that a table is made from, and what makes its Markdown.
+    """A table of a page: the CSV files of benchmarks/results it is made from, and what makes it.
 
-    `lines` gets the rows of `csv`, and then those of each of the `others`.
+    `lines` gets the rows of `csv`, and then those of each of the `others`. With `sourced` a line
+    below the table says what `csv` was measured on.
     """
 
     csv: str
     lines: Callable[..., list[str]]
     others: tuple[str, ...] = ()
+    sourced: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page: docs/figures/NAME.png, its text, and the CSV that figures.py draws."""
+
+    csv: str
+    name: str
+    text: str
 
 
 def read_rows(path: Path) -> list[dict[str, str]] | None:
@@ -80,6 +92,25 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
+def source(rows: Sequence[Row], csv: str) -> str:
+    """Where rows come from: the CSV file, what they were measured on, and the commits."""
+    labels = {
+        "device": "{}",
+        "cores": "{} cores",
+        "instruction_set": "{}",
+        "torch": "torch {}",
+        "openmpi": "Open MPI {}",
+        "ecrm_commit": "commit {}",
+        "commit": "commit {}",
+    }
+    parts = []
+    for column, label in labels.items():
+        values = dict.fromkeys(str(row[column]) for row in rows if row.get(column))
+        if values:
+            parts.append(label.format(" and ".join(values)))
+    return ": ".join([csv, *([", ".join(parts)] if parts else [])])
+
+
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table."""
     return [
@@ -92,15 +123,15 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def recovery(rows: Sequence[Row]) -> list[str]:
     """What a kill costs, by scenario."""
     header = (
-        "killed",
-        "gap ms",
-        "of it recovery ms",
-        "a step ms",
+        "what is killed",
+        "gap, ms",
+        "of which recovery, ms",
+        "one step, ms",
         "steps redone",
-        "samples/s before",
-        "during",
-        "after",
-        "whole again after s",
+        "samples/s before the kill",
+        "samples/s while rebuilding",
+        "samples/s afterwards",
+        "full redundancy restored after, s",
     )
     fields = (
         "gap_ms",
@@ -127,10 +158,10 @@ def recovery(rows: Sequence[Row]) -> list[str]:
 def scrub(rows: Sequence[Row]) -> list[str]:
     """What scrubbing costs, by the number of rows per shard and step; medians over the runs."""
     header = (
-        "rows per shard and step",
-        "a step, ratio to none",
-        "sent per server and step",
-        "steps for all rows",
+        "rows checked per shard and step",
+        "step time / step time without scrubbing",
+        "sent per server and step, MB",
+        "steps until every row is checked",
     )
     lines = []
     for (count,), mine in groups(rows, "rows_per_step").items():
@@ -139,7 +170,7 @@ def scrub(rows: Sequence[Row]) -> list[str]:
             (
                 f"{int(count):,}",
                 f"{statistics.median(numbers(mine, 'ratio_to_0')):.2f}",
-                f"{float(mine[0]['bytes_per_server_and_step']) / 1e6:.2f} MB" if on else "-",
+                f"{float(mine[0]['bytes_per_server_and_step']) / 1e6:.2f}" if on else "-",
                 f"{int(mine[0]['steps_a_pass']):,}" if on else "-",
             )
         )
@@ -149,12 +180,12 @@ def scrub(rows: Sequence[Row]) -> list[str]:
 def checkpoint(rows: Sequence[Row]) -> list[str]:
     """What a checkpoint of one rank takes, by mode."""
     header = (
-        "mode",
-        "MB",
-        "training waits s",
-        "until it is durable s",
-        "checking it s",
-        "loading it s",
+        "writer",
+        "size, MB",
+        "training waits, s",
+        "durable after, s",
+        "checksums verified in, s",
+        "loaded in, s",
     )
     fields = ("stall_seconds", "seconds", "check_seconds", "load_seconds")
     return markdown(
@@ -178,13 +209,13 @@ def checkpoint_runs(rows: Sequence[Row]) -> list[str]:
     header = (
         "regime",
         "mode",
-        "steps between",
-        "MB",
-        "overhead %",
-        "mean",
-        "training waits ms",
-        "durable after s",
-        "the disk alone s",
+        "steps between checkpoints",
+        "size, MB",
+        "overhead, %",
+        "mean overhead, %",
+        "training waits, ms",
+        "durable after, s",
+        "disk alone, s",
     )
     lines = []
     for (regime, mode), mine in groups(rows, "regime", "mode").items():
@@ -209,12 +240,12 @@ def checkpoint_runs(rows: Sequence[Row]) -> list[str]:
 def kernels(rows: Sequence[Row]) -> list[str]:
     """Each kernel and what it is compared with: times, bytes a second, and our time over theirs."""
     header = (
-        "job",
-        "rows of bytes",
-        "contender",
-        "ms, median (p20 to p80)",
+        "operation",
+        "rows of so many bytes",
+        "implementation",
+        "time, ms: median (p20 to p80)",
         "GB/s",
-        "our time over theirs, median (p20 to p80)",
+        "ECRM's time / its time: median (p20 to p80)",
     )
     return markdown(
         header,
@@ -239,7 +270,7 @@ def kernels(rows: Sequence[Row]) -> list[str]:
 def step(rows: Sequence[Row]) -> list[str]:
     """Milliseconds a step and samples per second of every contender, by regime."""
     return markdown(
-        ("regime", "contender", "a step ms", "samples/s"),
+        ("regime", "contender", "step, ms", "samples/s"),
         (
             (
                 regime,
@@ -279,15 +310,19 @@ def step_phases(rows: Sequence[Row]) -> list[str]:
             ]
             for name in names
         ]
-        lines.append((*regime, "all", *(f"{took:.1f} ({waited:.1f})" for took, waited in sums)))
-    return markdown(("regime", "phase", *(f"{name} ms (in transport)" for (name,) in names)), lines)
+        lines.append(
+            (*regime, "whole step", *(f"{took:.1f} ({waited:.1f})" for took, waited in sums))
+        )
+    return markdown(
+        ("regime", "phase", *(f"{name}: ms (of which in transport)" for (name,) in names)), lines
+    )
 
 
 def step_bars(rows: Sequence[Row]) -> list[str]:
     """Samples per second of one contender over another's in the same round, and the bar."""
     found = [(*entry, step_ratios(rows, *entry[:3])) for entry in STEP_BARS]
     return markdown(
-        ("regime", "samples/s of", "over those of", "median (least to greatest)", "bar"),
+        ("regime", "samples/s of", "divided by those of", "ratio: median (range)", "at least"),
         (
             (regime, one, other, spread(values, 3), f"{bar:.2f}")
             for regime, one, other, bar, values in found
@@ -305,7 +340,7 @@ def scaling(rows: Sequence[Row]) -> list[str]:
             different = [float(row["rows_per_step"]) for row in mine if row.get("rows_per_step")]
             lines.append(
                 (
-                    series,
+                    "rows per table" if series == "tables" else series,
                     f"{int(value):,}",
                     spread(numbers(mine, "step_ms"), 1),
                     spread(ratios, 2),
@@ -313,7 +348,14 @@ def scaling(rows: Sequence[Row]) -> list[str]:
                 )
             )
     return markdown(
-        ("series", "value", "a step ms", "ratio to the first", "different rows a step"), lines
+        (
+            "what grows",
+            "value",
+            "step, ms",
+            "ratio to the first of its series",
+            "distinct rows per step",
+        ),
+        lines,
     )
 
 
@@ -325,12 +367,12 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
     ]
     return markdown(
         (
-            "a step ms",
-            "gap ms",
-            "of it noticing ms",
-            "of it recovery ms",
-            "gap without noticing, in steps",
-            "samples/s while rebuilding over those before",
+            "step, ms",
+            "gap, ms",
+            "of which detection, ms",
+            "of which recovery, ms",
+            "gap without detection, in steps",
+            "samples/s while rebuilding / samples/s before",
         ),
         [
             (
@@ -374,7 +416,16 @@ def oversubscribed(rows: Sequence[Row]) -> list[str]:
                 ),
             )
         )
-    return markdown(("layout", "ranks", "cores", "a step ms, bind", *manners), lines)
+    return markdown(
+        (
+            "layout",
+            "ranks",
+            "cores",
+            "step with bind, ms",
+            *(f"{manner} / bind" for manner in manners),
+        ),
+        lines,
+    )
 
 
 def headline(steps: Sequence[Row], kept: Sequence[Row], gaps: Sequence[Row]) -> list[str]:
@@ -451,15 +502,15 @@ def protections(rows: Sequence[Row]) -> list[str]:
     header = (
         "regime",
         "protection",
-        "overhead %",
-        "redundancy over rows",
-        "gap s",
-        "nothing new for s",
-        "lost until whole s",
+        "overhead, %",
+        "redundancy / rows",
+        "gap, ms",
+        "lost progress, ms",
+        "total time lost, ms",
         "steps redone or lost",
-        "whole again after s",
-        "samples/s kept while recovering",
-        "models equal",
+        "full redundancy restored after, s",
+        "samples/s while recovering / undisturbed",
+        "runs with the undisturbed model",
     )
     costs, equal = overheads(rows), equal_models(rows)
     columns = [
@@ -471,9 +522,9 @@ def protections(rows: Sequence[Row]) -> list[str]:
             digits,
         )
         for field, factor, digits in (
-            ("gap_ms", 1e-3, 2),
-            ("lost_ms", 1e-3, 2),
-            ("lost_whole_ms", 1e-3, 2),
+            ("gap_ms", 1, 0),
+            ("lost_ms", 1, 0),
+            ("lost_whole_ms", 1, 0),
             ("redone_steps", 1, 0),
             ("whole_after_s", 1, 2),
             ("kept_recovering", 1, 2),
@@ -499,7 +550,7 @@ def protections(rows: Sequence[Row]) -> list[str]:
 
 
 def protections_short(rows: Sequence[Row]) -> list[str]:
-    """The same in few columns, for the README."""
+    """The same in few columns."""
     costs, equal = overheads(rows), equal_models(rows)
     lost, whole, kept = (
         by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering")
@@ -513,8 +564,8 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
                 *key,
                 spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-",
                 f"{statistics.median(redundancy(row) for row in mine):.2f}",
-                f"{statistics.median(lost[key].values()) / 1e3:.2f}" if key in lost else "the run",
-                f"{statistics.median(whole[key].values()) / 1e3:.2f}" if key in whole else "-",
+                f"{statistics.median(lost[key].values()):,.0f}" if key in lost else "the run ends",
+                f"{statistics.median(whole[key].values()):,.0f}" if key in whole else "-",
                 f"{statistics.median(kept[key].values()):.2f}" if key in kept else "-",
                 "yes" if all(equal.get(key, [False])) else "no",
             )
@@ -523,11 +574,11 @@ def protections_short(rows: Sequence[Row]) -> list[str]:
         (
             "regime",
             "protection",
-            "overhead %",
-            "redundancy over rows",
-            "a SIGKILL: nothing new for s",
-            "lost in all s",
-            "samples/s kept until whole",
+            "overhead, %",
+            "redundancy / rows",
+            "lost progress after a SIGKILL, ms",
+            "total time lost, ms",
+            "samples/s while recovering / undisturbed",
             "same model",
         ),
         lines,
@@ -541,7 +592,7 @@ def protections_size(rows: Sequence[Row]) -> list[str]:
         for held, by_name in sizes(rows).items()
         for name, costs in by_name.items()
     ]
-    return markdown(("MB of rows", "protection", "overhead %"), lines)
+    return markdown(("rows, MB", "protection", "overhead, %"), lines)
 
 
 def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
@@ -558,7 +609,7 @@ def protections_accuracy(rows: Sequence[Row]) -> list[str]:
     """AUC at the end of runs in which a server was killed."""
     found = auc_differences(rows)
     return markdown(
-        ("regime", "protection", "final AUC less that of none"),
+        ("regime", "protection", "final AUC minus that of none"),
         ((*key, f"{value:+.4f}") for key, value in found.items() if key[1] != "none"),
     )
 
@@ -566,7 +617,7 @@ def protections_accuracy(rows: Sequence[Row]) -> list[str]:
 def protections_bars(rows: Sequence[Row]) -> list[str]:
     """The bars, and what was found."""
     return markdown(
-        ("regime", "what", "median (least to greatest)", "bar", ""),
+        ("regime", "what is measured", "median (range)", "target", "verdict"),
         (
             (
                 bar.regime,
@@ -611,12 +662,12 @@ def protections_bytes(rows: Sequence[Row]) -> list[str]:
     header = (
         "regime",
         "protection",
-        "MB sent per step",
-        "over none",
-        "MB written per step",
-        "redundancy over rows",
-        "MB of undo log",
-        "MB resident at most, all ranks",
+        "sent per step, MB",
+        "sent / sent with none",
+        "written per step, MB",
+        "redundancy / rows",
+        "undo log, MB",
+        "peak resident memory of all ranks, MB",
     )
     return markdown(header, lines)
 
@@ -628,13 +679,13 @@ def protections_model(rows: Sequence[Row]) -> list[str]:
     ]
     return markdown(
         (
-            "MODEL, regime",
+            "MODEL: regime",
             "servers",
             "protection",
-            "interval min",
-            "overhead %",
-            "of it without failures %",
-            "lost per failure s",
+            "checkpoint interval, min",
+            "overhead, %",
+            "of which without failures, %",
+            "lost progress per failure, s",
         ),
         (
             (
@@ -651,13 +702,13 @@ def protections_model(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def picture(name: str, text: str, csv: str = "") -> Table:
-    """The link from a page of docs/ to docs/figures/NAME.png, which figures.py draws from `csv`, or else NAME.csv."""
-    return Table(csv or f"{name}.csv", lambda rows: [f"![{text}](figures/{name}.png)"])
+def picture(name: str, text: str, csv: str = "") -> Picture:
+    """docs/figures/NAME.png, drawn from `csv`, or else from NAME.csv."""
+    return Picture(csv or f"{name}.csv", name, text)
 
 
-TABLES = {
-    "headline": Table("step.csv", headline, ("protections.csv", "recovery.csv")),
+TABLES: dict[str, Table | Picture] = {
+    "headline": Table("step.csv", headline, ("protections.csv", "recovery.csv"), sourced=False),
     "recovery": Table("recovery.csv", recovery),
     "scrub": Table("scrub.csv", scrub),
     "checkpoint": Table("checkpoint.csv", checkpoint),
@@ -712,26 +763,46 @@ TABLES = {
 """By the name in `<!-- table: NAME -->`."""
 
 
-def content(name: str, results: Path, tables: Mapping[str, Table] = TABLES) -> str:
-    """What belongs between the marks of that table. Raises TableError."""
-    table = tables.get(name)
-    if table is None:
+def content(
+    name: str,
+    results: Path,
+    figures: str = "figures",
+    tables: Mapping[str, Table | Picture] = TABLES,
+) -> str:
+    """What belongs between the marks of that table, on a page from which `figures` leads to them.
+
+    Raises TableError.
+    """
+    found = tables.get(name)
+    if found is None:
         raise TableError(f"there is no table {name}: only {', '.join(tables)}")
-    rows = {file: read_rows(results / file) for file in (table.csv, *table.others)}
-    if missing := [file for file, found in rows.items() if found is None]:
+    others = () if isinstance(found, Picture) else found.others
+    rows = {file: read_rows(results / file) for file in (found.csv, *others)}
+    if missing := [file for file, there in rows.items() if there is None]:
         return f"Not measured yet: there is no benchmarks/results/{missing[0]}."
+    if isinstance(found, Picture):
+        return f"![{found.text}]({figures}/{found.name}.png)"
     try:
-        return "\n".join(table.lines(*rows.values()))
+        lines = found.lines(*rows.values())
+        if found.sourced:
+            lines += ["", f"*{source(rows[found.csv], found.csv)}*"]
+        return "\n".join(lines)
     except (KeyError, ValueError, TypeError) as error:
         raise TableError(
-            f"{results / table.csv} does not give the table {name}: {type(error).__name__} {error}"
+            f"{results / found.csv} does not give the table {name}: {type(error).__name__} {error}"
         ) from None
 
 
 def rewritten(
-    text: str, results: Path, tables: Mapping[str, Table] = TABLES
+    text: str,
+    results: Path,
+    figures: str = "figures",
+    tables: Mapping[str, Table | Picture] = TABLES,
 ) -> tuple[str, list[str]]:
-    """(the document with every table as its CSV gives it, names of the tables that differed). Raises TableError."""
+    """(the document with every table as its CSV gives it, names of the tables that differed).
+
+    `figures` leads from the document to docs/figures. Raises TableError.
+    """
     parts, differing, done, opened = [], [], 0, None
     for mark in MARK.finditer(text):
         line = text.count("\n", 0, mark.start()) + 1
@@ -743,7 +814,7 @@ def rewritten(
         if mark["name"] is not None:
             opened = mark
             continue
-        wanted = f"\n\n{content(opened['name'], results, tables)}\n\n"
+        wanted = f"\n\n{content(opened['name'], results, figures, tables)}\n\n"
         if text[opened.end() : mark.start()] != wanted:
             differing.append(opened["name"])
         parts += [text[done : opened.end()], wanted]
@@ -754,8 +825,8 @@ def rewritten(
 
 
 def documents(root: Path) -> list[Path]:
-    """README.md and docs/*.md."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    """README.md and every page in docs/."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -776,8 +847,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found, at = {}, options.root
     try:
         for at in documents(options.root):
-            text = at.read_text()
-            new, differing = rewritten(text, options.root / "benchmarks" / "results")
+            figures = os.path.relpath(options.root / "docs" / "figures", at.parent)
+            new, differing = rewritten(
+                at.read_text(), options.root / "benchmarks" / "results", figures
+            )
             found[at] = (new, differing)
     except (TableError, OSError) as error:
         print(f"{at.relative_to(options.root)}: {error}", file=sys.stderr)

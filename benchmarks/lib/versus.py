@@ -36,7 +36,7 @@ class Bar:
     @property
     def verdict(self) -> str:
         """In words; what is met by some only is no more than that."""
-        return ("met" if self._all_meet else "met by the median alone") if self.met else "not met"
+        return ("met" if self._all_meet else "met by the median only") if self.met else "not met"
 
     @property
     def _all_meet(self) -> bool:
@@ -112,7 +112,13 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
                 # nothing to cut, as far as could be measured
                 cuts = tuple(1 - start / other for start in costs[ours]) if other > 0 else (0.0,)
                 found.append(
-                    Bar(regime, f"overhead cut against {baseline}, as a share", cuts, CUT_BAR, True)
+                    Bar(
+                        regime,
+                        f"overhead saved against {baseline}, as a share",
+                        cuts,
+                        CUT_BAR,
+                        True,
+                    )
                 )
             rounds = [number for number in lost.get(ours, ()) if number in lost.get(theirs, ())]
             if rounds:
@@ -120,7 +126,7 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
                 found.append(
                     Bar(
                         regime,
-                        f"time until training goes on, {baseline} over {OURS}",
+                        f"lost progress of {baseline} / that of {OURS}",
                         faster,
                         FASTER_BAR,
                         True,
@@ -131,7 +137,7 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
             found.append(
                 Bar(
                     regime,
-                    f"{OURS}: drop of throughput while recovering, gap included",
+                    f"{OURS}: drop of samples/s while recovering, gap included",
                     drop,
                     DROP_BAR,
                     False,
@@ -141,7 +147,7 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
             found.append(
                 Bar(
                     regime,
-                    f"{OURS}: finished models equal to the undisturbed",
+                    f"{OURS}: share of runs with the undisturbed model",
                     tuple(map(float, equal[ours])),
                     1.0,
                     True,
@@ -153,7 +159,7 @@ def bars(rows: Sequence[Row]) -> list[Bar]:
             found.append(
                 Bar(
                     regime,
-                    f"{OURS}: bytes of redundancy over those of rows",
+                    f"{OURS}: redundancy / rows, in bytes",
                     held,
                     MEMORY_BAR,
                     False,

@@ -15,7 +15,8 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "kernels").glob("*/README.md"),
+        *(ROOT / "kernels").rglob("README.md"),
+        ROOT / "datasets" / "README.md",
     ]
 )
 TESTS = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}

@@ -32,7 +32,7 @@ def test_committed_figures_are_of_their_csv_files(figures, capsys):
 def test_every_picture_in_the_documents_is_there():
     linked = [
         path.parent / link
-        for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
         for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text())
     ]
     assert {"recovery.png", "scrub.png", "checkpoint.png"} <= {path.name for path in linked}

@@ -8,6 +8,8 @@ import pytest
 from support.benchmarking import program
 from support.paths import ROOT
 
+RESULTS = "docs/benchmarks/results.md"
+
 
 @pytest.fixture
 def tables():
@@ -35,23 +37,22 @@ def test_committed_documents_equal_their_csv_files(tables, capsys):
 
 
 def test_a_changed_number_is_found_named_and_put_right(tables, project, capsys):
-    before = (project / "docs" / "checkpoint.md").read_text()
-    (project / "docs" / "checkpoint.md").write_text(
-        re.sub(r"\| `async` \| 272", "| `async` | 273", before)
-    )
+    page = project / RESULTS
+    before = page.read_text()
+    page.write_text(re.sub(r"\| `async` \| 272", "| `async` | 273", before))
     assert tables.main(["--check", "--root", str(project)]) == 1
     said = capsys.readouterr()
-    assert said.out == "docs/checkpoint.md: table checkpoint differs from its CSV\n"
+    assert said.out == f"{RESULTS}: table checkpoint differs from its CSV\n"
     assert "python benchmarks/publish.py" in said.err
     assert tables.main(["--root", str(project)]) == 0
-    assert (project / "docs" / "checkpoint.md").read_text() == before
+    assert page.read_text() == before
     assert tables.main(["--check", "--root", str(project)]) == 0
 
 
 def test_without_its_csv_a_table_says_so(tables, project):
     (project / "benchmarks" / "results" / "scrub.csv").unlink()
     assert tables.main(["--root", str(project)]) == 0
-    text = (project / "docs" / "design.md").read_text()
+    text = (project / RESULTS).read_text()
     assert (
         "<!-- table: scrub -->\n\nNot measured yet: there is no benchmarks/results/scrub.csv.\n\n<!-- end -->"
         in text
@@ -77,11 +78,11 @@ def test_marks_that_make_no_sense_are_told_in_one_line_and_nothing_is_written(
     tables, project, capsys, text, told
 ):
     (project / "README.md").write_text(text)
-    (project / "docs" / "design.md").write_text("<!-- table: scrub -->\n<!-- end -->\n")
+    (project / RESULTS).write_text("<!-- table: scrub -->\n<!-- end -->\n")
     assert tables.main(["--root", str(project)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(told) and said.count("\n") == 1
-    assert (project / "docs" / "design.md").read_text() == "<!-- table: scrub -->\n<!-- end -->\n"
+    assert (project / RESULTS).read_text() == "<!-- table: scrub -->\n<!-- end -->\n"
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,9 @@ def test_medians_least_and_greatest(tables):
     assert (
         tables.recovery(rows)[-1] == "| server | 30 (10 to 2,000) | 7 | 7 | 7 | 7 | 7 | 7 | 7.00 |"
     )
+
+
+def test_a_page_shows_where_its_numbers_come_from_and_leads_to_its_figures(tables, project):
+    text = (project / RESULTS).read_text()
+    assert re.search(r"\n\*scrub\.csv: .*2 cores, torch .*, commit \w+\*\n", text)
+    assert "(../figures/scrub.png)" in text
