@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.drilling import BASE, Run, drill
+from ecrm.checkpoint.folder import Checkpoint, name_of
+from support.benchmarking import BENCHMARKS, program
+from support.drilling import BASE, CHECKPOINTS, Run, drill, launch
 
 
-@pytest.fixture(scope="session")
-def criteo_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small dataset of generated Criteo rows, prepared once."""
-    folder = tmp_path_factory.mktemp("criteo")
+def prepared(folder: Path, rows: int, seed: int) -> Path:
+    """A dataset of generated Criteo rows."""
     text, data = folder / "rows.txt", folder / "data"
     for words in (
-        ["generate", "criteo", "--rows", "12000", "--seed", "1", "--output", str(text)],
+        ["generate", "criteo", "--rows", str(rows), "--seed", str(seed), "--output", str(text)],
         ["prepare", "criteo", str(text), "--output", str(data)],
     ):
         done = subprocess.run(
@@ -25,6 +26,18 @@ def criteo_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert done.returncode == 0, done.stdout + done.stderr
     return data
+
+
+@pytest.fixture(scope="session")
+def criteo_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset of generated Criteo rows, prepared once."""
+    return prepared(tmp_path_factory.mktemp("criteo"), rows=12_000, seed=1)
+
+
+@pytest.fixture(scope="session")
+def next_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other rows for the same tables."""
+    return prepared(tmp_path_factory.mktemp("next_day"), rows=6_000, seed=2)
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +50,35 @@ def undisturbed_run(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path)
 def undisturbed(undisturbed_run: Run) -> str:
     """Its model_sha256."""
     return undisturbed_run.model
+
+
+@pytest.fixture(scope="session")
+def killed_run(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Path:
+    """The folder of a run of `CHECKPOINTS` of which every rank has died in step 13."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    run = launch(folder, criteo_rows, CHECKPOINTS, tuple(f"{rank}@13:update" for rank in range(6)))
+    assert run.code != 0 and not (folder / "summary.json").exists(), run.output
+    assert Checkpoint.open(folder / "checkpoints" / name_of(12)).step == 12
+    return folder
+
+
+@pytest.fixture
+def committed_results() -> Iterator[None]:
+    """The committed CSV files, which a smoke run may not touch."""
+
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
+
+    before = times()
+    yield
+    assert times() == before
+
+
+@pytest.fixture
+def benchmark_data(criteo_rows: Path, tmp_path: Path) -> Path:
+    """A folder in which benchmarks find the generated data of a smoke run, so that none makes its own."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    for kind in program("lib.measure").DATA:
+        (folder / f"{kind}-12000").symlink_to(criteo_rows)
+    return folder

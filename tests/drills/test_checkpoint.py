@@ -1,9 +1,8 @@
-"""Checkpoints of real runs: every process SIGKILLed at a random instant, then gone on from on another cluster; refusals before anything starts."""
+"""Checkpoints of real runs: all processes are killed at a random instant, others go on."""
 
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,14 +12,12 @@ from ecrm.checkpoint.folder import Checkpoint, name_of
 from ecrm.cli.commands import main
 from support.drilling import (
     BASE,
+    CHECKPOINTS,
     Run,
     kill_everything_once,
     launch,
-    launch_words,
     resume,
 )
-
-CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
 
 
 def there(folder: Path, steps: int) -> Callable[[], bool]:
@@ -58,7 +55,10 @@ def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, 
         )
     ):
         run = resume(
-            tmp_path / f"run{number}", criteo_rows, tmp_path / "killed", {**BASE, **LONG, **shape}
+            tmp_path / f"run{number}",
+            criteo_rows,
+            tmp_path / "killed",
+            {**BASE, **LONG, **shape},
         )
         assert run.code == 0, run.output
         assert run.model == expected.model, run.output
@@ -86,17 +86,7 @@ def test_more_than_the_protection_covers_rolls_back_to_the_checkpoint(
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Path:
-    """The folder of a run of which every rank has died in step 13."""
-    folder = tmp_path_factory.mktemp("killed") / "run"
-    run = launch(folder, criteo_rows, CHECKPOINTS, tuple(f"{rank}@13:update" for rank in range(6)))
-    assert run.code != 0 and not (folder / "summary.json").exists(), run.output
-    assert Checkpoint.open(folder / "checkpoints" / name_of(12)).step == 12
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed: Path) -> Run:
+def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed_run: Path) -> Run:
     """The run that another cluster with another protection has gone on with."""
     other = {
         **BASE,
@@ -106,7 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed
         "protection.name": "none",
     }
     other |= {"protection.verify_parity_at_end": False, "checkpoint.every_steps": 100}
-    run = resume(tmp_path_factory.mktemp("finished") / "run", criteo_rows, killed, other)
+    run = resume(tmp_path_factory.mktemp("finished") / "run", criteo_rows, killed_run, other)
     assert run.code == 0, run.output
     return run
 
@@ -172,66 +162,10 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     assert main(["export", str(finished.folder), "--output", str(tmp_path / "torchrec")]) == 2
 
 
-@pytest.fixture(scope="module")
-def next_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Other rows for the same tables."""
-    folder = tmp_path_factory.mktemp("next_day")
-    assert (
-        main(
-            [
-                "generate",
-                "criteo",
-                "--rows",
-                "6000",
-                "--seed",
-                "2",
-                "--output",
-                str(folder / "rows.txt"),
-            ]
-        )
-        == 0
-    )
-    assert (
-        main(["prepare", "criteo", str(folder / "rows.txt"), "--output", str(folder / "data")]) == 0
-    )
-    return folder / "data"
-
-
-def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(
-    tmp_path, criteo_rows, next_day, killed
-):
-    """More ranks die than the protection covers, before the run has a checkpoint of its own, and after that."""
-    sets = {
-        **BASE,
-        "train.sparse_lr": 0.02,
-        "train.dense_lr": 0.02,
-        "train.steps": 30,
-        "checkpoint.every_steps": 12,
-    }
-    calm = resume(tmp_path / "calm", next_day, killed, sets)
-    assert calm.code == 0, calm.output
-    assert calm.summary["resumed"]["data_began"] == 12
-    for line in (
-        "train.sparse_lr 0.05 -> 0.02",
-        "train.dense_lr 0.01 -> 0.02",
-        "12,000 -> 6,000 rows, from the first of them",
-    ):
-        assert calm.output.count(line) == 1, calm.output
-    kills = ("0@15:parity", "1@15:parity", "2@27:parity", "3@27:parity")
-    run = resume(
-        tmp_path / "disturbed",
-        next_day,
-        killed,
-        {**sets, "cluster.spares": 3, "cluster.servers": 4},
-        kills,
-    )
-    assert run.code == 0, run.output
-    assert [event["step"] for event in run.events_of("rolled_back")] == [12, 24], run.output
-    assert run.model == calm.model
-
-
 @pytest.mark.drill
-def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(tmp_path, next_day, killed):
+def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(
+    tmp_path, next_day, killed_run
+):
     """Other optimizers, seed, data and cluster; more ranks die than the protection covers, before and after the first checkpoint."""
     sets = {
         **BASE,
@@ -242,7 +176,7 @@ def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(tmp_path, 
         "checkpoint.every_steps": 12,
         "train.eval_every_steps": 1,
     }
-    calm = resume(tmp_path / "calm", next_day, killed, sets, how="--init-from")
+    calm = resume(tmp_path / "calm", next_day, killed_run, sets, how="--init-from")
     assert calm.code == 0 and "with the weights of" in calm.output, calm.output
     new = launch(tmp_path / "new", next_day, sets)
     losses = [run.events_of("evaluation")[0]["log_loss"] for run in (calm, new)]
@@ -251,7 +185,7 @@ def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(tmp_path, 
     run = resume(
         tmp_path / "disturbed",
         next_day,
-        killed,
+        killed_run,
         {**sets, "cluster.spares": 3, "cluster.servers": 4},
         kills,
         "--init-from",
@@ -259,52 +193,6 @@ def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(tmp_path, 
     assert run.code == 0, run.output
     assert [event["step"] for event in run.events_of("rolled_back")] == [0, 24], run.output
     assert run.model == calm.model != new.model
-
-
-def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:
-    """Exit code and the one line of an `ecrm launch --resume` that starts nothing."""
-    words = launch_words(tmp_path / "never", data, BASE)[3:]
-    for text in sets:
-        words += ["--set", text]
-    code = main([*words, "--resume", str(given)])
-    line = capsys.readouterr().err
-    assert not (tmp_path / "never").exists() and line.count("\n") == 1, line
-    return code, line
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("train.seed=8", "set train.seed=7"),
-        ("model.dense_arch=torchrec", "set model.dense_arch=native"),
-        ("train.sparse_optimizer=sgd", "set train.sparse_optimizer=rowwise_adagrad"),
-        ("train.global_batch=128", "set train.global_batch=64"),
-        ("train.slots=4", "set train.slots=2"),
-        ("model.max_rows_per_table=999", "has other tables: t_cat_"),
-        ("train.steps=11", "set train.steps=12, or more"),
-        ("data.eval_fraction=0.2", "set data.eval_fraction=0.1"),
-    ],
-)
-def test_a_checkpoint_of_another_job_is_refused_before_anything_starts(
-    capsys, tmp_path, criteo_rows, killed, change, words
-):
-    code, line = _said(capsys, tmp_path, criteo_rows, killed, change)
-    assert code == 2 and words in line, line
-
-
-def test_a_checkpoint_that_is_not_there_or_not_whole_is_refused_by_name(
-    capsys, tmp_path, criteo_rows, killed
-):
-    assert _said(capsys, tmp_path, criteo_rows, tmp_path / "nowhere")[0] == 2
-    last = tmp_path / "damaged" / "checkpoints" / name_of(12)
-    shutil.copytree(killed / "checkpoints" / name_of(12), last)
-    dense = last / "dense.bin"
-    dense.write_bytes(dense.read_bytes()[:-1])
-    code, line = _said(capsys, tmp_path, criteo_rows, tmp_path / "damaged")
-    assert code == 4 and str(dense) in line
-    (last / "manifest.json").unlink()
-    code, line = _said(capsys, tmp_path, criteo_rows, last)
-    assert code == 4 and "incomplete" in line
 
 
 @pytest.mark.drill

@@ -1,11 +1,10 @@
-"""Ranks that fail without being killed: stopped, leaving by themselves, without a disk; and ranks that are merely slow."""
+"""Ranks that fail without being killed, in every way, and ranks that are merely slow."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,111 +17,27 @@ import pytest
 
 from ecrm.process.linux import session_members
 from support.core_dumps import mappings, why_no_core_files
-from support.drilling import RUN_SECONDS, Run, is_running, launch
+from support.drilling import RUN_SECONDS, is_running, launch
+from support.grey_failures import (
+    HANG_SECONDS,
+    ended,
+    finished,
+    longest_gap,
+    misbehaving,
+    ranks_of,
+    started,
+)
 from support.paths import PROGRAMS
-
-
-def _misbehaving(how: str) -> tuple[str, ...]:
-    """tests/support/programs/misbehaving.py is `ecrm` in which a rank, by default 1, does that in step 30."""
-    return (str(PROGRAMS / "misbehaving.py"), how)
-
-
-def _start(
-    folder: Path,
-    data: Path,
-    *sets: str,
-    program: tuple[str, ...] = ("-m", "ecrm"),
-    kills: tuple[str, ...] = (),
-    process_group: int | None = None,
-    cores: Path | None = None,
-) -> subprocess.Popen:
-    """`cores` is a folder for the core files of ranks that crash: their current one."""
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    words = [
-        sys.executable,
-        *program,
-        "launch",
-        "tiny",
-        "--run-dir",
-        str(folder),
-        "--set",
-        f"data.path={data}",
-    ]
-    for one in (
-        "train.steps=400",
-        "model.dense_arch=native",
-        "protection.verify_parity_at_end=true",
-        *sets,
-    ):
-        words += ["--set", one]
-    for kill in kills:
-        words += ["--kill", kill]
-    return subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=process_group,
-        cwd=cores,
-        preexec_fn=cores and (lambda: resource.setrlimit(resource.RLIMIT_CORE, unlimited)),
-    )
 
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def _ranks(folder: Path) -> list[dict]:
-    deadline = time.monotonic() + RUN_SECONDS
-    while (
-        not (folder / "events.jsonl").exists()
-        or '"progress"' not in (folder / "events.jsonl").read_text()
-    ):
-        assert time.monotonic() < deadline, "training did not begin"
-        time.sleep(0.05)
-    return json.loads((folder / "ranks.json").read_text())["ranks"]
-
-
-def _ended(process: subprocess.Popen, folder: Path) -> Run:
-    output, _ = process.communicate(timeout=RUN_SECONDS)
-    return Run(process.returncode, output, folder)
-
-
-def _finish(process: subprocess.Popen, folder: Path) -> Run:
-    """The run, which must be complete and its parity right."""
-    run = _ended(process, folder)
-    assert run.code == 0, run.output
-    assert run.summary["parity"]["stripes"] > 0, run.output
-    assert run.summary["parity"]["mismatches"] == 0, run.output
-    return run
-
-
-HANG_SECONDS = 2.0
-"""cluster.hang_seconds where nothing is said."""
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, criteo_rows):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return _finish(_start(folder, criteo_rows), folder).model
-
-
-def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturbed):
-    folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
-    stopped = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
-    os.kill(stopped, signal.SIGSTOP)
-    run = _finish(process, folder)
-    assert run.model == undisturbed
-    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
-    assert 1.0 < _longest_gap(run) < 5.0
-    assert not is_running(stopped)
-
-
-def _longest_gap(run: Run) -> float:
-    """Seconds; a rank stopped inside the agreement on a commit holds up that step, not the one in which its death is noticed."""
-    finished = sorted(when for event in run.events_of("progress") for _, when in event["finished"])
-    return max(later - earlier for earlier, later in zip(finished, finished[1:]))
+    return finished(started(folder, criteo_rows), folder).model
 
 
 def _guard_of(pid: int) -> int:
@@ -136,17 +51,17 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
 ):
     """`pkill -STOP -f` stops both: whoever would notice a stopped rank stands still too."""
     folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
-    rank = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    process = started(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    rank = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
     guard = _guard_of(rank)
     os.kill(guard, signal.SIGSTOP)
     if rank_too:
         os.kill(rank, signal.SIGSTOP)
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert not is_running(rank) and not is_running(guard)
-    assert not rank_too or 0.9 < _longest_gap(run) < 5.0
+    assert not rank_too or 0.9 < longest_gap(run) < 5.0
 
 
 @pytest.mark.drill
@@ -155,8 +70,8 @@ def test_all_processes_stopped_together_go_on_when_they_are_continued(
 ):
     """`pkill -STOP -f ecrm`: for longer than a rank alone may stand."""
     folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=1.0")
-    _ranks(folder)
+    process = started(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    ranks_of(folder)
     (mpirun,) = (
         int(word)
         for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -167,24 +82,24 @@ def test_all_processes_stopped_together_go_on_when_they_are_continued(
         for pid in everything:
             os.kill(pid, number)
         time.sleep(3.0 if number == signal.SIGSTOP else 0.0)
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
-    assert _longest_gap(run) > 3.0
+    assert longest_gap(run) > 3.0
 
 
 @pytest.mark.drill
 def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     # else it may be one that the kernel does not stop
-    process = _start(folder, criteo_rows, process_group=0)
-    _ranks(folder)
+    process = started(folder, criteo_rows, process_group=0)
+    ranks_of(folder)
     process.send_signal(signal.SIGTSTP)
     deadline = time.monotonic() + RUN_SECONDS
     while not (folder / "summary.json").exists() or _state(process.pid) != "T":
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGCONT)
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
 
 
@@ -192,38 +107,15 @@ def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undistur
 def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
     """With its guard."""
     folder = tmp_path / "run"
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=5.0")
-    stopped = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    process = started(folder, criteo_rows, "cluster.hang_seconds=5.0")
+    stopped = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in (_guard_of(stopped), stopped):
             os.kill(pid, number)
         time.sleep(1.0)
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert run.model == undisturbed
     assert run.summary["failures"] == []
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "exit 3",
-        pytest.param("throw", marks=pytest.mark.drill),
-        pytest.param("before the first step", marks=pytest.mark.drill),
-        *(
-            pytest.param(how, marks=pytest.mark.drill)
-            for how in ("exit 0", "out of memory", "segfault")
-        ),
-    ],
-)
-def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
-    folder = tmp_path / "run"
-    run = _finish(_start(folder, criteo_rows, program=_misbehaving(how)), folder)
-    assert run.code == 0, run.output
-    assert run.model == undisturbed
-    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
-    # of which Open MPI would take for ever
-    assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2
-    assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output
 
 
 @pytest.mark.drill
@@ -231,8 +123,8 @@ def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed
 def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_rows, undisturbed):
     folder, cores = tmp_path / "run", tmp_path / "cores"
     cores.mkdir()
-    process = _start(folder, criteo_rows, cores=cores)
-    ranks = {rank["rank"]: rank["pid"] for rank in _ranks(folder)}
+    process = started(folder, criteo_rows, cores=cores)
+    ranks = {rank["rank"]: rank["pid"] for rank in ranks_of(folder)}
     lent = [
         (len(addresses), flags)
         for addresses, name, flags in mappings(ranks[1])
@@ -240,16 +132,16 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_row
     ]
     assert len(lent) == len(ranks) and all("dd" in flags for _, flags in lent)
     os.kill(ranks[1], signal.SIGSEGV)
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert (run.model, [failure["ranks"] for failure in run.summary["failures"]]) == (
         undisturbed,
         [[1]],
     )
     (core,) = cores.iterdir()
     size, all_lent = core.stat().st_size, sum(size for size, _ in lent)
-    print(f"{all_lent:,} bytes lent, core file of {size:,}, gap {_longest_gap(run):.2f} s")
+    print(f"{all_lent:,} bytes lent, core file of {size:,}, gap {longest_gap(run):.2f} s")
     assert 10 << 20 < size < 2 << 30 < all_lent / 20
-    assert _longest_gap(run) < HANG_SECONDS + 2
+    assert longest_gap(run) < HANG_SECONDS + 2
 
 
 @pytest.mark.drill
@@ -257,7 +149,7 @@ def test_a_rank_that_alone_cannot_read_the_data_is_recovered(tmp_path, criteo_ro
     """Rank 4, a trainer, finds garbage from row 3000 on; the others read the same rows and find nothing wrong."""
     folder = tmp_path / "run"
     program = (str(PROGRAMS / "misbehaving.py"), "bad disk")
-    run = _finish(_start(folder, criteo_rows, program=program), folder)
+    run = finished(started(folder, criteo_rows, program=program), folder)
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[4]]
     assert run.output.count("ecrm: error: garbage") == 1
@@ -293,7 +185,7 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
 @pytest.mark.drill
 def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
-    run = _finish(_start(folder, criteo_rows, program=_misbehaving("at exit")), folder)
+    run = finished(started(folder, criteo_rows, program=misbehaving("at exit")), folder)
     assert run.code == 0, run.output
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
 
@@ -306,7 +198,9 @@ def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(
     tmp_path, criteo_rows, undisturbed, kill
 ):
     folder = tmp_path / "run"
-    run = _finish(_start(folder, criteo_rows, "train.eval_every_steps=200", kills=(kill,)), folder)
+    run = finished(
+        started(folder, criteo_rows, "train.eval_every_steps=200", kills=(kill,)), folder
+    )
     assert run.code == 0, run.output
     assert run.model == undisturbed
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[int(kill[0])]]
@@ -318,8 +212,8 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
 ):
     folder = tmp_path / "run"
     sets = ("cluster.servers=4", "cluster.spares=0", "protection.k=2", "protection.m=2")
-    run = _finish(
-        _start(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder
+    run = finished(
+        started(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder
     )
     assert run.code == 0, run.output
     assert run.model == undisturbed
@@ -338,8 +232,8 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
 def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     """m = 1: two trainers hold it. No row is lost with them."""
     folder = tmp_path / "run"
-    run = _ended(
-        _start(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")),
+    run = ended(
+        started(folder, criteo_rows, "cluster.spares=0", kills=("3@30:backward", "4@30:backward")),
         folder,
     )
     assert run.code == 3, run.output
@@ -353,10 +247,10 @@ def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
 @pytest.mark.drill
 def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
-    process = _start(
-        folder, criteo_rows, "cluster.hang_seconds=1.0", program=_misbehaving("compute 10")
+    process = started(
+        folder, criteo_rows, "cluster.hang_seconds=1.0", program=misbehaving("compute 10")
     )
-    run = _finish(process, folder)
+    run = finished(process, folder)
     assert run.code == 0, run.output
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
     assert run.summary["step_seconds"]["max"] > 10
@@ -368,9 +262,9 @@ def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
 ):
     """The others wait for it in a call, and are left alone."""
     folder = tmp_path / "run"
-    run = _finish(
-        _start(
-            folder, criteo_rows, "cluster.stuck_seconds=3.0", program=_misbehaving("compute 100000")
+    run = finished(
+        started(
+            folder, criteo_rows, "cluster.stuck_seconds=3.0", program=misbehaving("compute 100000")
         ),
         folder,
     )
@@ -384,11 +278,11 @@ def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, un
     """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
     folder = tmp_path / "run"
     core = min(os.sched_getaffinity(0))
-    process = _start(folder, criteo_rows, "cluster.hang_seconds=2.0", "train.steps=400")
-    starved = next(rank["pid"] for rank in _ranks(folder) if rank["shards"] == [1])
+    process = started(folder, criteo_rows, "cluster.hang_seconds=2.0", "train.steps=400")
+    starved = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        for pid in (*(rank["pid"] for rank in _ranks(folder)), *(one.pid for one in busy)):
+        for pid in (*(rank["pid"] for rank in ranks_of(folder)), *(one.pid for one in busy)):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.sched_setaffinity(int(thread), {core})
         os.setpriority(os.PRIO_PROCESS, starved, 19)
@@ -399,7 +293,7 @@ def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, un
             os.kill(starved, signal.SIGCONT)
             time.sleep(0.1)
             stops += 1
-        run = _finish(process, folder)
+        run = finished(process, folder)
     finally:
         for one in busy:
             one.kill()
@@ -413,8 +307,8 @@ def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
     tmp_path, criteo_rows, undisturbed
 ):
     folder = tmp_path / "run"
-    run = _finish(
-        _start(folder, criteo_rows, "train.log_every_steps=5", program=_misbehaving("disk full:3")),
+    run = finished(
+        started(folder, criteo_rows, "train.log_every_steps=5", program=misbehaving("disk full:3")),
         folder,
     )
     assert run.code == 0, run.output
@@ -438,12 +332,12 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
             f"cannot mount a small file system: {done.stderr.strip() if done else 'no mount'}"
         )
     try:
-        process = _start(folder, criteo_rows, "train.log_every_steps=1", "train.steps=4000")
-        _ranks(folder)
+        process = started(folder, criteo_rows, "train.log_every_steps=1", "train.steps=4000")
+        ranks_of(folder)
         with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
-        run = _ended(process, folder)
+        run = ended(process, folder)
         assert run.code == 1, run.output
         errors = [line for line in run.output.splitlines() if "error" in line]
         assert errors[0] == (
@@ -460,9 +354,9 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
 def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed):
     """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
     folder = tmp_path / "run"
-    program = _misbehaving("before it tells of a failure:3")
-    run = _finish(
-        _start(
+    program = misbehaving("before it tells of a failure:3")
+    run = finished(
+        started(
             folder, criteo_rows, "train.log_every_steps=5", program=program, kills=("1@30:update",)
         ),
         folder,

@@ -1,8 +1,8 @@
-"""Whole hosts lost while a model is trained on them: the link cut and every process killed, or only the link cut.
+"""Whole hosts are lost while a model is trained on them: every process killed, or the link cut.
 
-Hosts are imitated by network namespaces (tests/support/imitated_hosts.py), each with a host name, processes
-and temporary files of its own, reached by tests/support/programs/imitated_ssh.py: what runs there outlives
-its client.
+support/host_loss.py starts such runs. Hosts are network namespaces (support/imitated_hosts.py),
+each with a host name, processes and temporary files of its own. They are reached by
+support/programs/imitated_ssh.py: what runs there outlives its client.
 """
 
 from __future__ import annotations
@@ -12,36 +12,34 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ecrm.process.orphaned import parent_of
-from ecrm.run.reading import EventTail
 from support.drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
+from support.host_loss import (
+    KEEP_ALIVE,
+    ONE_LOST,
+    SETS,
+    Training,
+    check,
+    gaps,
+    lose,
+    survives_the_loss,
+    trainings,
+)
 from support.imitated_hosts import ImitatedHosts, imitated, why_not
 from support.paths import PROGRAMS
-from support.slurm_cluster import SlurmCluster, why_no_slurm
-from support.ssh_servers import serve, why_no_ssh
+from support.slurm_cluster import why_no_slurm
+from support.ssh_servers import why_no_ssh
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-KEEP_ALIVE = 2.0
-SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
-# Two ranks a host.
-ONE_LOST = {
-    "cluster.failure_domain": "host",
-    "cluster.servers": 3,
-    "cluster.trainers": 2,
-    "cluster.spares": 1,
-}
 TWO_LOST = {
     "cluster.failure_domain": "host",
     "cluster.servers": 4,
@@ -49,205 +47,18 @@ TWO_LOST = {
     "cluster.spares": 2,
     "protection.m": 2,
 }
-SRUN = "srun --overlap --no-kill --nodes=1 --ntasks=1 --nodelist={host}"
-STARTER = f"{sys.executable} {PROGRAMS / 'imitated_ssh.py'} {{host}} {{private}} {{command}}"
-
-
-@dataclass
-class Training:
-    """A run on imitated hosts, with its events as they come."""
-
-    hosts: ImitatedHosts
-    process: subprocess.Popen
-    folder: Path
-
-    def __post_init__(self) -> None:
-        self._tail = EventTail(self.folder / "events.jsonl")
-        self.events: list[dict] = []
-
-    def wait_for(self, wanted: Callable[[dict], bool]) -> dict:
-        """The first event that is wanted, whether it has come already or not."""
-        deadline = time.monotonic() + RUN_SECONDS
-        seen = 0
-        while time.monotonic() < deadline:
-            self.events += self._tail.new_events()
-            for event in self.events[seen:]:
-                if wanted(event):
-                    return event
-            seen = len(self.events)
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.01)
-        raise AssertionError(f"it never happened\n{self.finish().output}")
-
-    def wait_for_step(self, step: int) -> None:
-        """Until a progress line has that step."""
-        self.wait_for(lambda event: event["event"] == "progress" and event["step"] >= step)
-
-    def ranks_of(self, name: str) -> list[int]:
-        """The ranks on a host, as ranks.json says."""
-        content = Run(0, "", self.folder).ranks
-        return [entry["rank"] for entry in content if entry["host"] == self.hosts.namespace(name)]
-
-    def wait_until_empty(self, name: str, seconds: float) -> float:
-        """Until no process runs on a host; returns the time at which that was seen."""
-        deadline = time.monotonic() + seconds
-        while self.hosts.pids(name):
-            assert time.monotonic() < deadline, (
-                f"after {seconds} s there still runs {self.hosts.pids(name)} on {name}"
-            )
-            time.sleep(0.01)
-        return time.time()
-
-    def finish(self) -> Run:
-        """The finished run; nothing is left on any host."""
-        try:
-            output, _ = self.process.communicate(timeout=RUN_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            output, _ = self.process.communicate()
-            raise AssertionError(f"not finished after {RUN_SECONDS} s\n{output}") from None
-        for name in self.hosts.names:
-            self.wait_until_empty(name, 2 * KEEP_ALIVE)  # sshd and slurmstepd have their own pace
-        return Run(self.process.returncode, output, self.folder)
-
-    def end(self) -> None:
-        """Whatever became of the test: the run is over."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.communicate(timeout=RUN_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
 
 
 @pytest.fixture
 def train(tmp_path, criteo_rows):
-    """Starts training on so many imitated hosts, reached `by` real ssh, or Slurm in an allocation, or by default an imitation of ssh."""
-    trainings, all_hosts, clusters = [], [], []
-
-    def start(
-        count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = ""
-    ) -> Training:
-        hosts = ImitatedHosts(count)
-        all_hosts.append(hosts)
-        hosts.__enter__()
-        private, file, folder = tmp_path / "private", tmp_path / "hosts", tmp_path / "run"
-        private.mkdir()
-        # The folder of mpirun's session files is one that the hosts do not have.
-        environment, allocation = {**os.environ, "TMPDIR": str(private)}, []
-        if by == "ssh":
-            starter = serve(hosts, tmp_path / "ssh", private)
-        if by == "slurm":
-            clusters.append(SlurmCluster(hosts, tmp_path / "slurm", private))
-            environment.update(clusters[-1].variables)
-            starter, allocation = SRUN, ["salloc", f"--nodes={count}", "--no-kill", "--quiet"]
-        named = [
-            f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
-            for name in hosts.names
-        ]
-        file.write_text("# imitated\n" + "".join(named))
-        line = [
-            *allocation,
-            sys.executable,
-            "-m",
-            "ecrm",
-            "launch",
-            "tiny",
-            "--run-dir",
-            str(folder),
-        ]
-        line += [
-            "--hosts",
-            str(file),
-            "--interface",
-            hosts.bridge,
-            "--keep-alive",
-            str(KEEP_ALIVE),
-            *words,
-        ]
-        line += ["--starter", starter.replace("{private}", str(private))]
-        for key, value in {"data.path": criteo_rows, **SETS, **sets}.items():
-            line += ["--set", f"{key}={value}"]
-        process = subprocess.Popen(
-            line,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        trainings.append(Training(hosts, process, folder))
-        return trainings[-1]
-
-    yield start
-    for training in trainings:
-        training.end()
-    for cluster in clusters:
-        cluster.end()
-    for hosts in all_hosts:
-        hosts.__exit__()
+    with trainings(tmp_path, criteo_rows) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, criteo_rows):
     """The model of a run on this machine alone in which nothing fails."""
     return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
-
-
-def lose(training: Training, name: str) -> float:
-    """Power and network of a host gone at once; returns when."""
-    training.hosts.cut(name)
-    when = time.time()
-    training.hosts.kill(name)
-    return when
-
-
-def check(run: Run, model: str, lost: list[list[int]]) -> None:
-    """The run is complete, lost exactly these ranks, host by host, and has the model of an undisturbed one."""
-    assert run.code == 0, run.output
-    assert run.model == model, run.output
-    dead = [sorted(failure["ranks"]) for failure in run.summary["failures"]]
-    assert sorted(rank for ranks in dead for rank in ranks) == sorted(
-        rank for ranks in lost for rank in ranks
-    ), run.output
-    assert run.summary["parity"]["mismatches"] == 0
-
-
-def gaps(run: Run, losses: list[float]) -> list[float]:
-    """Seconds between the steps before and after each loss; asserts that they are short enough."""
-    finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
-    steps = [after - before for before, after in zip(finished, finished[1:])]
-    usual = sorted(steps)[: -3 * len(losses)]  # all but the gaps, and what rebuilding begins with
-    found = []
-    for loss in losses:
-        before, after = (
-            max(at for at in finished if at <= loss),
-            min(at for at in finished if at > loss),
-        )
-        # A step may finish after the loss: then the gap begins there.
-        while after - loss < KEEP_ALIVE / 2:
-            before, after = after, min(at for at in finished if at > after)
-        found.append(after - before)
-        said = f"gap {after - before:.3f} s, step {statistics.median(usual) * 1000:.0f} ms (longest {usual[-1] * 1000:.0f})"
-        print(said)
-        assert after - loss <= KEEP_ALIVE + 2 * usual[-1], f"{said}\n{run.output}"
-    return found
-
-
-def survives_the_loss(training: Training, name: str, ranks: list[int], model: str) -> None:
-    """In step 30 or soon after, a host with these ranks is lost; the run goes on in time, to the same model."""
-    training.wait_for_step(30)
-    assert training.ranks_of(name) == ranks
-    when = lose(training, name)
-    run = training.finish()
-    check(run, model, [ranks])
-    gaps(run, [when])
-
-
-def test_a_host_is_lost(train, undisturbed):
-    training = train(3, ONE_LOST)
-    survives_the_loss(training, "h2", [1, 4], undisturbed)
 
 
 @pytest.mark.drill
@@ -769,13 +580,3 @@ def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
     assert (run.code, run.folder.exists()) == (1, False), run.output
     assert "h2: rank 1 is given up: the starter ended with 1: " in run.output
     assert "the run had not begun, and ends" in run.output
-
-
-def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):
-    training = train(
-        2, {**ONE_LOST, "cluster.trainers": 1, "cluster.spares": 0}, starter="false {host}"
-    )
-    run = training.finish()
-    assert run.code == 2
-    assert f"error: host {training.hosts.namespace('h1')} cannot be used: " in run.output
-    assert not run.folder.exists()

@@ -1,4 +1,4 @@
-"""Mapped files under real mpirun: kills of some and of all, at random instants, and the undisturbed bits."""
+"""Mapped files under real mpirun: kills of some and of all ranks, at random instants."""
 
 from __future__ import annotations
 
@@ -101,30 +101,3 @@ def test_a_drill_gives_each_run_files_of_its_own(tmp_path, criteo_rows, capfd):
     assert main([*words[:3], str(tmp_path / "other"), *words[4:]]) == 2
     assert "holds the files of a run" in capfd.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-def test_what_cannot_be_gone_on_from_is_told_before_anything_starts(tmp_path, criteo_rows, capsys):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    common = [
-        "launch",
-        "tiny",
-        "--set",
-        f"data.path={criteo_rows}",
-        "--set",
-        "protection.name=mapped",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    for words, said in (
-        (
-            ["--set", f"mapped.path={tmp_path}/full"],
-            "full: not an empty folder: name one that is new or empty",
-        ),
-        (["--resume", str(tmp_path / "nothing")], "holds no mapped files"),
-        (["--set", "mapped.flush=now"], 'mapped.flush is "now": must be one of none, commit'),
-    ):
-        assert main([*common, *words]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and said in error, error
-    assert not (tmp_path / "run").exists()

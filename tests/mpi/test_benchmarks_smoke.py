@@ -1,46 +1,19 @@
-"""The benchmarks of whole runs, at their smallest size: they run, measure what they say, and give their figures and tables."""
+"""Benchmarks of whole runs at their smallest size: they measure what they say."""
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.benchmarking import BENCHMARKS, program, read
-
-MEASURED_ON = ("device", "cores", "torch", "openmpi", "ecrm_commit")
+from support.benchmarking import measured, program
 
 
-@pytest.fixture
-def results():
-    """Times of the committed CSV files; a smoke run may not touch them."""
-    before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
-    yield before
-    assert {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()} == before
-
-
-@pytest.fixture
-def kept(criteo_rows, tmp_path):
-    """A folder in which the benchmarks find generated data of their smoke size, so that each need not make its own."""
-    (tmp_path / "kept").mkdir()
-    for kind in program("lib.measure").DATA:
-        (tmp_path / "kept" / f"{kind}-12000").symlink_to(criteo_rows)
-    return tmp_path / "kept"
-
-
-def measured(path: Path) -> list[dict[str, str]]:
-    """The lines of a CSV, which say what they were measured on."""
-    lines = read(path)
-    assert all(line[column] for line in lines for column in MEASURED_ON)
-    return lines
-
-
-def test_step(results, kept, tmp_path, capsys):
+def test_step(committed_results, benchmark_data, tmp_path, capsys):
     pytest.importorskip("torchrec")
     benchmark = program("bench_step")
     target = tmp_path / "step.csv"
-    benchmark.main(["--smoke", "--data", str(kept), "--output", str(target)])
+    benchmark.main(["--smoke", "--data", str(benchmark_data), "--output", str(target)])
     lines = {line["contender"]: line for line in measured(target)}
     assert set(lines) == set(benchmark.SMOKE.contenders)
     assert all(float(line["samples_per_second"]) > 0 for line in lines.values())
@@ -113,7 +86,7 @@ def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
     }
 
 
-def test_scaling(results, kept, tmp_path):
+def test_scaling(committed_results, benchmark_data, tmp_path):
     for series in ("tables", "servers", "rebuild"):  # the second leaves what the first has written
         program("bench_scaling").main(
             [
@@ -121,7 +94,7 @@ def test_scaling(results, kept, tmp_path):
                 "--series",
                 series,
                 "--data",
-                str(kept),
+                str(benchmark_data),
                 "--output",
                 str(tmp_path / "scaling.csv"),
             ]
@@ -144,10 +117,10 @@ def test_scaling(results, kept, tmp_path):
     assert float(killed["kept_while_rebuilding"]) > 0
 
 
-def test_oversubscribed(results, kept, tmp_path):
+def test_oversubscribed(committed_results, benchmark_data, tmp_path):
     benchmark = program("bench_oversubscribed")
     benchmark.main(
-        ["--smoke", "--data", str(kept), "--output", str(tmp_path / "oversubscribed.csv")]
+        ["--smoke", "--data", str(benchmark_data), "--output", str(tmp_path / "oversubscribed.csv")]
     )
     lines = measured(tmp_path / "oversubscribed.csv")
     assert [line["manner"] for line in lines] == list(benchmark.MANNERS)
@@ -161,7 +134,7 @@ def test_oversubscribed(results, kept, tmp_path):
     }
 
 
-def test_checkpoint(results, tmp_path):
+def test_checkpoint(committed_results, tmp_path):
     program("bench_checkpoint").main(
         ["--smoke", "--part", "alone", "--csv", str(tmp_path / "checkpoint.csv")]
     )
@@ -171,33 +144,9 @@ def test_checkpoint(results, tmp_path):
     assert all(float(line["seconds"]) >= float(line["stall_seconds"]) > 0 for line in lines)
 
 
-@pytest.mark.drill
-def test_checkpoints_beside_training(results, kept, tmp_path):
-    words = [
-        "--smoke",
-        "--part",
-        "beside",
-        "--rounds",
-        "1",
-        "--regime",
-        "dense-heavy",
-        "--data",
-        str(kept),
-    ]
-    program("bench_checkpoint").main([*words, "--runs-csv", str(tmp_path / "checkpoint_runs.csv")])
-    lines = measured(tmp_path / "checkpoint_runs.csv")
-    assert {line["mode"] for line in lines} == {"sync", "async", "incremental"} and len(lines) == 6
-    assert all(
-        float(line["stall_ms"]) > 0
-        and float(line["durable_seconds"]) > 0
-        and int(line["bytes"]) > 0
-        for line in lines
-    )
-
-
-def test_scrub(results, kept, tmp_path):
+def test_scrub(committed_results, benchmark_data, tmp_path):
     benchmark = program("bench_scrub")
-    benchmark.main(["--smoke", "--data", str(kept), "--csv", str(tmp_path / "scrub.csv")])
+    benchmark.main(["--smoke", "--data", str(benchmark_data), "--csv", str(tmp_path / "scrub.csv")])
     lines = measured(tmp_path / "scrub.csv")
     assert [int(line["rows_per_step"]) for line in lines] == list(benchmark.ROWS_PER_STEP)
     assert [float(line["ratio_to_0"]) > 0 for line in lines] == [True] * len(lines)

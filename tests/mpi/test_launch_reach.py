@@ -22,51 +22,14 @@ from ecrm.launch.remote_rank import AT_ONCE, Reach
 from ecrm.process import remote_agent
 from ecrm.process.preflight import JOB_FOLDER
 from support.drilling import is_running
-from support.imitated_hosts import imitated, why_not
 from support.paths import PROGRAMS
-from support.ssh_servers import serve, why_no_ssh
-
-KEEP_ALIVE = 1.0
-NO_SHELL, SHELL = "env X={host}", "sh -c {command} {host}"
+from support.remote_ranks import KEEP_ALIVE, NO_SHELL, SHELL, starting_clients
 
 
 @pytest.fixture
 def reach(tmp_path):
-    """Starts a client as mpirun would, by default rank 1 of 2; rank 0 is on another host."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text("here\nthere slots=100\n")
-    clients = []
-
-    def start(
-        *command: str,
-        starter: str = NO_SHELL,
-        keep_alive: float = KEEP_ALIVE,
-        head: str = "127.0.0.1",
-        constant: str = "pass",
-        **variables: str,
-    ) -> subprocess.Popen:
-        program = (
-            f"import sys, ecrm.launch.remote_rank as reach; {constant}; reach.main(sys.argv[1:])"
-        )
-        line = [sys.executable, "-c", program, "--hosts", str(hosts), "--head", head]
-        line += ["--keep-alive", str(keep_alive), "--starter", starter, "--", *command]
-        environ = {**os.environ, "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **variables}
-        clients.append(
-            subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environ,
-            )
-        )
-        return clients[-1]
-
-    yield start
-    for client in clients:
-        client.kill()
-        client.communicate(timeout=20)
+    with starting_clients(tmp_path) as start:
+        yield start
 
 
 def until(condition: Callable[[], object], seconds: float = 20) -> float:
@@ -83,8 +46,6 @@ def children(pid: int) -> list[int]:
 
 
 RANK = "import os, sys, time; open(sys.argv[1] + '.new', 'w').write(f'{os.getpid()} {os.getppid()}'); os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(100)"
-
-
 RANKS = 17
 
 
@@ -143,30 +104,6 @@ def test_a_turn_that_does_not_come_is_given_up(reach, tmp_path):
         _, errors = client.communicate(timeout=30)
     said = "its turn to be started did not come within 1 s"
     assert errors == f"ecrm: host there: rank 1 is given up: {said}\n"
-
-
-@pytest.mark.drill
-@pytest.mark.skipif((why_no_ssh() or why_not()) is not None, reason=str(why_no_ssh() or why_not()))
-@pytest.mark.parametrize("turns", [True, False])
-def test_many_ranks_of_a_host_are_started_by_ssh(reach, tmp_path, turns):
-    """A real sshd with MaxStartups 10, and thirty ranks: without turns some are dropped."""
-    with imitated(1) as hosts:
-        (tmp_path / "private").mkdir()
-        (tmp_path / "hosts").write_text(f"here\nthere slots=100 address={hosts.address('h1')}\n")
-        starter = serve(hosts, tmp_path / "ssh", tmp_path / "private")
-        variables = {"OMPI_COMM_WORLD_SIZE": "31", **({JOB_FOLDER: str(tmp_path)} if turns else {})}
-        clients = [
-            reach(
-                "echo", "well", starter=starter, head=hosts.head, PMIX_RANK=str(rank), **variables
-            )
-            for rank in range(1, 31)
-        ]
-        ended = [(*client.communicate(timeout=60), client.returncode) for client in clients]
-    dropped = sum(errors.count("trying again") for _, errors, _ in ended)
-    print(f"{dropped} connections dropped")
-    assert (dropped == 0) == turns
-    well = [(output, code) == ("well\n", 0) for output, _, code in ended]
-    assert not turns or all(well), ended
 
 
 def rank_and_agent(path: Path) -> tuple[int, int]:

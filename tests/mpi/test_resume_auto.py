@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from ecrm.checkpoint.folder import find
 from ecrm.cli.commands import main
-from ecrm.process.linux import session_members, shared_segments
-from support.drilling import BASE, RUN_SECONDS, Run, launch, launch_words
-
-HALF_WRITTEN = (".*", "checkpoints/.*")
-
-
-def one_line(folder: Path, data: Path, sets: dict) -> list[str]:
-    return [*launch_words(folder, data, sets), "--resume", "auto"]
-
-
-def life(
-    words: list[str], over: Callable[[float], bool] = lambda seconds: False
-) -> tuple[int | None, str]:
-    """Type the line; SIGKILL everything as soon as it is `over`. Exit code, None when it was killed, and what was printed."""
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    began, code = time.monotonic(), None
-    mpirun: set[int] = set()
-    while (code := process.poll()) is None and not over(time.monotonic() - began):
-        assert time.monotonic() - began < RUN_SECONDS
-        time.sleep(0.002)
-    with contextlib.suppress(OSError):
-        mpirun.update(
-            map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
-        )
-    segments: set[str] = set()
-    while left := [pid for leader in (process.pid, *mpirun) for pid in session_members(leader)]:
-        for pid in left:
-            segments |= shared_segments(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    for segment in segments:
-        Path(segment).unlink(missing_ok=True)
-    return code, process.communicate()[0]
-
-
-def half_written(folder: Path) -> list[str]:
-    return [path.name for pattern in HALF_WRITTEN for path in folder.glob(pattern)]
+from support.drilling import BASE, RUN_SECONDS, Run
+from support.lives import half_written, life, one_line
 
 
 def test_one_line_survives_sigkill_of_everything_and_ends_in_the_undisturbed_model(
@@ -136,71 +92,3 @@ def test_what_is_no_run_folder_and_what_is_not_to_be_trusted_is_refused(
     assert main(words) == 2 and "parity did not match" in capsys.readouterr().err
     del words[words.index("--run-dir") : words.index("--run-dir") + 2]
     assert main(words) == 2 and "type --run-dir DIR" in capsys.readouterr().err
-
-
-def there(pattern: str) -> Callable[[Path], Callable[[float], bool]]:
-    """Over as soon as there is such a file."""
-    return lambda folder: lambda seconds: any(True for _ in folder.glob(pattern))
-
-
-def after(seconds: float) -> Callable[[Path], Callable[[float], bool]]:
-    return lambda folder: lambda gone: gone >= seconds
-
-
-KILLS = [
-    after(0.1),
-    after(0.5),
-    after(1.2),
-    there("lock"),
-    after(1.7),
-    there("ranks.json"),
-    there("events.jsonl"),
-    after(2.3),
-    there("checkpoints/.step-*"),
-    after(2.7),
-    there("checkpoints/.step-*/dense.bin"),
-    after(3.1),
-    there("checkpoints/step-*/.manifest.json"),
-    after(3.6),
-    after(4.2),
-    there("checkpoints/step-00000400"),
-    there(".summary.json*"),
-]
-"""When everything is killed: in seconds from typing the line, or as soon as a file is there."""
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize(
-    "sets",
-    [
-        {"checkpoint.every_steps": 20},
-        {
-            "checkpoint.every_steps": 10,
-            "checkpoint.mode": "async",
-            "checkpoint.kind": "incremental",
-            "checkpoint.full_every": 3,
-        },
-        {},
-        {"protection.name": "mapped", "protection.verify_parity_at_end": False},
-    ],
-    ids=["sync", "async", "end", "mapped"],
-)
-def test_one_line_killed_at_every_instant_ends_in_the_undisturbed_model(
-    tmp_path, criteo_rows, sets
-):
-    long = {**BASE, "train.steps": 400}
-    folder, expected = tmp_path / "run", launch(tmp_path / "undisturbed", criteo_rows, long).model
-    words, killed = one_line(folder, criteo_rows, {**long, **sets}), 0
-    for kill in KILLS:
-        code, output = life(words, kill(folder))
-        assert code in (None, 0), output
-        if code == 0:
-            break
-        killed += 1
-    code, output = life(words)
-    assert code == 0, output
-    run = Run(code, output, folder)
-    print(f"{killed} kills, {len(run.summary['lives'])} lives: {run.summary['lives']}")
-    assert killed >= 9 and run.model == expected and not half_written(folder)
-    assert len(run.summary["lives"]) == len(run.events_of("start"))
-    assert [json.loads(line)["time"] for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The same contract on both transports: simulated in this process, and MPI with real SIGKILLs."""
+"""The contract of a transport under real mpirun with real SIGKILL."""
 
 from __future__ import annotations
 
@@ -21,30 +21,12 @@ from ecrm.transport.mpi import (
     Delivery,
     _check_fault_tolerance,
 )
-from ecrm.transport.simulated import RankKilled, SimulatedCluster
 from support.mpirunning import mpirun
 from support.paths import PROGRAMS, ROOT
 from support.programs import transport_contract
 
 RANKS = transport_contract.WORLD_SIZE
 EXPECTED_SURVIVORS = list(transport_contract.SURVIVORS)
-
-
-def die_in_simulation(seconds: float) -> None:
-    raise RankKilled
-
-
-@pytest.mark.parallel
-def test_contract_holds_in_simulation() -> None:
-    schedules = 20
-    for seed in range(schedules):
-        cluster = SimulatedCluster(RANKS, seed)
-        outcome = cluster.run(
-            lambda transport: transport_contract.contract(transport, die_in_simulation, 8 << 10)
-        )
-        assert sorted(outcome.results) == EXPECTED_SURVIVORS, f"seed {seed}"
-        assert all(result["live"] == EXPECTED_SURVIVORS for result in outcome.results.values())
-        assert {kill.rank for kill in outcome.killed} == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("waits", ["poll", "sleep"])

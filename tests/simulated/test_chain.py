@@ -1,4 +1,4 @@
-"""Chain replication: what a link holds, what a step sends, and the undisturbed bits after kills."""
+"""Chain replication: what a link holds, what a step sends, and what schedules survive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.protection.chain import ChainProtection
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.simulation import run_schedule
-from support.drilling import BASE, drill
-
-CHAIN = {**BASE, "protection.name": "chain", "cluster.servers": 4}
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
@@ -61,22 +58,3 @@ def test_schedules_of_chains_survive_what_they_promise():
     ][:20]
     assert {s.workload.m for s in schedules} == {1, 2, 3}
     assert sum(run_schedule(schedule).deaths for schedule in schedules) > 20
-
-
-@pytest.mark.parametrize(
-    ("copies", "kills"),
-    [
-        pytest.param(3, ("1@6:parity", "2@6:parity", "0@20:update"), marks=pytest.mark.drill),
-        pytest.param(2, ("4@6:forward", "1@14:lookup"), marks=pytest.mark.drill),
-    ],
-)
-def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, copies, kills):
-    sets = {
-        **CHAIN,
-        "protection.copies": copies,
-        "protection.rebuild_rows_per_step": 100_000,
-        "cluster.spares": 3,
-    }
-    run = drill(tmp_path / "run", criteo_rows, sets, kills)
-    assert run.model == undisturbed
-    assert run.summary["failures_left"] == copies - 1

@@ -1,6 +1,6 @@
-"""The same contract for every protection: what `PROMISES` says of it holds, on the simulated cluster and under real mpirun.
+"""The same contract for every protection: `PROMISES` holds on the simulated cluster.
 
-A protection that can be configured and has no entry here fails
+A protection that can be configured and has no entry there fails
 `test_every_protection_that_can_be_configured_is_held_to_this`.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,128 +17,24 @@ import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
-from ecrm.checkpoint.mapped_restore import Reopened
-from ecrm.checkpoint.restore import Restorer
 from ecrm.config import load_config
 from ecrm.config.schema import ProtectionConfig
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.rollback import Durable
 from ecrm.errors import Unrecoverable
 from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
 from ecrm.simulate.workload import Outcome, Workload, run_workload
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
-from support.drilling import BASE, drill, launch
 from support.paths import ROOT
-
-ENDS = "the run ends with one message"
-ROLLS_BACK = "all go back, and the bits are the undisturbed ones"
-GOES_ON = "the run goes on as with fewer"
-
-CHECKPOINT_EVERY = 3
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a protection promises.
-
-    `workload`, `sets`: how the simulated job, and a real run, are given it; `in_words`: what
-    messages call it. `survives`: ranks that may die at once without all going back further than the
-    commit, `exact` with the undisturbed bits; `beyond`: what one more costs. `redundancy`: bytes
-    kept beside the rows that these can be checked against, as a share of theirs; `exactly`: nothing
-    else is kept. `logs`: whether it can take back steps since the commit, or keeps a journal for
-    that. `checkpoints`: whether they are written; `durable`: what is gone back to; `redone`: steps
-    that may be redone then.
-    """
-
-    page: str
-    in_words: str
-    workload: Mapping[str, Any]
-    sets: Mapping[str, Any]
-    survives: int = 0
-    exact: bool = True
-    beyond: str = ENDS
-    redundancy: Fraction = Fraction(0)
-    exactly: bool = True
-    logs: bool = False
-    checkpoints: bool = False
-    durable: Callable[[Path], Durable] | None = None
-    redone: int = 1
-
-
-def _copies(name: str, copies: int, in_words: str, exactly: bool) -> Promise:
-    return Promise(
-        page=f"docs/{name}.md",
-        in_words=in_words,
-        workload={"protection": name, "k": 1, "m": copies - 1},
-        sets={"protection.name": name, "protection.copies": copies, "cluster.servers": 4},
-        survives=copies - 1,
-        redundancy=Fraction(copies - 1),
-        exactly=exactly,
-        logs=True,
-    )
-
-
-def _erasure(k: int, m: int) -> Promise:
-    return Promise(
-        page="docs/design.md",
-        in_words=f"erasure k={k} m={m}",
-        workload={"protection": "erasure", "k": k, "m": m, "servers": k + m},
-        sets={"protection.k": k, "protection.m": m, "cluster.servers": k + m},
-        survives=m,
-        redundancy=Fraction(m, k),
-        logs=True,
-    )
-
-
-PROMISES = {
-    "none": Promise(
-        "docs/protections.md",
-        "protection none",
-        {"protection": "none"},
-        {"protection.name": "none"},
-    ),
-    "checkpoint": Promise(
-        page="docs/checkpoint.md",
-        in_words="protection checkpoint",
-        workload={"protection": "checkpoint"},
-        sets={"protection.name": "checkpoint", "checkpoint.every_steps": CHECKPOINT_EVERY},
-        beyond=ROLLS_BACK,
-        checkpoints=True,
-        durable=lambda folder: Restorer(CheckpointFolder(folder)),
-        redone=CHECKPOINT_EVERY,
-    ),
-    "mapped": Promise(
-        page="docs/mapped.md",
-        in_words="protection mapped",
-        workload={"protection": "mapped"},
-        sets={"protection.name": "mapped"},
-        beyond=ROLLS_BACK,
-        logs=True,
-        durable=lambda folder: Reopened(),
-    ),
-    "stateless": Promise(
-        page="docs/stateless.md",
-        in_words="stateless parameter servers",
-        workload={"protection": "stateless"},
-        sets={"protection.name": "stateless", "checkpoint.every_steps": CHECKPOINT_EVERY},
-        survives=1,
-        exact=False,
-        beyond=GOES_ON,
-        exactly=False,
-        logs=True,
-        checkpoints=True,
-        durable=lambda folder: Restorer(CheckpointFolder(folder)),
-    ),
-    "chain 2": _copies("chain", 2, "chain replication, 2 copies", exactly=True),
-    "chain 3": _copies("chain", 3, "chain replication, 3 copies", exactly=True),
-    "replicate 2": _copies("replicate", 2, "ultralight replication, 2 copies", exactly=False),
-    "replicate 3": _copies("replicate", 3, "ultralight replication, 3 copies", exactly=False),
-    "erasure (4,1)": _erasure(4, 1),
-    "erasure (2,2)": _erasure(2, 2),
-}
+from support.promises import (
+    CHECKPOINT_EVERY,
+    GOES_ON,
+    PROMISES,
+    ROLLS_BACK,
+    Promise,
+)
 
 every = pytest.mark.parametrize("name", PROMISES)
 KEEPING = [name for name, promise in PROMISES.items() if promise.survives]
@@ -147,6 +42,7 @@ KEEPING = [name for name, promise in PROMISES.items() if promise.survives]
 
 STEPS = 8
 KILLED_AT = 5
+
 PHASES = (
     "parity",
     pytest.param("update", marks=pytest.mark.drill),
@@ -461,51 +357,3 @@ def test_memory_and_logs_are_reported(name, tmp_path):
     assert beyond == 0 if promise.exactly else beyond > 0
     assert (memory.total["undo"] > 0) == promise.logs
     assert sum(rank["parity"] for rank in memory.per_rank) == memory.total["parity"]
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize(
-    "name", [name for name, promise in PROMISES.items() if promise.survives or promise.durable]
-)
-def test_real_kills_that_it_covers_leave_the_undisturbed_model(
-    name, tmp_path, criteo_rows, undisturbed
-):
-    promise = PROMISES[name]
-    kills = tuple(f"{rank}@12:update" for rank in range(promise.survives or 1))
-    run = drill(tmp_path / "run", criteo_rows, {**BASE, "cluster.spares": 2, **promise.sets}, kills)
-    assert (run.model == undisturbed) == promise.exact
-    assert bool(run.events_of("rolled_back")) == (promise.survives == 0)
-    summary = run.summary
-    assert (
-        summary["protection"]["name"]
-        == summary["config"]["protection"]["name"]
-        == promise.workload["protection"]
-    )
-    assert promise.in_words in run.output
-    assert summary["failures_left"] == promise.survives
-    assert all(failure["redone_steps"] <= promise.redone for failure in summary["failures"])
-    assert bool(summary["memory_bytes"]["parity"]) == bool(
-        promise.redundancy or not promise.exactly
-    )
-    assert bool(summary["memory_bytes"]["undo"]) == promise.logs
-    traffic = summary["traffic_bytes_per_rank"]
-    assert [rank["rank"] for rank in traffic] == [
-        rank["rank"] for rank in summary["memory_bytes_per_rank"]
-    ]
-    assert sum(rank["sent"].get("update", 0) for rank in traffic) > 0
-    assert (sum(rank["written"] for rank in traffic) > 0) == (promise.durable is not None)
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize(
-    "name", [name for name, promise in PROMISES.items() if promise.beyond == ENDS]
-)
-def test_real_kills_beyond_it_end_the_run_with_one_message(name, tmp_path, criteo_rows):
-    promise = PROMISES[name]
-    kills = tuple(f"{rank}@12:update" for rank in range(promise.survives + 1))
-    run = launch(tmp_path / "run", criteo_rows, {**BASE, **promise.sets}, kills)
-    assert run.code == 3, run.output
-    said = [line for line in run.output.splitlines() if line.startswith("ecrm: error:")]
-    assert len(said) == 1 and promise.in_words in said[0], run.output
-    assert "Traceback" not in run.output
-    assert (run.folder / "failure.json").exists() and not (run.folder / "summary.json").exists()

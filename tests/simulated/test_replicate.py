@@ -1,4 +1,4 @@
-"""Ultralight replication: copies that trainers hold count, hot rows are not sent twice, and the undisturbed bits after kills."""
+"""Replication: copies that trainers hold count, and hot rows are not sent twice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from ecrm.protection.replicate import ReplicateProtection
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.simulation import Failed, run_schedule
 from ecrm.simulate.workload import Workload
-from support.drilling import BASE, drill, launch
-
-REPLICATE = {**BASE, "protection.name": "replicate", "cluster.servers": 4}
 
 
 def _drawn(count: int) -> list:
@@ -156,35 +153,6 @@ def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
         workload = replace(schedule.workload, protection=name, steps=12, ids_per_slot=12, spares=0)
         run_schedule(replace(schedule, deaths=0, workload=workload))
     assert 0 < sent["replicate"] < 0.7 * sent["chain"]
-
-
-@pytest.mark.parametrize(
-    ("copies", "kills"),
-    [
-        pytest.param(2, ("1@6:parity", "4@12:forward"), marks=pytest.mark.drill),
-        pytest.param(3, ("1@6:parity", "4@6:parity", "0@20:update"), marks=pytest.mark.drill),
-    ],
-)
-def test_the_model_is_the_undisturbed_one(tmp_path, criteo_rows, undisturbed, copies, kills):
-    sets = {
-        **REPLICATE,
-        "protection.copies": copies,
-        "protection.rebuild_rows_per_step": 100_000,
-        "cluster.spares": 3,
-    }
-    run = drill(tmp_path / "run", criteo_rows, sets, kills)
-    assert run.model == undisturbed
-    assert run.summary["failures_left"] == copies - 1
-
-
-@pytest.mark.drill
-def test_a_server_and_a_trainer_at_once_are_more_than_two_copies_cover(tmp_path, criteo_rows):
-    run = launch(tmp_path / "run", criteo_rows, REPLICATE, ("1@6:parity", "4@6:parity"))
-    assert run.code == 3, run.output
-    assert (
-        "more was lost than ultralight replication, 2 copies can bring back: 2 failure domains"
-        in run.output
-    )
 
 
 @pytest.mark.parallel

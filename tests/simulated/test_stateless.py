@@ -1,4 +1,7 @@
-"""Stateless servers: what stands in for lost shards, and that what comes back is the checkpoint with the kept gradients applied in order."""
+"""Stateless servers: what stands in for a lost shard, and what comes back.
+
+What comes back is the checkpoint with the kept gradients applied in order.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,7 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster
-from support.drilling import BASE, drill
 from support.simulating import dies_once
-
-# -- rows as last seen, and gradients kept
-#  --------------------------------------------------------------
 
 
 def test_a_row_displaced_by_another_is_not_known_and_none_is_mixed_up():
@@ -123,10 +122,6 @@ def test_any_servers_may_be_lost_and_a_dense_replica_must_be_left():
     )
     with pytest.raises(Exception, match="every replica of the dense model is lost"):
         plan_recovery(view, [0, 3], shape, 2, "stateless", any_shards=True)
-
-
-# -- on the simulated cluster, against an account of every gradient
-#  ----------------------------------------
 
 
 class Alike(Checkers):
@@ -594,82 +589,3 @@ def _without_rows(self, shard, step, slot, parts):
 
 
 keep, kept, put = StandIn.keep, StandIn.kept, LastSeen.put
-
-
-# -- with real processes
-#  ----------------------------------------------------------------------------------
-
-STATELESS = {
-    **BASE,
-    "protection.name": "stateless",
-    "checkpoint.every_steps": 5,
-    "protection.rebuild_rows_per_step": 200,
-}
-
-
-def test_a_killed_server_is_restored_while_the_others_train(tmp_path, criteo_rows):
-    run = drill(tmp_path / "run", criteo_rows, STATELESS, ("1@13:parity",))
-    (account,) = run.summary["restored"]
-    assert (
-        account["shard"],
-        account["checkpoint_step"],
-        account["lost_at_step"],
-        account["lost_steps"],
-    ) == (1, 10, 13, 3)
-    assert (
-        account["steps_away"] > 1
-        and account["kept_rows"] > 0
-        and account["last_seen_rows"] > 0
-        and account["lost_slot_steps"] == 0
-    )
-    assert (
-        run.summary["steps"] == 40
-        and run.summary["failures"][0]["rebuild_seconds"] > 0
-        and not run.events_of("rolled_back")
-    )
-    assert (
-        0 < run.summary["eval_auc"] < 1
-        and run.summary["failures_left"] == 1
-        and not run.summary["protection"]["exact"]
-    )
-    assert "! shard 1 restored from step 10: the updates of 3 steps are lost" in run.output
-    assert "can survive 1 more at once, and any ranks that hold no dense replica" in run.output
-
-
-@pytest.mark.drill
-def test_all_servers_are_killed_at_once_and_one_again(tmp_path, criteo_rows):
-    kills = ("0@13:update", "1@13:update", "2@13:update", "5@15:dense")
-    run = drill(tmp_path / "run", criteo_rows, STATELESS, kills)
-    assert {account["shard"] for account in run.summary["restored"]} == {0, 1, 2}
-    assert {account["lost_at_step"] for account in run.summary["restored"]} == {
-        13
-    } and 0 < run.summary["eval_auc"] < 1
-
-
-@pytest.mark.drill
-def test_a_trainer_s_death_loses_no_more_than_what_it_kept(tmp_path, criteo_rows, undisturbed):
-    run = drill(tmp_path / "run", criteo_rows, STATELESS, ("1@13:parity", "3@15:update"))
-    assert run.summary["restored"][0]["lost_slot_steps"] > 0
-    run = drill(tmp_path / "other", criteo_rows, STATELESS, ("3@15:update",))
-    assert run.model == undisturbed, "no shard was lost"
-
-
-@pytest.mark.drill
-def test_without_a_dense_replica_all_go_back_to_the_checkpoint(tmp_path, criteo_rows, undisturbed):
-    run = drill(tmp_path / "run", criteo_rows, STATELESS, ("3@13:parity", "4@13:parity"))
-    assert run.events_of("rolled_back") and run.model == undisturbed
-
-
-def test_an_evaluation_goes_on_while_a_shard_is_away(tmp_path, criteo_rows):
-    sets = {**STATELESS, "train.eval_every_steps": 14, "protection.rebuild_rows_per_step": 20}
-    run = drill(tmp_path / "run", criteo_rows, sets, ("1@13:update",))
-    (account,) = run.summary["restored"]
-    assert account["lost_at_step"] == 13 and account["steps_away"] > 2
-    evaluations = run.events_of("evaluation")
-    assert [event["step"] for event in evaluations] == [14, 28, 40]
-    assert [event["shards_away"] for event in evaluations][::2] == [[1], []] and all(
-        0 < event["auc"] < 1 for event in evaluations
-    )
-    assert "evaluation at step 14 without shard 1: auc" in run.output
-    kinds = [event["event"] for event in run.events]
-    assert kinds.index("evaluation") < kinds.index("restored"), "it did not wait"

@@ -34,3 +34,13 @@ def read(path: Path) -> list[dict[str, str]]:
     ]
     assert any(text.startswith("|") for text in made)
     return list(csv.DictReader(path.open()))
+
+
+MEASURED_ON = ("device", "cores", "torch", "openmpi", "ecrm_commit")
+
+
+def measured(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV, which say what they were measured on."""
+    lines = read(path)
+    assert all(line[column] for line in lines for column in MEASURED_ON)
+    return lines

@@ -22,9 +22,10 @@ from ecrm.process.linux import session_members
 RUN_SECONDS = 300
 """After which a run counts as hanging, on a machine that may have other work."""
 
-
 BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
 """What all drills of the tiny config train, whatever is killed: their models are equal."""
+
+CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
 
 
 @dataclass(frozen=True)
@@ -259,3 +260,21 @@ def _state(pid: int) -> tuple[str, int, int]:
     except (FileNotFoundError, ProcessLookupError):
         return "Z", 0, 0
     return fields[0], int(fields[6]), int(fields[16])
+
+
+PHASES = ("input", "lookup", "forward", "backward", "update", "parity", "dense", "commit")
+
+
+def kill_one_by_one(ranks, phases, first, apart):
+    return tuple(
+        f"{rank}@{first + apart * i}:{phase}"
+        for i, (rank, phase) in enumerate(zip(ranks, phases, strict=True))
+    )
+
+
+STATELESS = {
+    **BASE,
+    "protection.name": "stateless",
+    "checkpoint.every_steps": 5,
+    "protection.rebuild_rows_per_step": 200,
+}

@@ -1,4 +1,4 @@
-"""The comparison of protections: its arithmetic against cases worked out by hand, its model, and a small run with real SIGKILLs."""
+"""The comparison of protections: its arithmetic against cases worked out by hand, and its model."""
 
 from __future__ import annotations
 
@@ -123,6 +123,7 @@ def test_intervals_keep_the_ratio_to_the_seconds_of_a_checkpoint():
 CLUSTER = model.Cluster(
     table_bytes=1e12, servers=100, server_mtbf_seconds=1e6, storage_bytes_per_second=1e9
 )
+
 MEASURED = model.Measured(
     parity_cost=0.04,
     async_share=0.2,
@@ -570,90 +571,6 @@ def test_accuracy_alone_is_measured_anew_also_while_a_shard_is_away(tmp_path, ca
     first, second, _, last = away["stateless-30 slowly"]
     assert (first, second, last) == (0, 1, 0), "the second is made without the shard"
     assert "stateless-30 slowly      final AUC less that of none " in capsys.readouterr().out
-
-
-@pytest.mark.drill
-def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
-    bench = program("bench_protections")
-    bench.main(["--smoke", "--output", str(tmp_path)])
-    said = capsys.readouterr().out
-    with (tmp_path / "protections.csv").open() as file:
-        rows = {row["contender"]: row for row in csv.DictReader(file)}
-    assert sorted(rows) == sorted(contenders.SMOKE)
-    assert all(row["overhead"] != "" for name, row in rows.items() if name != "none")
-    assert all(
-        row["model_sha256"] == row["undisturbed_sha256"]
-        for name, row in rows.items()
-        if name != "stateless-30"
-    )
-    for name, row in rows.items():
-        assert float(row["step_ms"]) > 0
-        assert (
-            (float(row["lost_ms"]) > 0 and float(row["kept_recovering"]) > 0)
-            if name != "none"
-            else row["lost_ms"] == ""
-        )
-    back = {name for name, row in rows.items() if row["rolled_back"] == "True"}
-    assert back == {
-        "checkpoint-30-sync",
-        "checkpoint-30-async",
-        "checkpoint-30-incremental",
-        "mapped-none",
-    }
-    assert rows["erasure-k2"]["redone_steps"] == "1"
-    with (tmp_path / "protections_bytes.csv").open() as file:
-        sizes = {
-            row["contender"]: {field: row[field] for field in row} for row in csv.DictReader(file)
-        }
-    assert len({row["model_sha256"] for row in sizes.values()}) == 1
-    assert int(sizes["erasure-k2"]["redundancy_bytes"]) == pytest.approx(
-        0.5 * int(sizes["none"]["rows_bytes"]), rel=0.02
-    )
-    assert (
-        int(sizes["erasure-k2"]["sent_bytes_per_step"])
-        > int(sizes["none"]["sent_bytes_per_step"])
-        > 0
-    )
-    assert (
-        int(sizes["checkpoint-30-sync"]["written_bytes_per_step"]) > 0
-        and sizes["none"]["written_bytes_per_step"] == "0"
-    )
-    assert int(rows["stateless-30"]["lost_steps"]) > 0 and {
-        rows[name]["lost_steps"] for name in ("erasure-k2", "chain-2")
-    } == {"0"}
-    for kind, names in (
-        ("accuracy", (*bench.TINY.evaluated, "stateless-30 slowly")),
-        ("timeline", [name for name in contenders.SMOKE if contenders.CONTENDERS[name].timeline]),
-        ("size", bench.TINY.sized),
-    ):
-        with (tmp_path / f"protections_{kind}.csv").open() as file:
-            assert {row["contender"] for row in csv.DictReader(file)} == set(names)
-    assert {row["redone_steps"] for name, row in rows.items() if name == "checkpoint-30-sync"} == {
-        str(int(rows["checkpoint-30-sync"]["checkpoint_every_steps"]) // 2 + 1)
-    }
-    assert "erasure-k2" in said
-    figures, tables = program("lib.figures"), program("lib.tables")
-    for name in (
-        "protections",
-        "protections_copies",
-        "protections_rebuild",
-        "protections_timeline",
-        "protections_size",
-        "protections_accuracy",
-    ):
-        figures.picture(
-            figures.FIGURES[name], tmp_path / figures.FIGURES[name].csv, tmp_path / f"{name}.png"
-        )
-    assert tables.content("protections bytes", tmp_path).count("\n| embedding-heavy |") == len(
-        contenders.SMOKE
-    )
-    assert tables.content("protections size", tmp_path).count("\n| ") == 2 * len(bench.TINY.sized)
-    assert tables.content("protections accuracy", tmp_path).count("\n| ") == len(
-        bench.TINY.evaluated
-    )
-    assert "| embedding-heavy | chain-2 |" in tables.content("protections short", tmp_path)
-    bench.main(["--table", "--output", str(tmp_path)])
-    assert capsys.readouterr().out.splitlines()[-1] in said
 
 
 def test_wrong_options_end_in_one_line(tmp_path, capsys):

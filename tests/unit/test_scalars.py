@@ -8,29 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from ecrm.cli.commands import main
 from ecrm.launch import scalars as module
 from ecrm.launch.scalars import FOLDER, VERSION, Scalars
 from ecrm.launch.watch import Watch
-from support.drilling import BASE, launch
 from support.paths import ROOT
-
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
-
-def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every tag's steps and values, as TensorBoard itself reads the folder."""
-    found = accumulator.EventAccumulator(str(run_dir / FOLDER), {accumulator.SCALARS: 0})
-    found.Reload()
-    tags = found.Tags()[accumulator.SCALARS]
-    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in tags}
-
-
-def progress(step: int, loss: float | None) -> dict:
-    fields = {"auc": None, "samples_per_second": 10.0, "rebuilt": 1.0, "failures_left": 1}
-    return {"event": "progress", "step": step, "loss": loss, **fields}
+from support.scalars import progress, read
 
 
 def follow(run_dir: Path, *events: dict) -> None:
@@ -96,18 +79,3 @@ def test_without_the_package_a_run_is_refused(criteo_rows, tmp_path, capsys, mon
 def test_the_version_named_is_the_one_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["tensorboard"] == [f"tensorboard=={VERSION}"]
-
-
-@pytest.mark.drill
-def test_scalars_of_a_run_whose_reporter_died_are_its_events(tmp_path, criteo_rows, undisturbed):
-    sets = {**BASE, "train.tensorboard": True, "protection.verify_parity_at_end": True}
-    run = launch(tmp_path / "run", criteo_rows, sets, ("0@12:parity",))
-    assert run.code == 0 and run.model == undisturbed, run.output
-    assert "\x1b" not in run.output
-    found = read(run.folder)
-    events = run.events_of("progress")
-    assert [step for step, _ in found["train/loss"]] == list(range(5, 41, 5))
-    assert [value for _, value in found["train/loss"]] == pytest.approx(
-        [event["loss"] for event in events]
-    )
-    assert found["evaluation/auc"] == [(40, pytest.approx(run.summary["eval_auc"]))]

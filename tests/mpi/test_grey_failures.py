@@ -1,0 +1,59 @@
+"""Ranks that fail without being killed: one is stopped, one ends itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from support.drilling import is_running
+from support.grey_failures import (
+    HANG_SECONDS,
+    finished,
+    longest_gap,
+    misbehaving,
+    ranks_of,
+    started,
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, criteo_rows):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return finished(started(folder, criteo_rows), folder).model
+
+
+def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturbed):
+    folder = tmp_path / "run"
+    process = started(folder, criteo_rows, "cluster.hang_seconds=1.0")
+    stopped = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
+    os.kill(stopped, signal.SIGSTOP)
+    run = finished(process, folder)
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert 1.0 < longest_gap(run) < 5.0
+    assert not is_running(stopped)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "exit 3",
+        pytest.param("throw", marks=pytest.mark.drill),
+        pytest.param("before the first step", marks=pytest.mark.drill),
+        *(
+            pytest.param(how, marks=pytest.mark.drill)
+            for how in ("exit 0", "out of memory", "segfault")
+        ),
+    ],
+)
+def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
+    folder = tmp_path / "run"
+    run = finished(started(folder, criteo_rows, program=misbehaving(how)), folder)
+    assert run.code == 0, run.output
+    assert run.model == undisturbed
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    # of which Open MPI would take for ever
+    assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2
+    assert (how in ("throw", "out of memory")) == ("Traceback" in run.output), run.output

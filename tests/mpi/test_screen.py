@@ -1,0 +1,91 @@
+"""The bar on a terminal, of processes that print, are stopped, or lose their terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from support.terminal import exit_code, on_a_terminal, read, resize
+
+RANKS = """
+import json, pathlib, sys, time
+folder, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+events = open(folder / "events.jsonl", "a", buffering=1)
+def event(**fields): print(json.dumps({"time": time.time(), **fields}), file=events)
+event(event="start")
+for step in range(10, 101, 10):
+    time.sleep(seconds / 10)
+    event(event="progress", step=step, samples_per_second=1e3, loss=0.5, auc=0.75, rebuilt=1.0)
+    print(f"step  {step}/100  1,000 samples/s  loss 0.5000", flush=True)
+    print("said at", step, "x" * 100, flush=True)
+    print("error at", step, file=sys.stderr, flush=True)
+"""
+
+SUPERVISED = """
+import pathlib, sys
+from ecrm.launch.supervise import supervise
+from ecrm.launch.watch import watch_of
+folder = pathlib.Path(sys.argv[1])
+ending = supervise([sys.executable, *sys.argv[2:]], folder, 5.0, watch=watch_of(folder, 100, 7))
+print("ended", ending.exit_code, ending.stopped_by, flush=True)
+(folder / "ended").write_text(str(ending.exit_code))
+"""
+
+
+def supervised(tmp_path: Path, seconds: float) -> list[str]:
+    program = tmp_path / "ranks.py"
+    program.write_text(RANKS)
+    return [
+        sys.executable,
+        "-c",
+        SUPERVISED,
+        str(tmp_path),
+        str(program),
+        str(tmp_path),
+        str(seconds),
+    ]
+
+
+def test_lines_of_ranks_stand_above_the_bar_and_are_whole(tmp_path):
+    pid, terminal = on_a_terminal(supervised(tmp_path, 3.0), 60)
+    data = read(terminal, b" 40/100")
+    resize(terminal, 40)
+    shown = (data + read(terminal)).decode()
+    assert exit_code(pid) == 0 and "ended 0 None" in shown
+    for step in range(10, 101, 10):
+        assert f"said at {step} {'x' * 100}\r\n" in shown and f"error at {step}\r\n" in shown
+    assert "1,000 samples/s  loss" not in shown, "the bar says that"
+    assert "loss 0.5000  auc 0.7500  1,000 /s" in shown
+    assert "\x1b[?25h" in shown, "the cursor is back"
+
+
+def test_ctrl_c_on_a_terminal_stops_the_run(tmp_path):
+    pid, terminal = on_a_terminal(supervised(tmp_path, 60.0), 80)
+    read(terminal, b"step ")
+    os.write(terminal, b"\x03")
+    shown = read(terminal).decode()
+    assert exit_code(pid) == 0 and "ended -10 2" in shown.replace("Signals.SIGINT", "2"), shown
+    assert "\x1b[?25h" in shown
+
+
+def test_a_terminal_that_goes_away_does_not_stop_the_run(tmp_path):
+    words = supervised(tmp_path, 2.0)
+    unmoved = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])\n"
+    words[2] = unmoved + words[2]
+    pid, terminal = on_a_terminal(words, 80)
+    read(terminal, b"step ")
+    os.close(terminal)
+    deadline = time.monotonic() + 30
+    while len((tmp_path / "events.jsonl").read_text().splitlines()) < 11:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    exit_code(pid)
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path):
+    pid, terminal = on_a_terminal(supervised(tmp_path, 0.5), 80, TERM="dumb")
+    shown = read(terminal).decode()
+    assert exit_code(pid) == 0 and "step  50/100  1,000 samples/s" in shown
+    assert "\x1b" not in shown
