@@ -36,7 +36,7 @@ CHECKPOINT = (
     ),
     File(
         "rows-rank*-*-*.bin",
-        "frames of row numbers and records, see `ecrm/checkpoint/rows.py`",
+        "frames of row numbers and records, see `ecrm/checkpoint/row_file.py`",
         "rows and optimizer state; the numbers are rank, attempt and row space",
         "every rank that holds a shard",
     ),

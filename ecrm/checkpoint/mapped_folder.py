@@ -15,7 +15,7 @@ from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import locate
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, EcrmError, UsageError
-from ecrm.mapped.files import open_file, read_words
+from ecrm.mapped.file_access import open_file, read_words
 
 FOLDER = "mapped"
 MANIFEST = "manifest.json"

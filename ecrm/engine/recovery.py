@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from ecrm.engine.dense import DenseReplica, spread_dense
-from ecrm.engine.events import failure_event, interrupted_event, rolled_back_event
+from ecrm.engine.engine_events import failure_event, interrupted_event, rolled_back_event
 from ecrm.engine.failures import MOST_IN_VAIN, Failure
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.ledger import Ledger, Noticed

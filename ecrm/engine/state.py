@@ -7,9 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
-from ecrm.engine.corruption import corruption_event
 from ecrm.engine.dense import DenseReplica
-from ecrm.engine.events import rebuilt_event, reshaped_event, restored_event
+from ecrm.engine.engine_events import (
+    corruption_event,
+    rebuilt_event,
+    reshaped_event,
+    restored_event,
+)
 from ecrm.engine.failures import FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.memory_count import Memory, gather_memory

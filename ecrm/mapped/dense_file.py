@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import DataError
-from ecrm.mapped.files import open_file, read_at, write_at
+from ecrm.mapped.file_access import open_file, read_at, write_at
 from ecrm.mapped.words import Words
 
 NEVER = -1

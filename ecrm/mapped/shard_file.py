@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import DataError
-from ecrm.mapped.files import SHARD_WORDS, open_file, read_at, sync, write_at
+from ecrm.mapped.file_access import SHARD_WORDS, open_file, read_at, sync, write_at
 from ecrm.mapped.words import Words
 from ecrm.storage.base import Store
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.errors import UsageError
-from ecrm.mapped.files import open_file
+from ecrm.mapped.file_access import open_file
 from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"

@@ -19,8 +19,8 @@ from ecrm.checkpoint.mapped_folder import _check_files, hold
 from ecrm.checkpoint.mapped_restore import Reopened, last_commit
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, Unrecoverable, UsageError
-from ecrm.mapped import dense_file, files, shard_file, words
-from ecrm.mapped.files import read_words
+from ecrm.mapped import dense_file, file_access, shard_file, words
+from ecrm.mapped.file_access import read_words
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
 from ecrm.placement.tables import Table
@@ -302,7 +302,7 @@ def power_cuts(
         Words.flush,
         ShardFile._flush_rows,
     )
-    sync, replace_file, make = files.sync, os.replace, Words.__init__
+    sync, replace_file, make = file_access.sync, os.replace, Words.__init__
 
     def maybe_cut() -> None:
         if rng.random() < chance:

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from ecrm.engine.events import failure_event
+from ecrm.engine.engine_events import failure_event
 from ecrm.engine.failures import Failure
 from ecrm.errors import Unrecoverable
 from ecrm.placement import view_change
