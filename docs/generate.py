@@ -9,13 +9,21 @@ A new page is one entry of PAGES.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
+import importlib
+import inspect
+import pkgutil
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from ecrm import config, errors, files
+import ecrm
+from ecrm import config, errors, files, kernels
 from ecrm.cli.commands import make_parser
 from ecrm.config.reference import keys_of
 from ecrm.config.schema import SECTIONS
@@ -253,6 +261,98 @@ def file_table(described: Iterable[File]) -> str:
     )
 
 
+def api_page() -> str:
+    """The public names of Python: the package, and the kernels."""
+    blocks = [
+        "# Python API",
+        wrapped(f"{ecrm.__doc__} Names that are not on this page may change at any time."),
+        "## ecrm",
+    ]
+    for name in ecrm.__all__:
+        thing = getattr(ecrm, name)
+        blocks += described(name, thing) if callable(thing) else [f"`{name}`: text."]
+    blocks += [
+        "## ecrm.kernels",
+        *paragraphs(kernels),
+        wrapped(
+            "Shapes are in brackets, with their letters in a legend. Tensors are those of torch."
+        ),
+    ]
+    for module in kernel_modules():
+        readme = Path("kernels") / module.__name__.rpartition(".")[2] / "README.md"
+        more = [f"[How it works, formulas, measurements](../../{readme})"]
+        blocks += [f"### {module.__name__}", *paragraphs(module)]
+        blocks += more if (ROOT / readme).exists() else []
+        for name, thing in public(module):
+            blocks += described(name, thing)
+    return "\n\n".join(blocks)
+
+
+def kernel_modules() -> list[ModuleType]:
+    """The packages in ecrm.kernels, one for each operation."""
+    found = pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}.")
+    return [importlib.import_module(module.name) for module in found if module.ispkg]
+
+
+def public(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions and classes of `__all__`."""
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if callable(thing):
+            yield name, thing
+
+
+def described(name: str, thing: Callable[..., Any]) -> list[str]:
+    """A function or class: its signature and its docstring."""
+    return [f"#### {name}", f"```python\n{signature(thing)}\n```", *paragraphs(thing)]
+
+
+def signature(thing: Callable[..., Any]) -> str:
+    """The head of a function, or the fields of a class, as they are in the source."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+    if isinstance(node, ast.ClassDef):
+        fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+        return "\n".join([f"class {node.name}:", *(f"    {ast.unparse(part)}" for part in fields)])
+    if not isinstance(node, ast.FunctionDef):
+        raise TypeError(f"{thing} is neither a function nor a class")
+    texts = list(argument_texts(node.args))
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    if len(whole := f"{node.name}({', '.join(texts)}){returns}") <= COLUMNS:
+        return whole
+    return "\n".join([f"{node.name}(", *(f"    {text}," for text in texts), f"){returns}"])
+
+
+def argument_texts(arguments: ast.arguments) -> Iterator[str]:
+    """Each argument with its type and default."""
+    positional = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    for argument, default in zip(positional, defaults):
+        yield ast.unparse(argument) + (f" = {ast.unparse(default)}" if default else "")
+    if arguments.kwonlyargs:
+        yield "*"
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        yield ast.unparse(argument) + (f" = {ast.unparse(default)}" if default else "")
+
+
+def paragraphs(thing: object) -> list[str]:
+    """The docstring, each paragraph wrapped; what follows `Args:` is a list."""
+    first_line(thing)
+    return [
+        arguments_list(paragraph) if paragraph.startswith(ARGUMENTS) else wrapped(paragraph)
+        for paragraph in (inspect.getdoc(thing) or "").split("\n\n")
+    ]
+
+
+ARGUMENTS = "Args:\n"
+
+
+def arguments_list(paragraph: str) -> str:
+    """One point for each argument: its name, and what there is to say of it."""
+    points = re.split(r"^    (?=\w)", paragraph.removeprefix(ARGUMENTS), flags=re.MULTILINE)[1:]
+    named = (point.split(": ", 1) for point in points)
+    return "\n".join(wrapped(f"`{name}`: {meaning}", "- ") for name, meaning in named)
+
+
 def index_page() -> str:
     """The list of all pages."""
     points = [
@@ -276,6 +376,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "files.md": files_page,
     "exit-codes.md": exit_codes_page,
+    "api.md": api_page,
 }
 
 

@@ -9,19 +9,29 @@ import torch
 
 from ecrm.kernels import check, dispatch, native
 
+__all__ = ["decode"]
+
 MOST_UNITS = 255
 
 
 def decode(
     units: torch.Tensor | Sequence[torch.Tensor], matrix: torch.Tensor, backend: str = "auto"
 ) -> torch.Tensor:
-    """`out[w, i] = XOR over u of matrix[w, u] * units[u][i]` over GF(2^8) modulo 0x11d.
+    """Decode lost units, or encode parity: multiply a matrix with units, over GF(2^8).
 
-    Legend: k units, w wanted units, n stripes, W bytes per unit. units: uint8 [k, n, W], or k
-    tensors uint8 [n, W]; rows of W bytes contiguous, all strides allowed. matrix: uint8 [w, k],
-    contiguous, on the CPU: `ReedSolomon.decode_matrix`, or its `coefficients` to encode. Returns a
-    new uint8 [w, n, W] on the units' device. k and w are at most 255, k at least 1. Raises
-    TypeError or ValueError, with the numbers.
+    `out[w, i] = XOR over u of matrix[w, u] * units[u][i]`, modulo 0x11d.
+
+    Legend: k units, w wanted units, n stripes, W bytes per unit; k from 1 to 255, w at most 255.
+
+    Args:
+        units: uint8 [k, n, W], or k tensors uint8 [n, W]. Rows of W bytes contiguous; all strides
+            allowed.
+        matrix: uint8 [w, k], contiguous, on the CPU. `ReedSolomon.decode_matrix`, or its
+            `coefficients` to encode.
+
+    Returns a new uint8 [w, n, W] on the units' device.
+
+    Raises TypeError or ValueError, with the numbers.
     """
     planes = list(units)
     if not 1 <= len(planes) <= MOST_UNITS:

@@ -1,4 +1,4 @@
-"""DLRM's dot interaction straight from unique rows, and its gradients straight into their sums."""
+"""DLRM's dot interaction on unique rows, and its gradients, summed per row."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ import torch
 from ecrm.kernels import check, dispatch, native
 from ecrm.kernels.scatter_add import scatter_add
 
+__all__ = ["dot_interaction", "dot_interaction_backward"]
+
 
 def dot_interaction(
     dense: torch.Tensor, values: torch.Tensor, places: torch.Tensor, backend: str = "auto"
 ) -> torch.Tensor:
-    """Dense rows, followed by the dot products of every pair among a sample's dense row and its F embedding rows.
+    """DLRM's interaction: a sample's dense row, then the dot products of all pairs of its rows.
 
-    Legend: B samples, F features, U unique rows of D floats. dense: float32 [B, D]. values: float32
-    [U, D]. places: int64 [B * F], which row of `values` each (sample, feature) is, contiguous.
-    Returns new float32 [B, D + F (F + 1) / 2]; pairs in the order of torch.triu_indices. Matrices
-    may be views with a row stride. Raises TypeError or ValueError, with the numbers.
+    A sample has one dense row and F embedding rows. Pairs are in the order of torch.triu_indices.
+
+    Legend: B samples, F features, U unique rows of D floats.
+
+    Args:
+        dense: float32 [B, D]. May be a view with a row stride.
+        values: float32 [U, D]. May be a view with a row stride.
+        places: int64 [B * F], contiguous. Which row of `values` each (sample, feature) is.
+
+    Returns a new float32 [B, D + F (F + 1) / 2].
+
+    Raises TypeError or ValueError, with the numbers.
     """
     chosen, features = _checked(dense, values, places, backend)
     if chosen == "reference":
@@ -50,12 +60,21 @@ def dot_interaction_backward(
     backend: str = "auto",
     sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `dense`, float32 [B, D], and of `values`, float32 [U, D], from those of the result of `dot_interaction`.
+    """Gradients of `dense` and of `values`, from those of the result of `dot_interaction`.
 
-    gradients: float32 [B, D + F (F + 1) / 2]; the rest, and what is raised, as there. sums: float32
-    [U, D], contiguous, overwritten by the gradients of `values`; None: new, as those of `dense`
-    are. Each row's gradients are summed in the order of `places`, so that the bits are the same on
-    every machine, but for the sign and payload of NaNs.
+    Each row's gradients are summed in the order of `places`. So the bits are the same on every
+    machine, but for the sign and payload of NaNs.
+
+    Args:
+        gradients: float32 [B, D + F (F + 1) / 2]. May be a view with a row stride.
+        dense: As in `dot_interaction`.
+        values: As in `dot_interaction`.
+        places: As in `dot_interaction`.
+        sums: float32 [U, D], contiguous, overwritten by the gradients of `values`. None: new memory.
+
+    Returns float32 [B, D], new, and float32 [U, D].
+
+    Raises TypeError or ValueError, with the numbers.
     """
     chosen, features = _checked(dense, values, places, backend)
     batch, width = dense.shape

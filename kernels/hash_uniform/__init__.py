@@ -7,6 +7,8 @@ import torch
 from ecrm.kernels import check, dispatch, native
 from ecrm.kernels.hash_uniform.reference import fill, signed
 
+__all__ = ["hash_uniform"]
+
 _LARGEST = 2**64 - 1
 
 
@@ -18,13 +20,23 @@ def hash_uniform(
     bound: float | torch.Tensor,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """The values float32 [n, D] of the given rows, uniform in [-bound, bound); a new tensor.
+    """Initial values of rows, uniform in [-bound, bound).
 
-    seed: 0..2^64-1. table: 0..2^64-1 for all rows, or the number of each row's, int64 [n],
-    contiguous. rows: int64 [n], contiguous, >= 0, in any order, may repeat. dimension: D >= 0.
-    bound: one for all rows, or float32 [n], contiguous. The value of (row, column) does not depend
-    on which other rows are asked for, nor on D. Formula: README.md. Raises TypeError or ValueError,
-    with the numbers.
+    The value of (row, column) depends neither on D nor on which other rows are asked for. The
+    formula is in README.md.
+
+    Legend: n rows, D columns.
+
+    Args:
+        seed: From 0 to 2^64 - 1.
+        table: From 0 to 2^64 - 1 for all rows, or one number per row: int64 [n], contiguous.
+        rows: int64 [n], contiguous, none negative. In any order; may repeat.
+        dimension: D, at least 0.
+        bound: One for all rows, or float32 [n], contiguous.
+
+    Returns a new float32 [n, D].
+
+    Raises TypeError or ValueError, with the numbers.
     """
     for name, number in (("seed", seed), ("table", table)):
         if isinstance(number, int) and not 0 <= number <= _LARGEST:

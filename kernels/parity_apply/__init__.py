@@ -6,6 +6,8 @@ import torch
 
 from ecrm.kernels import check, dispatch, native
 
+__all__ = ["parity_apply"]
+
 
 def parity_apply(
     parity: torch.Tensor,
@@ -14,14 +16,20 @@ def parity_apply(
     delta: torch.Tensor,
     backend: str = "auto",
 ) -> None:
-    """`parity[rows[i]] ^= coefficients[i] * delta[i]` over GF(2^8) modulo 0x11d, in place.
+    """Add multiples of deltas to parity rows, over GF(2^8), in place.
 
-    Legend: P parity rows of W bytes, n deltas. parity: uint8 [P, W], changed; rows contiguous, the
-    matrix may be a view with a row stride. rows: int64 [n], contiguous; numbers may repeat, in any
-    order. coefficients: uint8 [n], contiguous, or one int 0..255 for all; 1 is a plain XOR, 0 does
-    nothing. delta: uint8 [n, W], rows contiguous. Applying the same call twice takes it back. Not
-    checked: that `delta` and `parity` are different memory. Raises TypeError or ValueError, with
-    the numbers, before anything is written.
+    `parity[rows[i]] ^= coefficients[i] * delta[i]`, modulo 0x11d. The same call again takes it back.
+
+    Legend: P parity rows of W bytes, n deltas.
+
+    Args:
+        parity: uint8 [P, W], changed. Rows contiguous; may be a view with a row stride.
+        rows: int64 [n], contiguous. In any order; may repeat.
+        coefficients: uint8 [n], contiguous, or one int from 0 to 255 for all. 1 is a plain XOR, 0
+            does nothing.
+        delta: uint8 [n, W], rows contiguous. Not checked: that its memory is not that of `parity`.
+
+    Raises TypeError or ValueError, with the numbers, before anything is written.
     """
     if isinstance(coefficients, int) and not 0 <= coefficients <= 255:
         raise ValueError(f"coefficient {coefficients} is outside 0..255")

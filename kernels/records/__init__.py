@@ -16,14 +16,30 @@ import torch
 
 from ecrm.kernels import check, dispatch, native
 
+__all__ = [
+    "RecordLog",
+    "gather_records",
+    "merge_records",
+    "record_bytes",
+    "scatter_records",
+    "xor_records",
+]
+
 
 @dataclass
 class RecordLog:
-    """Rows, none twice, and the XOR of the deltas of each since it was appended: a log with room for C rows, the first `count` of which are there.
+    """A log of rows, each with the XOR of all its deltas since it was appended.
 
-    rows: int64 [C], contiguous. records: uint8 [C, B], contiguous. places: int32 [R], contiguous: 1
-    more than the place in the log of each row there may be, 0 of those not there; several logs of
-    rows that differ may share it. Not checked: that places agree with the log.
+    No row is in it twice. Not checked: that `places` agrees with the log.
+
+    Legend: room for C rows, B bytes per record, row numbers below R.
+
+    Args:
+        rows: int64 [C], contiguous.
+        records: uint8 [C, B], contiguous.
+        places: int32 [R], contiguous. 1 more than a row's place in the log, 0 where it is not there.
+            Several logs may share it if none has a row of another.
+        count: How many rows are there, from the first on.
     """
 
     rows: torch.Tensor
@@ -65,7 +81,7 @@ class RecordLog:
 
 
 def record_bytes(weights: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
-    """B, the bytes of one record."""
+    """The bytes of one record, B."""
     return sum(part.shape[1:].numel() * part.element_size() for part in (weights, *state))
 
 
@@ -76,7 +92,14 @@ def gather_records(
     backend: str = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The records of the named rows, uint8 [n, B], in `out` or new memory; rows may repeat."""
+    """Copy the records of rows.
+
+    Args:
+        rows: May repeat.
+        out: uint8 [n, B], overwritten. None: new memory.
+
+    Returns uint8 [n, B].
+    """
     parts = _parts(weights, state, rows)
     records = out
     if records is None:
@@ -97,8 +120,15 @@ def scatter_records(
     backend: str = "auto",
     picked: torch.Tensor | None = None,
 ) -> None:
-    """Overwrite the named rows and their state with `records`, uint8 [n, B]; with `picked`, int64 [n], contiguous, which may repeat, with
-    `records[picked]` of any number of records, [any, B]. Not checked: that no row repeats."""
+    """Overwrite rows and their state with records.
+
+    Not checked: that no row repeats.
+
+    Args:
+        records: uint8 [n, B].
+        picked: int64 [n], contiguous; may repeat. `records[picked]` is taken in place of `records`,
+            which may then have any number of rows.
+    """
     parts = _parts(weights, state, rows)
     if picked is None:
         _check_records(parts, rows.shape[0], records)
@@ -116,9 +146,11 @@ def xor_records(
     delta: torch.Tensor,
     backend: str = "auto",
 ) -> None:
-    """XOR `delta` uint8 [n, B] into the named rows and their state: takes an update back, or applies it again.
+    """XOR deltas into rows and their state: undo an update, or apply it again.
 
-    Rows may repeat on "cpu"; on "reference" each at most once (not checked).
+    Args:
+        rows: May repeat on "cpu". On "reference" each is there at most once (not checked).
+        delta: uint8 [n, B].
     """
     parts = _parts(weights, state, rows)
     _check_records(parts, rows.shape[0], delta)
@@ -128,10 +160,11 @@ def xor_records(
 def merge_records(
     log: RecordLog, rows: torch.Tensor, delta: torch.Tensor, backend: str = "auto"
 ) -> None:
-    """XOR `delta` uint8 [n, B] of `rows`, none twice, into `log`; those not there yet are appended, in the order given.
+    """XOR the deltas of rows into a log; rows that it does not have are appended, in their order.
 
-    Not checked: that no row repeats. Raises TypeError or ValueError, with the numbers, before
-    anything is written.
+    Args:
+        rows: None twice (not checked).
+        delta: uint8 [n, B].
     """
     log.check_room(rows)
     check.matrix("delta", delta, (torch.uint8,))

@@ -6,6 +6,8 @@ import torch
 
 from ecrm.kernels import check, dispatch, native
 
+__all__ = ["scatter_add"]
+
 
 def scatter_add(
     out: torch.Tensor,
@@ -15,17 +17,24 @@ def scatter_add(
     seen: torch.Tensor | None = None,
     picked: torch.Tensor | None = None,
 ) -> None:
-    """`out[index[i]] += values[i]` for i = 0, 1, ... n-1 in that order: the same bits on every machine, but for the sign and payload of NaNs.
+    """Add rows to rows, in order: `out[index[i]] += values[i]` for i = 0, 1, ... n-1.
 
-    Legend: U rows of D floats, n rows added. out: float32 [U, D], changed. index: int64 [n],
-    contiguous, may repeat. values: float32 [n, D]. seen: uint8 [U], contiguous, changed: a row of
-    `out` where it is 0 need hold nothing, counts as zeros when something is added to it, and is
-    seen from then on; `out` may be wider than `values` then, [U, at least D], and what lies beyond
-    them becomes zeros. Rows never seen are left as they are. None: all are. picked: int64 [n],
-    contiguous, may repeat: `values[picked[i]]` is added in place of `values[i]`, of any number of
-    values, [any, D]. Matrices may be views with a row stride, if rows are contiguous. Not checked:
-    that `out` and `values` are different memory. Raises TypeError or ValueError, with the numbers,
-    before anything is written.
+    The bits are the same on every machine, but for the sign and payload of NaNs. Matrices may be
+    views with a row stride if rows are contiguous.
+
+    Legend: U rows of D floats, n rows added.
+
+    Args:
+        out: float32 [U, D], changed. Not checked: that its memory is not that of `values`.
+        index: int64 [n], contiguous; may repeat.
+        values: float32 [n, D].
+        seen: uint8 [U], contiguous, changed. A row of `out` with 0 here counts as zeros, whatever it
+            holds, and gets 1 when something is added to it. Rows that stay 0 are left as they are.
+            `out` may then be wider than D; what lies beyond `values` becomes zeros. None: all are 1.
+        picked: int64 [n], contiguous; may repeat. `values[picked[i]]` is added in place of
+            `values[i]`; `values` may then have any number of rows.
+
+    Raises TypeError or ValueError, with the numbers, before anything is written.
     """
     check.matrix("out", out, (torch.float32,), written=True)
     check.matrix("values", values, (torch.float32,))

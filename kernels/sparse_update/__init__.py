@@ -1,4 +1,4 @@
-"""Sparse optimizers that tell, in the same pass, which bits of each touched record changed."""
+"""Optimizers of embedding rows that also tell, in the same pass, which bits have changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from ecrm.kernels import check, dispatch, native
 from ecrm.kernels.records import RecordLog, merge_records, record_bytes
+
+__all__ = ["OPTIMIZERS", "sparse_update", "state_widths"]
 
 _LOGGED_BYTES = 1 << 18
 """Of deltas at a time on their way to a log: what stays in a second-level cache; less takes longer (measured: 16 KiB, an eighth)."""
@@ -60,7 +62,10 @@ class _Update(ctypes.Structure):
 
 
 def state_widths(optimizer: str, dimension: int) -> tuple[int, ...]:
-    """Floats of optimizer state per row, one entry per state tensor: () for sgd, (1,), (D,), (D, D)."""
+    """Floats of optimizer state per row, one number per state tensor.
+
+    () for sgd, (1,) for rowwise_adagrad, (D,) for adagrad, (D, D) for adam.
+    """
     widths = {
         "sgd": (),
         "rowwise_adagrad": (1,),
@@ -87,21 +92,28 @@ def sparse_update(
     log: RecordLog | None = None,
     backend: str = "auto",
 ) -> None:
-    """One optimizer step on the given rows, in place; `delta[i]` becomes old bits XOR new bits of record i.
+    """Do one optimizer step on the given rows, in place, and tell which bits it changed.
 
-    Legend: R rows of D elements, n rows touched, B bytes per record (`ecrm.kernels.records`).
-    weights: float32, float16 or bfloat16 [R, D], changed. state: float32, changed: () for "sgd";
-    ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for "adagrad"; ([R, D] first moment, [R, D]
-    second moment) for "adam". rows: int64 [n], contiguous, each at most once (not checked).
-    gradients: float32 [n, D], already summed over all occurrences of the row. step: counts from 1;
-    used by "adam" only, as `betas` are. delta: uint8 [n, B], overwritten; None: not wanted. The
-    record is the row's bytes, then each state's. With float32 weights it may begin at the address
-    of `gradients`, rows as many bytes apart, and then takes their place; any other overlap is not
-    checked. log: gets the deltas merged into it (`merge_records`), with zeros for what its records
-    have beyond B bytes; None: not wanted. Not together with `delta`. All matrices may be views with
-    a row stride, if rows are contiguous. Formulas, the order of operations and how close they are
-    to FBGEMM's: README.md. All backends agree to the last bit, but for the sign and payload of
-    NaNs. Raises TypeError or ValueError, with the numbers, before anything is written.
+    All backends agree to the last bit, but for the sign and payload of NaNs. Formulas, the order of
+    operations and how close they are to FBGEMM's are in README.md. All matrices may be views with a
+    row stride if rows are contiguous.
+
+    Legend: R rows of D elements, n rows touched, B bytes per record (see `ecrm.kernels.records`).
+
+    Args:
+        weights: float32, float16 or bfloat16 [R, D], changed.
+        state: float32, changed. () for "sgd"; ([R] or [R, 1],) for "rowwise_adagrad"; ([R, D],) for
+            "adagrad"; ([R, D] first moment, [R, D] second moment) for "adam".
+        rows: int64 [n], contiguous, each at most once (not checked).
+        gradients: float32 [n, D], already summed over all occurrences of a row.
+        step: Counts from 1. Used by "adam" only, as `betas` are.
+        delta: uint8 [n, B], overwritten by old bits XOR new bits of each record. None: not wanted.
+            With float32 weights it may begin at the address of `gradients`, with the same row
+            stride, and takes their place. Any other overlap is not checked.
+        log: Gets the deltas merged into it, as by `merge_records`, with zeros beyond B bytes. None:
+            not wanted. Not together with `delta`.
+
+    Raises TypeError or ValueError, with the numbers, before anything is written.
     """
     widths = state_widths(optimizer, weights.shape[1] if weights.dim() == 2 else 0)
     check.matrix("weights", weights, check.WEIGHT_TYPES, written=True)

@@ -1,4 +1,4 @@
-"""Rows in the order of the shards that hold them, and of the units of their stripes, so that all that goes to one rank lies together.
+"""Sort rows by shard and by unit of their stripes, so that what goes to one rank lies together.
 
 Local row r of a shard is data unit `r % units` of a stripe, in the period `r // units`. Legend: n
 rows, U of them different. `rows` is int64 [n], contiguous, none negative, n below 2^32. All
@@ -14,11 +14,16 @@ from torch import Tensor
 
 from ecrm.kernels import check, dispatch, native
 
+__all__ = ["split_by_shard", "split_by_unit", "unique_by_unit"]
+
 _LARGEST = (1 << 63) - 1
 
 
 def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """Unique `rows`, unit by unit and ascending in each, int64 [U], and the place of each of `rows` among them, int64 [n]."""
+    """Unique rows, unit by unit and ascending in each, and the place of each row among them.
+
+    Returns int64 [U] and int64 [n].
+    """
     chosen = _choose("unique_by_unit", rows, units, backend)
     if chosen == "reference":
         from ecrm.kernels.unit_order import reference
@@ -34,7 +39,10 @@ def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Ten
 def split_by_unit(
     rows: Tensor, units: int, backend: str = "auto"
 ) -> tuple[list[int], Tensor, bool]:
-    """How many of `rows` are of each unit, the period of each, int64 [n], and whether their units ascend."""
+    """How many rows each unit has, the period of each row, and whether the units ascend.
+
+    Returns a list of `units` numbers, int64 [n], and a bool.
+    """
     chosen = _choose("split_by_unit", rows, units, backend)
     if chosen == "reference":
         from ecrm.kernels.unit_order import reference
@@ -50,11 +58,13 @@ def split_by_unit(
 def split_by_shard(
     rows: Tensor, k: int, m: int, shards: int, backend: str = "auto"
 ) -> tuple[list[int], Tensor, Tensor]:
-    """Rows of a row space by the shard that holds them: how many are each shard's, and then, shard by shard and in the order given in each, their
-    places in `rows`, int64 [n], and their local row numbers there, int64 [n].
+    """Sort the rows of a row space by the shard that holds them.
 
-    Stripes are of `k` data and `m` parity units over `shards` shards, as `ecrm.placement.stripes`
-    lays them out.
+    Stripes have `k` data and `m` parity units over `shards` shards, as `ecrm.placement.stripes` lays
+    them out.
+
+    Returns how many rows each shard has; then, shard by shard and in the order given in each, their
+    places in `rows`, int64 [n], and their local row numbers in the shard, int64 [n].
     """
     chosen = _choose("split_by_shard", rows, k, backend)
     if m < 0 or k + m > shards:
