@@ -9,7 +9,7 @@ import sys
 
 from ecrm.console import Progress
 from ecrm.errors import UsageError
-from ecrm.simulate.batch import judged, run_range
+from ecrm.simulate.seed_range import judged, run_range
 from ecrm.wording import counted
 
 PLAIN_SECONDS = 30.0

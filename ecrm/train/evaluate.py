@@ -16,7 +16,7 @@ from torch import Tensor
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.metrics import Histogram, logit_losses
-from ecrm.model.batch import SlotBatch
+from ecrm.model.slot_batch import SlotBatch
 from ecrm.train.finite import origin
 from ecrm.transport.base import PeerFailure
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ecrm.errors import NotFinite
-from ecrm.model.batch import SlotBatch
+from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import RowSpace
 
 REMEDY = "lower train.sparse_lr or train.dense_lr"

@@ -21,7 +21,7 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.memory_count import Memory
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import DataError, ParityMismatch
-from ecrm.model.batch import SlotBatch, SlotResult, backward, forward
+from ecrm.model.slot_batch import SlotBatch, SlotResult, backward, forward
 from ecrm.process.agreed_stop import meet
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport

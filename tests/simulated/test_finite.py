@@ -12,8 +12,8 @@ from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.errors import NotFinite
-from ecrm.model.batch import SlotBatch
 from ecrm.model.dlrm import build_dense_parts
+from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.train.finite import FiniteWatch, origin

@@ -20,12 +20,12 @@ from ecrm.engine.hooks import Hooks
 from ecrm.engine.step_log import StepLog
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
-from ecrm.simulate import batch
-from ecrm.simulate.batch import SimulationFailed, run_range
+from ecrm.simulate import seed_range
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.promise import Circle, crowded, widest_k
 from ecrm.simulate.schedule import draw, parse_seed
+from ecrm.simulate.seed_range import SimulationFailed, run_range
 from ecrm.simulate.simulation import Failed, run_schedule
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
@@ -168,7 +168,7 @@ def test_whatever_goes_wrong_names_its_seed(monkeypatch):
 def test_a_range_says_how_far_it_is(monkeypatch):
     numbers = dict.fromkeys(("recoveries", "reshapes", "commits", "rows_checked", "calls"), 0)
     verdict = SimpleNamespace(refused=None, mix=Counter(), deaths=3, **numbers)
-    monkeypatch.setattr(batch, "_run_some", lambda work: [verdict] * len(work[1]))
+    monkeypatch.setattr(seed_range, "_run_some", lambda work: [verdict] * len(work[1]))
     out, seconds = io.StringIO(), itertools.count(0.0, 20.0)
     progress = Progress("fatal", out, lambda: next(seconds), "schedules", 30.0)
     run_range(range(100), "fatal", 1, progress)

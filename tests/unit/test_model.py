@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ecrm.errors import UsageError
-from ecrm.model.batch import SlotBatch, backward, forward
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
+from ecrm.model.slot_batch import SlotBatch, backward, forward
 
 pytestmark = pytest.mark.parallel
 
