@@ -89,17 +89,24 @@ def config_page() -> str:
             wanted = "" if key.rule.choices else f" {sentence(key.wanted)}"
             blocks += [
                 f"### {section}.{key.name}",
-                wrapped(key.rule.description),
+                wrapped(with_keys_marked(key.rule.description)),
                 wrapped(default + wanted),
             ]
             if key.rule.choices:
                 blocks.append(
                     "\n".join(
-                        wrapped(f"`{choice}`" + (f": {text}" if text else ""), "- ")
+                        wrapped(
+                            f"`{choice}`" + (f": {with_keys_marked(text)}" if text else ""), "- "
+                        )
                         for choice, text in key.rule.choices.items()
                     )
                 )
     return "\n\n".join(blocks)
+
+
+def with_keys_marked(text: str) -> str:
+    """The text with every config key in it as code."""
+    return re.sub(rf"\b(?:{'|'.join(SECTIONS)})\.[a-z]\w*", r"`\g<0>`", text)
 
 
 def cli_page() -> str:

@@ -204,7 +204,8 @@ class ClusterConfig:
     )
     failure_domain: str = key(
         "rank",
-        "What may be lost at once. A failure domain never holds two units of one stripe.",
+        "What may be lost at once. "
+        "The units of a stripe are kept in different domains while there are enough.",
         choices={"rank": "One rank.", "host": "All ranks of a host."},
     )
     oversubscribed: str = key(
@@ -247,7 +248,7 @@ class ProtectionConfig:
 
     name: str = key(
         "erasure",
-        "The protection.",
+        "What protects rows and optimizer state.",
         choices={
             "none": "Nothing is kept. A death ends the run unless there are checkpoints.",
             "erasure": "Reed-Solomon parity over rows and optimizer state.",
@@ -284,9 +285,9 @@ class ProtectionConfig:
     )
     rebuild_rows_per_step: int = key(
         4096,
-        "Rows of each lost shard that are rebuilt per step. Those that the step asks for come "
-        "first, however many they are; others follow until this number is reached. "
-        "Rows that were never updated do not count.",
+        "Rows of each lost shard that are rebuilt per step; with stateless, read from the "
+        "checkpoint. Those that the step asks for come first, however many they are. Others follow "
+        "until this number is reached. Rows that were never updated do not count.",
         minimum=1,
     )
     scrub_rows_per_step: int = key(
