@@ -322,7 +322,7 @@ def signature(thing: Callable[..., Any]) -> str:
         return "\n".join([f"class {node.name}:", *(f"    {ast.unparse(part)}" for part in fields)])
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{thing} is neither a function nor a class")
-    texts = list(argument_texts(node.args))
+    texts = [text.replace("'", '"') for text in argument_texts(node.args)]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
     if len(whole := f"{node.name}({', '.join(texts)}){returns}") <= COLUMNS:
         return whole

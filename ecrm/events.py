@@ -50,7 +50,7 @@ COMMITTED = Field("integer", "last commit, to which all ranks have gone back")
 REDONE = Field("integer", "steps begun after that commit, which are done again", "steps")
 RECOVERY = Field("number", "from noticing to the end of the recovery", "seconds")
 FAILURES_LEFT = Field("integer", "failures that can be survived at once from now on", "failures")
-PHASE = Field("text", "phase of the step, such as parity; the phases are those of `--kill`")
+PHASE = Field("text", "phase of the step, such as `parity`")
 DEAD = Field("list", "ranks that died")
 KILL = {
     "rank": Field("integer", "the rank"),
@@ -82,7 +82,7 @@ EVENTS: dict[str, Event] = {
             "dense_arch": Field("text", "implementation of the dense parts that is used"),
             "world_size": Field("integer", "number of ranks", "ranks"),
             "oversubscribed": Field(
-                "text", "bind, sleep or poll; null where each rank has a core", null=True
+                "text", "`bind`, `sleep` or `poll`; null where each rank has a core", null=True
             ),
             "lends_memory_to": Field(
                 "list", "ranks that read shared memory of the rank that writes this event"
@@ -96,7 +96,7 @@ EVENTS: dict[str, Event] = {
             ),
             "before": Field(
                 "text",
-                "how the start before this one ended: stopped, failed or killed",
+                "how the start before this one ended: `stopped`, `failed` or `killed`",
                 optional=True,
             ),
             "resumed": Field(
@@ -225,11 +225,11 @@ EVENTS: dict[str, Event] = {
         },
     ),
     "rolled_back": Event(
-        "More was lost than the protection covers; all ranks loaded a checkpoint.",
+        "All ranks went back to a checkpoint, or to the last commit in mapped files.",
         {
-            "step": Field("integer", "step of the checkpoint"),
+            "step": Field("integer", "step that they went back to"),
             "epoch": Field("integer", "number of the view"),
-            "from_step": Field("integer", "steps begun before"),
+            "from_step": Field("integer", "steps begun by then"),
             "why": Field("text", "what was lost"),
             "seconds": Field("number", "time that it took", "seconds"),
         },
@@ -238,7 +238,7 @@ EVENTS: dict[str, Event] = {
         "A checkpoint is complete and on disk.",
         {
             "step": Field("integer", "step of the checkpoint"),
-            "kind": Field("text", "full or incremental"),
+            "kind": Field("text", "`full` or `incremental`"),
             "rows": Field("integer", "rows written", "rows"),
             "bytes": Field("integer", "bytes written", "bytes"),
             "seconds": Field("number", "from its begin until it is on disk", "seconds"),
@@ -257,7 +257,7 @@ EVENTS: dict[str, Event] = {
         {
             "step": STEP,
             "kind": Field(
-                "text", "what is wrong: data, state (of the optimizer), parity, or unknown"
+                "text", "what is wrong: `data`, `state` (of the optimizer), `parity` or `unknown`"
             ),
             "table": Field("text", "table of the wrong row", null=True),
             "row": Field("integer", "number of the wrong row in its table", null=True),

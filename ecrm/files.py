@@ -325,7 +325,7 @@ SUMMARY: Mapping[str, Field] = {
             "from_step": Field("integer", "step that it went on from"),
             "seen_step": Field("integer", "last step in its events"),
             "failures": Field("integer", "failures that it survived"),
-            "ended": Field("text", "complete, stopped, failed or killed"),
+            "ended": Field("text", "`complete`, `stopped`, `failed` or `killed`"),
         },
     ),
     **KEPT,

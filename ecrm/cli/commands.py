@@ -20,6 +20,7 @@ from ecrm.cli.export import add_parser as add_export
 from ecrm.cli.simulate import add_parser as add_simulate
 from ecrm.config import effective, load_config, reference
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
+from ecrm.faults.kill import PHASES
 from ecrm.process.preflight import preflight_ulfm, say_once
 
 if TYPE_CHECKING:
@@ -144,8 +145,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RANK@STEP[:PHASE]",
-        help="kill this rank when this phase of this step begins (by default input); repeatable. "
-        "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside",
+        help="kill this rank when this phase of this step begins; repeatable. "
+        "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
+        f"PHASE is by default input, or one of {', '.join(PHASES)}",
     )
 
 
