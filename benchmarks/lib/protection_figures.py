@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullFormatter
 
-from lib.charts import BAR, COLOURS, INK, Figure, bars, legend
+from lib.charts import BAR, COLOURS, INK, PATCH, Figure, bars, legend
 from lib.contenders import CONTENDERS, REBUILD_ROWS
 from lib.ratios import KEPT_BAR, Row
-from lib.tables import groups, sizes
-from lib.versus import OURS, by_round, overheads
+from lib.tables import groups, numbers, sizes
+from lib.versus import BASELINES, OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48
 """Buckets that the time line of a figure has."""
@@ -137,18 +137,20 @@ def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
     )
 
 
-def _rates(rows: Sequence[Row], begin: float, end: float) -> tuple[list[float], list[float]]:
-    """(middles of buckets, new samples per second in each), the samples of a span spread evenly over its time."""
-    width = (end - begin) / BUCKETS_PER_INTERVAL
-    samples, covered = [0.0] * BUCKETS_PER_INTERVAL, [0.0] * BUCKETS_PER_INTERVAL
+def _rates(
+    rows: Sequence[Row], begin: float, end: float, buckets: int = BUCKETS_PER_INTERVAL
+) -> tuple[list[float], list[float]]:
+    """(middles of buckets, new samples per second in each); a span's samples are spread evenly."""
+    width = (end - begin) / buckets
+    samples, covered = [0.0] * buckets, [0.0] * buckets
     for row in rows:
         since, until, new = float(row["begin"]), float(row["end"]), float(row["new_samples"])
-        for bucket in range(BUCKETS_PER_INTERVAL):
+        for bucket in range(buckets):
             overlap = min(until, begin + (bucket + 1) * width) - max(since, begin + bucket * width)
             if overlap > 0:
                 samples[bucket] += new * overlap / (until - since)
                 covered[bucket] += overlap
-    shown = [bucket for bucket in range(BUCKETS_PER_INTERVAL) if covered[bucket] > 0]
+    shown = [bucket for bucket in range(buckets) if covered[bucket] > 0]
     return [begin + (bucket + 0.5) * width for bucket in shown], [
         samples[bucket] / covered[bucket] for bucket in shown
     ]
@@ -184,6 +186,61 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
         if names:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     axes.set_xlabel("seconds after the SIGKILL")
+
+
+def _spans(rows: Sequence[Row]) -> list[tuple[float, ...]]:
+    """(begin, end, new samples) of each row of protections_timeline.csv."""
+    return [tuple(float(row[name]) for name in ("begin", "end", "new_samples")) for row in rows]
+
+
+def _lost_seconds(rows: Sequence[Row]) -> float:
+    """What the kill at second 0 cost: from the begin of the step under way to the end of the first
+    new step after it, less one median step."""
+    spans = _spans(rows)
+    begin = max(since for since, _, _ in spans if since <= 0)
+    back = min(until for since, until, new in spans if since >= begin and new > 0)
+    return back - begin - statistics.median(until - since for since, until, _ in spans)
+
+
+def server_dies(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """New samples per second with parity and with checkpoints, one run each, a server killed."""
+    found = groups(rows, "regime", "contender")
+    regimes = _regimes(rows)
+    regime = "embedding-heavy" if "embedding-heavy" in regimes else regimes[0]
+    labels = {"parity": (OURS, COLOURS[0]), "checkpoints": (BASELINES[0], COLOURS[5])}
+    runs = {
+        label: (found[regime, name], colour)
+        for label, (name, colour) in labels.items()
+        if (regime, name) in found
+    }
+    axes = canvas.subplots()
+    # without the first and last steps of the shorter run
+    end = 0.85 * min((max(numbers(mine, "end")) for mine, _ in runs.values()), default=1.0)
+    for mine, colour in runs.values():
+        seconds, rates = _rates(mine, -end, end, buckets=96)
+        axes.plot(seconds, [rate / 1e3 for rate in rates], color=colour, linewidth=2.6)
+    most = axes.dataLim.y1
+    axes.axvline(0, color=BAR, linewidth=2)
+    said = [("server killed ", 0.0, 1.15 * most, "right", BAR)]
+    if "parity" in runs:
+        mine, colour = runs["parity"]
+        text = f"  parity: {_lost_seconds(mine):.2f} s lost"
+        said.append((text, 0.0, 1.15 * most, "left", colour))
+    if "checkpoints" in runs:
+        mine, colour = runs["checkpoints"]
+        lost = _lost_seconds(mine)
+        said.append((f"checkpoints:\n{lost:.1f} s lost", lost / 2, 0.3 * most, "center", colour))
+        longest = max((span for span in _spans(mine) if span[1] < 0), key=lambda s: s[1] - s[0])
+        said.append((" a checkpoint\n is written", longest[1], 0.3 * most, "left", colour))
+    for text, x, y, side, colour in said:
+        axes.text(
+            x, y, text, ha=side, va="center", color=colour, weight="bold", size=13, bbox=PATCH
+        )
+    axes.set_xlim(-end, end)
+    axes.set_ylim(0, 1.28 * most)
+    axes.set_ylabel("thousand new samples/s", size=13)
+    axes.set_xlabel("seconds before and after the SIGKILL", size=13)
+    axes.tick_params(labelsize=12)
 
 
 def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
@@ -312,6 +369,7 @@ PROTECTION_FIGURES = {
     "protections_copies": Figure("protections.csv", (11.0, 3.8), copies),
     "protections_rebuild": Figure("protections.csv", (9.0, 3.8), rebuild),
     "protections_timeline": Figure("protections_timeline.csv", (10.0, 8.0), throughput),
+    "server-dies": Figure("protections_timeline.csv", (8.0, 4.0), server_dies),
     "protections_size": Figure("protections_size.csv", (7.0, 3.8), size),
     "protections_accuracy": Figure("protections_accuracy.csv", (13.0, 4.2), accuracy),
     "protections_model": Figure("protections_model.csv", (12.0, 4.2), model),
