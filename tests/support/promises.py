@@ -74,7 +74,7 @@ def _erasure(k: int, m: int) -> Promise:
 
 PROMISES = {
     "none": Promise(
-        "docs/protections.md",
+        "docs/benchmarks/protections.md",
         "protection none",
         {"protection": "none"},
         {"protection.name": "none"},
