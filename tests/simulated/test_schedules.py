@@ -115,8 +115,8 @@ def caught_at(canary: Canary, seeds: int) -> int | None:
 
 
 def listed_canaries() -> dict[str, tuple[str, int, int]]:
-    """{name: (suite, seed at which it is caught, seeds within which it must be)} of docs/reproduce.md."""
-    text = (ROOT / "docs" / "reproduce.md").read_text()
+    """{name: (suite, seed at which it is caught, seeds within which it must be)} of docs/benchmarks/results.md."""
+    text = (ROOT / "docs" / "benchmarks" / "results.md").read_text()
     listed = re.findall(
         r"^\| ([^|]+) \| (survivable|fatal) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
     )
@@ -131,7 +131,7 @@ def test_a_broken_engine_is_caught(name, monkeypatch):
     seed = caught_at(canary, canary.seeds)
     assert seed is not None
     assert listed_canaries()[name] == (canary.suite, seed, canary.seeds), (
-        f"docs/reproduce.md: {name} is caught at seed {seed}"
+        f"docs/benchmarks/results.md: {name} is caught at seed {seed}"
     )
 
 
