@@ -9,7 +9,7 @@ embeddings are sharded over all of them. Writes {"samples_per_second", "step_sec
 
 What makes it a fair peer, and how that was verified (TorchRec 1.8.0, torch 2.13.0):
   same work   Both begin with the same dense parameters and rows, and see the same batches in the same slots: the mean
-              loss over a few steps equals ECRM's to five decimals, to which tests/mpi/test_benchmarks_smoke.py holds them. After that the
+              loss over a few steps equals ECRM's to five decimals, to which tests/mpi/test_benchmarks.py holds them. After that the
               two drift apart: sums are taken in another order, and a step makes more of the difference than the one before.
   plan        On CPUs EmbeddingBagCollectionSharder offers data-parallel, table-wise, column-wise and table-column-wise
               sharding; row-wise is for CUDA. The planner, free to choose, took table-wise; the plan and the most parts of a table are
