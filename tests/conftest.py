@@ -13,6 +13,18 @@ from ecrm.checkpoint.folder import Checkpoint, name_of
 from support.benchmarking import BENCHMARKS, program
 from support.drilling import BASE, CHECKPOINTS, Run, drill, launch
 
+MARKS = {"unit": "parallel", "simulated": "parallel", "drills": "drill"}
+"""Of all tests of a folder; those of tests/mpi have none."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, before `-m` selects by marks."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in MARKS:
+            item.add_marker(MARKS[folder])
+
 
 def prepared(folder: Path, rows: int, seed: int) -> Path:
     """A dataset of generated Criteo rows."""

@@ -1,4 +1,7 @@
-"""`make test`: first the tests marked `parallel`, a process per core; then, one after the other, those that start processes or measure time."""
+"""`make test`: first tests/unit and tests/simulated, a process per core; then tests/mpi, one by one.
+
+conftest.py marks the first `parallel`. All arguments go to pytest in both parts.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ KILLS = [
 """When everything is killed: in seconds from typing the line, or as soon as a file is there."""
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "sets",
     [

@@ -1,11 +1,8 @@
 """Benchmarks of whole runs that take long even at their smallest size."""
 
-import pytest
-
 from support.benchmarking import measured, program
 
 
-@pytest.mark.drill
 def test_checkpoints_beside_training(committed_results, benchmark_data, tmp_path):
     words = [
         "--smoke",

@@ -28,7 +28,6 @@ def there(folder: Path, steps: int) -> Callable[[], bool]:
 LONG = {"train.steps": 200, "train.global_batch": 64}
 
 
-@pytest.mark.drill
 def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, criteo_rows):
     """Two clusters with other protections go on from what a run left that was killed as a whole."""
     expected = launch(tmp_path / "undisturbed", criteo_rows, {**BASE, **LONG})
@@ -65,7 +64,6 @@ def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, 
         assert 40 <= run.summary["resumed"]["step"] < 200
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "sets",
     [{"protection.name": "checkpoint", "protection.verify_parity_at_end": False}, {}],
@@ -101,13 +99,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path, killed
     return run
 
 
-@pytest.mark.drill
 def test_a_run_killed_as_a_whole_goes_on_elsewhere(finished, undisturbed):
     assert finished.model == undisturbed
     assert finished.summary["resumed"]["step"] == 12 and "from step 12" in finished.output
 
 
-@pytest.mark.drill
 def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     tmp_path, criteo_rows, finished
 ):
@@ -162,7 +158,6 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     assert main(["export", str(finished.folder), "--output", str(tmp_path / "torchrec")]) == 2
 
 
-@pytest.mark.drill
 def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(
     tmp_path, next_day, killed_run
 ):
@@ -195,7 +190,6 @@ def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(
     assert run.model == calm.model != new.model
 
 
-@pytest.mark.drill
 def test_a_run_ends_early_at_the_same_step_with_kills_and_gone_on_with(tmp_path, criteo_rows):
     """The best evaluation, its checkpoint and the end for want of gain are the same, whoever dies, and after --resume."""
     early = {

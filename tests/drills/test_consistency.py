@@ -6,15 +6,12 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from support.drilling import RUN_SECONDS
 from support.paths import PROGRAMS
 
 MISBEHAVING = str(PROGRAMS / "misbehaving.py")
 
 
-@pytest.mark.drill
 def test_a_rank_with_other_data_or_config_ends_the_run_on_all_ranks(tmp_path, criteo_rows):
     other = tmp_path / "other"
     other.mkdir()

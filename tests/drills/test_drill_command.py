@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ecrm.files import DRILL
 
 DRILL_SECONDS = 200
@@ -38,7 +36,6 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "drill.json").read_text())
 
 
-@pytest.mark.drill
 def test_scheduled_kills(tmp_path, criteo_rows):
     """The reporter and a trainer die; progress is told at the end alone, step times are there."""
     folder = tmp_path / "drill"
@@ -86,7 +83,6 @@ SPARE_BYTES = 180_000_000
 """What an unused spare may hold of its own, most of it torch; one of the next 2m holds FBGEMM and TorchRec besides."""
 
 
-@pytest.mark.drill
 def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
     """Four spares, m = 1: two are ready to take over; one does, the third gets ready in its place, the fourth stays as it was."""
     folder = tmp_path / "drill"
@@ -108,7 +104,6 @@ def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
     assert "unused spares of the undisturbed run: 4, with" in output
 
 
-@pytest.mark.drill
 def test_random_kills_from_outside(tmp_path, criteo_rows):
     folder = tmp_path / "drill"
     sets = ("train.steps=300", "cluster.spares=2")
@@ -124,7 +119,6 @@ def test_random_kills_from_outside(tmp_path, criteo_rows):
     assert {entry["rank"] for entry in ranks if not entry["live"]} == set(dead)
 
 
-@pytest.mark.drill
 def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     """Two ranks on each of four hosts; both ranks of one go at once, a server among them."""
     folder = tmp_path / "drill"
@@ -145,7 +139,6 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     ) == 2
 
 
-@pytest.mark.drill
 def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, monkeypatch):
     """Its ranks say that they are elsewhere, so the drill cannot kill them, and the models are equal for no reason."""
     folder = tmp_path / "drill"
@@ -163,7 +156,6 @@ def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, m
     assert numbers(folder)["model_sha256_equal"]
 
 
-@pytest.mark.drill
 def test_a_drill_can_fail(tmp_path, criteo_rows):
     """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
     folder = tmp_path / "drill"

@@ -13,7 +13,6 @@ def shapes_of(run) -> list[tuple[int, int, int, int]]:
     return [(e["servers"], e["k"], e["m"], e["failures_left"]) for e in run.events_of("reshaped")]
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize(
     ("last", "shapes"),
@@ -42,7 +41,6 @@ def test_six_of_eight_servers_are_lost_two_at_a_time(
     assert shapes_of(run) == shapes
 
 
-@pytest.mark.drill
 def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbed):
     sets = {
         **BASE,
@@ -60,7 +58,6 @@ def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbe
     assert "too few ranks are left to keep stripe members apart" in run.output
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("layout", ["dedicated", "colocated"])
 def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbed, layout):
     """Eleven ranks on four hosts; three shards' units are never two on a host, so a host with three ranks is one loss."""
@@ -79,7 +76,6 @@ def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbe
     assert run.summary["failures_left"] == 1
 
 
-@pytest.mark.drill
 def test_hosts_too_few_for_the_stripes_are_refused(tmp_path, criteo_rows):
     sets = {
         **BASE,

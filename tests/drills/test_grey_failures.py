@@ -44,7 +44,6 @@ def _guard_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("rank_too", [True, False])
 def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
     tmp_path, criteo_rows, undisturbed, rank_too
@@ -64,7 +63,6 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
     assert not rank_too or 0.9 < longest_gap(run) < 5.0
 
 
-@pytest.mark.drill
 def test_all_processes_stopped_together_go_on_when_they_are_continued(
     tmp_path, criteo_rows, undisturbed
 ):
@@ -87,7 +85,6 @@ def test_all_processes_stopped_together_go_on_when_they_are_continued(
     assert longest_gap(run) > 3.0
 
 
-@pytest.mark.drill
 def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     # else it may be one that the kernel does not stop
@@ -103,7 +100,6 @@ def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undistur
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
 
 
-@pytest.mark.drill
 def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
     """With its guard."""
     folder = tmp_path / "run"
@@ -118,7 +114,6 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
     assert run.summary["failures"] == []
 
 
-@pytest.mark.drill
 @pytest.mark.skipif(why_no_core_files() is not None, reason=str(why_no_core_files()))
 def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_rows, undisturbed):
     folder, cores = tmp_path / "run", tmp_path / "cores"
@@ -144,7 +139,6 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_row
     assert longest_gap(run) < HANG_SECONDS + 2
 
 
-@pytest.mark.drill
 def test_a_rank_that_alone_cannot_read_the_data_is_recovered(tmp_path, criteo_rows, undisturbed):
     """Rank 4, a trainer, finds garbage from row 3000 on; the others read the same rows and find nothing wrong."""
     folder = tmp_path / "run"
@@ -155,7 +149,6 @@ def test_a_rank_that_alone_cannot_read_the_data_is_recovered(tmp_path, criteo_ro
     assert run.output.count("ecrm: error: garbage") == 1
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("protection", ["erasure", "none"])
 def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, protection):
     """An id of row 700 is not in its table: whoever reads it meets the same error, so nobody is taken for dead."""
@@ -182,7 +175,6 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
 
 
-@pytest.mark.drill
 def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     run = finished(started(folder, criteo_rows, program=misbehaving("at exit")), folder)
@@ -190,7 +182,6 @@ def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturb
     assert (run.model, run.summary["failures"]) == (undisturbed, [])
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "kill", ["1@399:update", "3@399:commit", "1@400:evaluate", "3@400:evaluate", "4@200:evaluate"]
 )
@@ -206,7 +197,6 @@ def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[int(kill[0])]]
 
 
-@pytest.mark.drill
 def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
     tmp_path, criteo_rows, undisturbed
 ):
@@ -228,7 +218,6 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
     } <= set(range(4))
 
 
-@pytest.mark.drill
 def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     """m = 1: two trainers hold it. No row is lost with them."""
     folder = tmp_path / "run"
@@ -244,7 +233,6 @@ def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     assert not (folder / "summary.json").exists()
 
 
-@pytest.mark.drill
 def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
     folder = tmp_path / "run"
     process = started(
@@ -256,7 +244,6 @@ def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_row
     assert run.summary["step_seconds"]["max"] > 10
 
 
-@pytest.mark.drill
 def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
     tmp_path, criteo_rows, undisturbed
 ):
@@ -273,7 +260,6 @@ def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
     assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
 
 
-@pytest.mark.drill
 def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed):
     """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
     folder = tmp_path / "run"
@@ -302,7 +288,6 @@ def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, un
     assert stops > 2
 
 
-@pytest.mark.drill
 def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
     tmp_path, criteo_rows, undisturbed
 ):
@@ -321,7 +306,6 @@ def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
     assert [event["step"] for event in run.events_of("progress")] == list(range(5, 401, 5))
 
 
-@pytest.mark.drill
 def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -350,7 +334,6 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.drill
 def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed):
     """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
     folder = tmp_path / "run"

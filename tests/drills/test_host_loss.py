@@ -61,7 +61,6 @@ def undisturbed(tmp_path_factory, criteo_rows):
     return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
 
 
-@pytest.mark.drill
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
 def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
     """The default starter, real sshd on every host."""
@@ -69,7 +68,6 @@ def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
     survives_the_loss(training, "h2", [1, 4], undisturbed)
 
 
-@pytest.mark.drill
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
 def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed):
     training = train(3, ONE_LOST, by="ssh")
@@ -90,7 +88,6 @@ def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbe
     check(training.finish(), undisturbed, [[1, 4]])
 
 
-@pytest.mark.drill
 @pytest.mark.skipif(why_no_slurm() is not None, reason=str(why_no_slurm()))
 def test_a_host_reached_by_srun_is_lost(train, undisturbed):
     """A real allocation of real Slurm."""
@@ -113,7 +110,6 @@ def given_up(training: Training, host: str, other: str, when: float) -> str:
     )
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("ways", ["both", "one", "other"])
 def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undisturbed, ways):
     """The one behind in the hosts file, whichever way nothing comes."""
@@ -133,7 +129,6 @@ def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undistu
     assert KEEP_ALIVE < gap < STANDSTILL
 
 
-@pytest.mark.drill
 def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
     """It is the first of the hosts file, and in more pairs than the others."""
     training = train(3, ONE_LOST)
@@ -152,7 +147,6 @@ def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
     )
 
 
-@pytest.mark.drill
 def test_two_hosts_that_do_not_hear_each_other_end_a_run_that_can_lose_none(train):
     """The twin that must fail, and does within the same time."""
     training = train(2, {"cluster.servers": 4, "cluster.trainers": 2, "cluster.spares": 0}, slots=3)
@@ -166,7 +160,6 @@ def test_two_hosts_that_do_not_hear_each_other_end_a_run_that_can_lose_none(trai
     assert said in run.output and "more was lost than erasure k=2 m=1 can bring back" in run.output
 
 
-@pytest.mark.drill
 def test_two_hosts_that_do_not_hear_each_other_from_the_start_end_the_run(train):
     training = train(3, ONE_LOST)
     training.hosts.part("h1", "h2")
@@ -180,7 +173,6 @@ def test_two_hosts_that_do_not_hear_each_other_from_the_start_end_the_run(train)
     )
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("m", [1, 2])
 def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(train, undisturbed, m):
     """Open MPI reports each end dead to the other, and a rank that hears that it is dead aborts.
@@ -227,7 +219,6 @@ def break_a_connection(hosts: ImitatedHosts, name: str, other: str) -> bool:
     return bool(subprocess.run([*ss, *words], capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.drill
 def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
     """Two servers and one more rank at once with m = 1: no stripe has two units on one host."""
     training = train(3, {**ONE_LOST, "cluster.servers": 6}, slots=3)
@@ -248,7 +239,6 @@ def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
     gaps(run, [when])
 
 
-@pytest.mark.drill
 def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
     training = train(4, TWO_LOST)
     training.wait_for_step(30)
@@ -260,14 +250,12 @@ def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
     gaps(run, losses)
 
 
-@pytest.mark.drill
 def test_the_host_of_rank_0_is_lost(train, undisturbed):
     """Rank 0 is the one that writes and prints; another goes on with that."""
     training = train(3, ONE_LOST)
     survives_the_loss(training, "h1", [0, 3], undisturbed)
 
 
-@pytest.mark.drill
 def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed):
     """Its ranks are dead before the others go on without them, and the cable, put in again, brings nothing back."""
     training = train(3, ONE_LOST)
@@ -289,7 +277,6 @@ def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed
     assert [entry["rank"] for entry in run.ranks if not entry["live"]] == [1, 4]
 
 
-@pytest.mark.drill
 def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
     """Cut one way only: what the head sends still comes, and so do ranks' messages between hosts."""
     training = train(3, ONE_LOST)
@@ -352,7 +339,6 @@ def client_of(rank: int, folder: Path) -> int:
     raise AssertionError(f"no client of rank {rank}")
 
 
-@pytest.mark.drill
 def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -379,7 +365,6 @@ def lost_in_the_end(training: Training) -> None:
     assert not (run.folder / "summary.json").exists()
 
 
-@pytest.mark.drill
 def test_all_clients_stopped_together_lose_the_run(train):
     """Nobody is left to kill them: their agents do it to the ranks, and the run stands still until they are continued."""
     training = train(3, ONE_LOST)
@@ -398,7 +383,6 @@ def test_all_clients_stopped_together_lose_the_run(train):
     lost_in_the_end(training)
 
 
-@pytest.mark.drill
 def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_run(train):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -416,7 +400,6 @@ def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_
     lost_in_the_end(training)
 
 
-@pytest.mark.drill
 def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -435,7 +418,6 @@ def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, und
     assert gap < KEEP_ALIVE
 
 
-@pytest.mark.drill
 def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_domain(train):
     sets = {
         "cluster.failure_domain": "rank",
@@ -453,7 +435,6 @@ def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_d
     assert "more was lost than erasure k=2 m=1 can bring back" in run.output
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("name", ["h1", "h2"])
 def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed, name):
     """Every process of the host of rank 0, which writes, or of another stands still for longer than the keep-alive time."""
@@ -474,7 +455,6 @@ def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed, na
     assert not (run.folder / "failure.json").exists()
 
 
-@pytest.mark.drill
 def test_the_loss_of_the_head_machines_cables_ends_every_rank(train):
     """All hosts are cut off from it: every agent kills its rank, every client gives up, the launch says that the run is lost."""
     training = train(3, ONE_LOST)
@@ -488,7 +468,6 @@ def test_the_loss_of_the_head_machines_cables_ends_every_rank(train):
     assert "Traceback" not in run.output
 
 
-@pytest.mark.drill
 def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, criteo_rows):
     """`mpirun --hostfile`: Open MPI's daemons cannot lose one another; that is what --hosts is for."""
     private, file, rsh, folder = (tmp_path / name for name in ("private", "hosts", "rsh", "run"))
@@ -522,7 +501,6 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
     assert code != 0 and not (folder / "summary.json").exists(), output
 
 
-@pytest.mark.drill
 def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -533,7 +511,6 @@ def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
     check(run, undisturbed, [])
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     training = train(3, ONE_LOST)
@@ -550,7 +527,6 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
 
 
-@pytest.mark.drill
 def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
     """`ip netns exec` by itself: the agent is then a child of the head's process. A rank is killed, too."""
     training = train(3, ONE_LOST, "--kill", "1@20:parity", starter="ip netns exec {host}")
@@ -558,7 +534,6 @@ def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
     check(run, undisturbed, [[1]])
 
 
-@pytest.mark.drill
 def test_without_protection_the_loss_of_a_host_ends_the_run(train):
     """The twin that must fail: nothing but the parity brings the lost rows back."""
     training = train(
@@ -571,7 +546,6 @@ def test_without_protection_the_loss_of_a_host_ends_the_run(train):
     assert not (run.folder / "summary.json").exists()
 
 
-@pytest.mark.drill
 def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
     """Nothing is trained yet, and ranks that wait for one in MPI_Init would wait for ever."""
     starter = f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; exec ip netns exec $0 {{command}}' {{host}}"

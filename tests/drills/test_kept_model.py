@@ -35,7 +35,6 @@ def launch_as(how: str, folder: Path, data: Path, sets: dict, stop_after: str = 
     return Run(process.returncode, output, folder)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("stopped", [False, True], ids=["finished", "stopped"])
 def test_a_model_that_could_not_be_kept_is_told_last_with_a_code_of_its_own(
     tmp_path, criteo_rows, undisturbed, stopped

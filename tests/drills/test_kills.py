@@ -34,7 +34,6 @@ RESHAPE_SECONDS, RESHAPE_BYTES_PER_SECOND = 3.0, 100e6
 """Longest pause of a reshape on a machine with two cores: exchanges and first touches, and every row read, sent, encoded and written."""
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("interval", [1, 8])
 def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undisturbed, interval):
     sets = {
@@ -49,7 +48,6 @@ def test_trainers_killed_in_every_phase_with_spares(tmp_path, criteo_rows, undis
     assert [failure["shards"] for failure in run.summary["failures"]] == [[]] * 8
 
 
-@pytest.mark.drill
 def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 4, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
@@ -64,7 +62,6 @@ def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undis
     assert run.summary["failures_left"] == 2
 
 
-@pytest.mark.drill
 def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturbed):
     """With 16 rows a step the first shard is far from whole when the second goes; both heirs die in recovery's aftermath."""
     sets = {**BASE, "cluster.servers": 5, "cluster.spares": 2, "protection.k": 3, "protection.m": 2}
@@ -74,7 +71,6 @@ def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturb
     assert all(failure["on_demand_rows"] > 0 for failure in run.summary["failures"])
 
 
-@pytest.mark.drill
 def test_without_undo_the_model_is_wrong(tmp_path, criteo_rows, undisturbed):
     """The drills can fail: the same kill with the undo step switched off gives another model."""
     sets = {**BASE, "cluster.servers": 3, "testing.skip_undo": True}
@@ -113,7 +109,6 @@ def every_row(tmp_path_factory, criteo_rows):
     return data
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("kills", [(), ("1@8:update",)], ids=["undisturbed", "adopted"])
 def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kills):
     """Data x (1 + m/k) by rank, as the program counts it and as the machine does, against tables of next to no rows."""
@@ -149,7 +144,6 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
         assert rank["resident_peak"] > rank["resident"]
 
 
-@pytest.mark.drill
 def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
     """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows.
     Training waits no longer than the bytes moved account for."""
@@ -241,7 +235,6 @@ def _anonymous_bytes(pid: int) -> int:
     return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) * 1024
 
 
-@pytest.mark.drill
 def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
     """208 million rows (8 floats each, 8 GB in all) against a hundredth of that, a server killed in both.
 
@@ -290,7 +283,6 @@ SHAPES = [
 ]
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(("layout", "servers", "k", "m", "protection"), SHAPES)
 def test_the_model_does_not_depend_on_the_cluster(
     tmp_path, criteo_rows, undisturbed, layout, servers, k, m, protection
@@ -309,7 +301,6 @@ def test_the_model_does_not_depend_on_the_cluster(
         assert drill(tmp_path / "killed", criteo_rows, sets, kills).model == undisturbed
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("spares", [0, 2])
 @pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize("phase", PHASES)
@@ -327,7 +318,6 @@ def test_one_killed_in_each_phase(
     assert drill(tmp_path / "run", criteo_rows, sets, (kill,)).model == undisturbed
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("spares", [0, 4])
 @pytest.mark.parametrize("interval", [1, 8])
 @pytest.mark.parametrize(

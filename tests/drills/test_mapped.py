@@ -21,7 +21,6 @@ def trains(folder: Path):
     return lambda: events.exists() and '"progress"' in events.read_text()
 
 
-@pytest.mark.drill
 def test_more_than_half_of_the_servers_die_at_once(tmp_path, criteo_rows, undisturbed):
     run = drill(tmp_path / "run", criteo_rows, MAPPED, ("0@9:update", "1@9:update", "3@20:commit"))
     assert run.model == undisturbed
@@ -30,7 +29,6 @@ def test_more_than_half_of_the_servers_die_at_once(tmp_path, criteo_rows, undist
     ) and run.events_of("rolled_back")
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("flush", ["none", "commit"])
 def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
     sets = {**MAPPED, **LONG, "mapped.path": str(tmp_path / "files"), "mapped.flush": flush}
@@ -59,7 +57,6 @@ def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
     assert run.summary["resumed"]["step"] > 0
 
 
-@pytest.mark.drill
 def test_a_checkpoint_outlives_the_files(tmp_path, criteo_rows, undisturbed):
     """Checkpoints beneath mapped files: a death goes back to the last commit as ever; without the files another protection goes on."""
     sets = {**MAPPED, "mapped.path": str(tmp_path / "files"), "checkpoint.every_steps": 15}
@@ -87,7 +84,6 @@ def test_a_checkpoint_outlives_the_files(tmp_path, criteo_rows, undisturbed):
     )
 
 
-@pytest.mark.drill
 def test_a_drill_gives_each_run_files_of_its_own(tmp_path, criteo_rows, capfd):
     words = ["drill", "tiny", "--run-dir", str(tmp_path / "drill"), "--kill", "1@9:update"]
     for key, value in {

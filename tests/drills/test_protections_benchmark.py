@@ -13,7 +13,6 @@ contenders, disturbance, model, versus = (
 )
 
 
-@pytest.mark.drill
 def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     bench = program("bench_protections")
     bench.main(["--smoke", "--output", str(tmp_path)])

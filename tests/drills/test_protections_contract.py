@@ -11,7 +11,6 @@ from support.promises import (
 )
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "name", [name for name, promise in PROMISES.items() if promise.survives or promise.durable]
 )
@@ -44,7 +43,6 @@ def test_real_kills_that_it_covers_leave_the_undisturbed_model(
     assert (sum(rank["written"] for rank in traffic) > 0) == (promise.durable is not None)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize(
     "name", [name for name, promise in PROMISES.items() if promise.beyond == ENDS]
 )

@@ -11,7 +11,6 @@ from support.drilling import drill
 from support.paths import TERABYTE_HEAD
 
 
-@pytest.mark.drill
 @pytest.mark.skipif(not TERABYTE_HEAD.exists(), reason=f"no real rows at {TERABYTE_HEAD}")
 def test_real_terabyte_rows_train_through_a_kill(tmp_path):
     data = tmp_path / "data"

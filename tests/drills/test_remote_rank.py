@@ -16,7 +16,6 @@ def reach(tmp_path):
         yield start
 
 
-@pytest.mark.drill
 @pytest.mark.skipif((why_no_ssh() or why_not()) is not None, reason=str(why_no_ssh() or why_not()))
 @pytest.mark.parametrize("turns", [True, False])
 def test_many_ranks_of_a_host_are_started_by_ssh(reach, tmp_path, turns):

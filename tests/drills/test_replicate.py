@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from support.drilling import BASE, launch
 
 REPLICATE = {**BASE, "protection.name": "replicate", "cluster.servers": 4}
 
 
-@pytest.mark.drill
 def test_a_server_and_a_trainer_at_once_are_more_than_two_copies_cover(tmp_path, criteo_rows):
     run = launch(tmp_path / "run", criteo_rows, REPLICATE, ("1@6:parity", "4@6:parity"))
     assert run.code == 3, run.output

@@ -16,7 +16,6 @@ from ecrm.run.run_lock import check_run_dir
 from support.drilling import BASE, RUN_SECONDS, Mpirun, launch_words, mpirun_line
 
 
-@pytest.mark.drill
 def test_of_two_runs_in_one_folder_one_is_refused_and_the_other_goes_on(tmp_path, criteo_rows):
     """Two launches at once; a third, and a line typed by hand, while the first runs; then everything is killed, and the folder is free."""
     folder = tmp_path / "run"

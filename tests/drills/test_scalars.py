@@ -8,7 +8,6 @@ from support.drilling import BASE, launch
 from support.scalars import read
 
 
-@pytest.mark.drill
 def test_scalars_of_a_run_whose_reporter_died_are_its_events(tmp_path, criteo_rows, undisturbed):
     sets = {**BASE, "train.tensorboard": True, "protection.verify_parity_at_end": True}
     run = launch(tmp_path / "run", criteo_rows, sets, ("0@12:parity",))

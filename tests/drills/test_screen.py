@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from ecrm.launch.screen import PROGRESS_LINE
 from support.drilling import BASE, launch_words
 from support.terminal import exit_code, on_a_terminal, read, resize
 
 
-@pytest.mark.drill
 def test_a_run_on_a_terminal_shows_a_bar_and_survives(tmp_path, criteo_rows, undisturbed):
     kills = ("1@12:parity",)
     sets = {**BASE, "protection.verify_parity_at_end": True, "protection.rebuild_rows_per_step": 8}

@@ -19,7 +19,6 @@ def undisturbed(tmp_path_factory, criteo_rows):
     return run.model
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("kind", ["row", "state", "parity"])
 def test_a_flipped_bit_is_found_and_put_right(tmp_path, criteo_rows, undisturbed, kind):
     sets = {**M2, "testing.flip": f"1@9:{kind}", "protection.scrub_rows_per_step": EVERYTHING}
@@ -33,7 +32,6 @@ def test_a_flipped_bit_is_found_and_put_right(tmp_path, criteo_rows, undisturbed
     assert run.model == undisturbed
 
 
-@pytest.mark.drill
 def test_with_m_1_a_flipped_bit_is_reported_only(tmp_path, criteo_rows, undisturbed):
     sets = {
         **BASE,
@@ -52,7 +50,6 @@ def test_with_m_1_a_flipped_bit_is_reported_only(tmp_path, criteo_rows, undistur
     assert run.model != undisturbed
 
 
-@pytest.mark.drill
 def test_a_rank_killed_while_another_one_holds_a_wrong_unit_that_is_found(
     tmp_path, criteo_rows, undisturbed
 ):

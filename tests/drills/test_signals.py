@@ -27,7 +27,6 @@ from support.signalling import (
 )
 
 
-@pytest.mark.drill
 def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     line = launch_line(folder, criteo_rows, how="asked before the first step")
@@ -45,7 +44,6 @@ def test_a_run_asked_to_stop_before_the_first_step_says_so(tmp_path, criteo_rows
     check_codes(folder)
 
 
-@pytest.mark.drill
 def test_a_reporter_that_cannot_write_stopped_json_leaves_that_to_another(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     process = begun(folder, launch_line(folder, criteo_rows, how="no stopped.json:3"))
@@ -63,7 +61,6 @@ def test_a_reporter_that_cannot_write_stopped_json_leaves_that_to_another(tmp_pa
     check_codes(folder, dead=(3,))
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("event", ["failure", "view", "resumed"])
 def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     """One row a step: the signal comes long before the last one is back."""
@@ -82,7 +79,6 @@ def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     check_codes(folder, dead=(1,))
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("phase", ["evaluate", "recover"])
 def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
     """A rank that is in that phase sends it: the evaluation never ends, no step follows the recovery."""
@@ -113,7 +109,6 @@ def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
     check_codes(folder, dead=(1,) if phase == "recover" else ())
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     """Open MPI leaves the ranks little time and drops what they print; they stop all the same, and are gone."""
@@ -144,7 +139,6 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     check_gone(folder)
 
 
-@pytest.mark.drill
 def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_rows):
     """And the checkpoint written, the line said where mpirun says its own, no shared memory left."""
     folder, segments = tmp_path / "run", set(Path("/dev/shm").glob("sm_segment.*"))
@@ -178,7 +172,6 @@ def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_ro
     assert set(Path("/dev/shm").glob("sm_segment.*")) <= segments
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo_rows, mode):
     """Though a shard is rebuilding, one row a step."""
@@ -204,7 +197,6 @@ def test_where_there_are_checkpoints_one_is_written_at_the_stop(tmp_path, criteo
     assert run.model == launch(tmp_path / "undisturbed", criteo_rows, sets).model
 
 
-@pytest.mark.drill
 def test_a_signal_to_one_rank_stops_the_run(tmp_path, criteo_rows):
     folder = tmp_path / "run"
     process = begun(folder, launch_line(folder, criteo_rows))

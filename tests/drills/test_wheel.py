@@ -10,14 +10,11 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from support.paths import ROOT
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
-@pytest.mark.drill
 def test_the_wheel_works_away_from_the_checkout(tmp_path):
     source, wheels, installed = (tmp_path / name for name in ("source", "wheels", "installed"))
     built = shutil.ignore_patterns("*.so", "__pycache__")

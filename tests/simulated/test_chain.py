@@ -48,7 +48,6 @@ def test_a_commit_costs_one_exchange_per_link_and_one_record_per_copy():
     assert calls["chain"] - calls["erasure"] == 2 * ranks * commits
 
 
-@pytest.mark.parallel
 def test_schedules_of_chains_survive_what_they_promise():
     """The survivable suite draws chains too; here 20 of them, of which most lose ranks."""
     schedules = [

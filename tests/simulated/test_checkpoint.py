@@ -45,8 +45,6 @@ from ecrm.transport.simulated import (
 )
 from support.simulating import dies_once
 
-pytestmark = pytest.mark.parallel
-
 
 class Run:
     """One simulated run with checkpoints: `tables` reported, `events` of all ranks, `killed`, whether `finished`."""

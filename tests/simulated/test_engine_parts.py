@@ -21,8 +21,6 @@ from ecrm.transport.base import WrappedTransport
 from ecrm.transport.piggyback import RidingTransport
 from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 
 @pytest.mark.parametrize("holders", [(3,), (0, 2), (1, 4, 5, 9)])
 @pytest.mark.parametrize("size", [1, 3, 1001])

@@ -19,8 +19,6 @@ from ecrm.simulate.workload import Workload, make_engine, run_workload, train_st
 from ecrm.train.finite import FiniteWatch, origin
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 (SPACE,) = row_spaces([Table("a", 5, 4), Table("b", 7, 4)])
 
 

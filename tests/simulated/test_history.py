@@ -16,8 +16,6 @@ from ecrm.train.history import History
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 from support.simulating import dies_once
 
-pytestmark = pytest.mark.parallel
-
 
 def history(aucs: list[float | None], means: list[float] | None = None, by: str = "auc") -> History:
     """An evaluation every 10 steps, with mean training losses in between."""

@@ -13,8 +13,6 @@ from ecrm.storage.base import Store
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import ProgramFailed, RankKilled, SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 FAILS, DIES = 0, 1
 STEP = 5  # which is committed with either interval
 

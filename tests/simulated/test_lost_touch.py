@@ -15,8 +15,6 @@ from ecrm.train.collective_check import share_json
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.simulated import SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 FAILS_AT = 5
 
 

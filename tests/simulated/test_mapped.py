@@ -32,8 +32,6 @@ from ecrm.storage.base import SparseOptimizer, Store
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
 from support.simulating import dies_once
 
-pytestmark = pytest.mark.parallel
-
 SMALL = Workload(
     tables=(Table("a", 9, 4), Table("b", 5, 4)),
     steps=4,

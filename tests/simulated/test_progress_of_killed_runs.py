@@ -16,8 +16,6 @@ from ecrm.transport.simulated import PhaseFault, RandomFaults
 from support.simulating import dies_once
 from support.training import Telling, Trained, train
 
-pytestmark = pytest.mark.parallel
-
 # of the tiny config; trainer 3 reports until it dies
 SERVER, TRAINER, OTHER_TRAINER, SPARE = 1, 3, 4, 5
 

@@ -27,7 +27,6 @@ def _drawn(count: int) -> list:
     ]
 
 
-@pytest.mark.parallel
 def test_a_backup_is_overwritten_and_taken_back():
     backup = BackupRows(10, 4, missing=False)
     first, second = (
@@ -48,14 +47,12 @@ def test_a_backup_is_overwritten_and_taken_back():
     assert not backup.stale(torch.arange(10)).any()
 
 
-@pytest.mark.parallel
 def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit():
     schedules = _drawn(40)
     assert {s.workload.m for s in schedules} == {1, 2, 3}
     assert sum(run_schedule(schedule).deaths for schedule in schedules) > 40
 
 
-@pytest.mark.parallel
 def test_heads_and_links_die_together_with_their_rows_at_trainers():
     """Both shards of a pair are rebuilt at once, with a budget that reaches backups as soon as any background row comes."""
     died = 0
@@ -91,7 +88,6 @@ def test_heads_and_links_die_together_with_their_rows_at_trainers():
     assert died > 40
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize(
     "broken",
     [
@@ -129,7 +125,6 @@ def _thinks_all_is_delivered(self, view, missing=True):
     self._delivered = True
 
 
-@pytest.mark.parallel
 def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
     sent = {"replicate": 0, "chain": 0}
     put, apply = BackupRows.put, ParityRows.apply
@@ -155,7 +150,6 @@ def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
     assert 0 < sent["replicate"] < 0.7 * sent["chain"]
 
 
-@pytest.mark.parallel
 def test_where_failure_domains_are_few_every_backup_is_current(monkeypatch):
     """Two copies on ranks of one host had counted for two: the schedules that come to such a cluster pass now, and tell of the old way."""
     right = ReplicateProtection._spread

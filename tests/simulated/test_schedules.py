@@ -33,8 +33,6 @@ from ecrm.transport.simulated.baton import Baton
 from support.canaries import CANARIES, Canary
 from support.paths import ROOT
 
-pytestmark = pytest.mark.parallel
-
 
 def test_survivable_schedules_finish_with_the_oracles_bits():
     totals = run_range(range(350), "survivable", jobs=2)

@@ -13,8 +13,6 @@ from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, rows_of, run_workload
 from ecrm.transport.simulated import AFTER, BEFORE, DURING, Fault, PhaseFault, SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 WHOLE = 1000
 """Scrub so many rows that a check takes in a whole row space; the two row spaces of the workload take turns."""
 

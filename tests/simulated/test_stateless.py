@@ -364,7 +364,6 @@ def _workload(folder: Path, **more) -> Workload:
     )
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 def test_a_lost_shard_is_the_checkpoint_with_what_was_kept(tmp_path, kind):
     run = Run(_workload(tmp_path), 3, [PhaseFault(1, 5, "update")], kind)
@@ -419,7 +418,6 @@ def test_a_damaged_checkpoint_is_not_used(tmp_path):
     assert f"{tmp_path / name_of(6)} is not used: " in refused and "damaged: CRC-32" in refused
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize("rows_per_piece", [5, 1 << 16])
 def test_a_resumed_run_restores_from_what_it_goes_on_from_until_it_has_its_own(
     tmp_path, monkeypatch, rows_per_piece
@@ -498,7 +496,6 @@ def test_a_server_dies_after_all_have_gone_back_to_a_checkpoint(tmp_path):
     assert (account["checkpoint_step"], account["lost_at_step"]) == (6, 7) and run.reports == 1
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize(
     "seeds",
     [range(20), pytest.param(range(20, 200), marks=pytest.mark.drill)],
@@ -545,7 +542,6 @@ def test_any_servers_die_at_any_instant(tmp_path, seeds):
     assert killed > 40 and restored > 25 and away > 80 and lost_pairs > 5
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize(
     "broken",
     [

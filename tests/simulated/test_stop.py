@@ -11,8 +11,6 @@ from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.simulate.workload import Workload, make_engine, train_step
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 
-pytestmark = pytest.mark.parallel
-
 
 def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], int, int]:
     """{(step, committed) of each rank that stopped}, the step from which one rank asks, how many died."""

@@ -29,8 +29,6 @@ from ecrm.transport.simulated import (
 from ecrm.transport.simulated.communicator import CallMismatch, Communicator
 from ecrm.transport.simulated.transport import SimulatedTransport
 
-pytestmark = pytest.mark.parallel
-
 
 def number(value: int) -> list[torch.Tensor]:
     return [torch.tensor([value])]

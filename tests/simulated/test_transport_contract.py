@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ecrm.transport.simulated import RankKilled, SimulatedCluster
 from support.programs import transport_contract
 
@@ -15,7 +13,6 @@ def die_in_simulation(seconds: float) -> None:
     raise RankKilled
 
 
-@pytest.mark.parallel
 def test_contract_holds_in_simulation() -> None:
     schedules = 20
     for seed in range(schedules):

@@ -31,8 +31,6 @@ from ecrm.storage import prefault
 from ecrm.train import job
 from support.advice import check_advice, dataset, refusal
 
-pytestmark = pytest.mark.parallel
-
 
 def accepts(
     overrides: Sequence[str],
@@ -305,7 +303,7 @@ def test_every_problem_of_a_config_has_a_way_out():
             f"protection.m={rng.randint(1, 4)}",
             f"protection.copies={rng.randint(2, 4)}",
             f"protection.scrub_rows_per_step={rng.choice((0, 0, 9))}",
-            f"protection.name={rng.choice(KEYS['protection.name'].metadata['rule'].choices)}",
+            f"protection.name={rng.choice(list(KEYS['protection.name'].metadata['rule'].choices))}",
             f"checkpoint.every_steps={rng.randint(0, 1)}",
             f"model.embedding_dim={rng.choice((4, 8))}",
         ]

@@ -7,24 +7,12 @@ import sys
 
 import pytest
 
-from ecrm.simulate.schedule import parse_seed
-
-ECRM = [sys.executable, "-m", "ecrm"]
-
-
-def ecrm(*words: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([*ECRM, *words], capture_output=True, text=True, timeout=60, **options)
+from support.commands import ECRM, assert_one_line, ecrm
 
 
 @pytest.fixture
 def dataset(criteo_rows):
     return f"data.path={criteo_rows}"
-
-
-def assert_one_line(done: subprocess.CompletedProcess, said: str, code: int = 2) -> None:
-    assert done.returncode == code
-    assert done.stderr.startswith("ecrm: error: ") and done.stderr.count("\n") == 1
-    assert said in done.stderr
 
 
 def test_help_and_errors_import_nothing_heavy():
@@ -252,26 +240,3 @@ def test_a_reader_that_leaves_early_is_no_error():
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_simulate_replays_a_seed_or_a_commit_hash_and_runs_a_range():
-    done = ecrm("simulate", "--seed", "17", "--suite", "survivable")
-    assert (
-        done.returncode == 0
-        and done.stdout.startswith("survivable seed 17: ")
-        and "finished with the oracle's bits" in done.stdout
-    )
-    both = ecrm("simulate", "--seed", "7c2d1f0")
-    number = parse_seed("7c2d1f0")
-    assert (
-        both.returncode == 0
-        and f"survivable seed {number}: " in both.stdout
-        and f"fatal seed {number}: " in both.stdout
-    )
-    some = ecrm("simulate", "--seeds", "3:9", "--suite", "fatal", "--jobs", "1")
-    assert some.returncode == 0 and some.stdout.startswith("fatal: 6 schedules, ")
-    for seeds in ("9:3", "5", "a:b"):
-        assert_one_line(
-            ecrm("simulate", "--seeds", seeds), f"--seeds {seeds}: type A:B with A below B"
-        )
-    assert_one_line(ecrm("simulate", "--seeds", "0:3", "--jobs", "0"), "--jobs 0: at least 1")

@@ -7,8 +7,6 @@ import pytest
 
 from ecrm.coding import ReedSolomon
 
-pytestmark = pytest.mark.parallel
-
 SHAPES = [
     (2, 1),
     (3, 1),

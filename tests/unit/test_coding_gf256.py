@@ -5,8 +5,6 @@ import pytest
 
 from ecrm.coding import gf256
 
-pytestmark = pytest.mark.parallel
-
 ALL = np.arange(256)
 
 

@@ -8,8 +8,6 @@ import pytest
 from ecrm.coding import gf256
 from ecrm.coding.code import make_coefficients
 
-pytestmark = pytest.mark.parallel
-
 
 @pytest.mark.parametrize("k, m", [(1, 1), (4, 1), (6, 2), (8, 3), (1, 3)])
 def test_up_to_three_parities_are_isa_l_vandermonde(k, m):

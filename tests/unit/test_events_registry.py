@@ -14,8 +14,6 @@ import pytest
 from ecrm.events import EVENTS, TYPES, check_event
 from support.paths import ROOT
 
-pytestmark = pytest.mark.parallel
-
 PROGRESS = {
     "time": 1.5,
     "event": "progress",

@@ -7,8 +7,6 @@ import pytest
 from ecrm.data.dataset_info import FILES, MALFORMED, NAME
 from ecrm.files import DATASET, STOPPED, check_summary, undescribed
 
-pytestmark = pytest.mark.parallel
-
 WHOLE = (
     "events.jsonl",
     "ranks.json",

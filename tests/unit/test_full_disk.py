@@ -21,8 +21,6 @@ from ecrm.cli.commands import main
 from ecrm.drill import drill_runs as drill_run
 from ecrm.errors import EcrmError
 
-pytestmark = pytest.mark.parallel
-
 ROWS, DIM = 3000, 16
 IDENTITY = {
     "model.bottom_mlp": [8, DIM],

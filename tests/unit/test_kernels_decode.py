@@ -10,8 +10,6 @@ from ecrm.coding import ReedSolomon
 from ecrm.kernels import native
 from ecrm.kernels.decode import decode
 
-pytestmark = pytest.mark.parallel
-
 CPU = native.supported_instruction_sets()
 
 

@@ -6,8 +6,6 @@ import torch
 from ecrm.kernels import native
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward
 
-pytestmark = pytest.mark.parallel
-
 
 @pytest.fixture(params=native.supported_instruction_sets())
 def forced(request):

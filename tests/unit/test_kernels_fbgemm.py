@@ -8,8 +8,6 @@ import torch
 from ecrm.kernels import native
 from ecrm.kernels.sparse_update import sparse_update, state_widths
 
-pytestmark = pytest.mark.parallel
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     tbe = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")

@@ -7,8 +7,6 @@ import torch
 from ecrm.kernels import native
 from ecrm.kernels.hash_uniform import hash_uniform
 
-pytestmark = pytest.mark.parallel
-
 BACKENDS = ("reference", *native.supported_instruction_sets())
 WORD = 2**64 - 1
 

@@ -10,8 +10,6 @@ from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backwa
 from ecrm.kernels.scatter_add import scatter_add
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths
 
-pytestmark = pytest.mark.parallel
-
 # quiet and signalling ones, of both signs
 NANS = [0x7FC00000, 0x7FC01234, 0x7F800001, 0x7FABCDEF, -0x400000, -0x3FEDCB, -1]
 

@@ -7,8 +7,6 @@ from ecrm.coding.gf256 import PRODUCT
 from ecrm.kernels import native
 from ecrm.kernels.parity_apply import parity_apply
 
-pytestmark = pytest.mark.parallel
-
 CPU = native.supported_instruction_sets()
 WIDTHS = (
     1,

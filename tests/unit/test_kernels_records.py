@@ -13,8 +13,6 @@ from ecrm.kernels.records import (
     xor_records,
 )
 
-pytestmark = pytest.mark.parallel
-
 BACKENDS = ("reference", *native.supported_instruction_sets())
 
 

@@ -7,8 +7,6 @@ import torch
 from ecrm.kernels import native
 from ecrm.kernels.scatter_add import scatter_add
 
-pytestmark = pytest.mark.parallel
-
 BACKENDS = ("reference", *native.supported_instruction_sets())
 
 

@@ -12,8 +12,6 @@ from ecrm.kernels.records import RecordLog, gather_records, merge_records, recor
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths
 from ecrm.kernels.sparse_update.reference import fused_multiply_add
 
-pytestmark = pytest.mark.parallel
-
 CPU = native.supported_instruction_sets()
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIMENSIONS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 32, 48, 64, 100, 128, 129, 1024)

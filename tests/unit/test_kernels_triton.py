@@ -5,8 +5,6 @@ import os
 import pytest
 import torch
 
-pytestmark = pytest.mark.parallel
-
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

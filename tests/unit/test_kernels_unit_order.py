@@ -8,8 +8,6 @@ import torch
 from ecrm.kernels.unit_order import split_by_shard, split_by_unit, unique_by_unit
 from ecrm.placement.stripes import RowLayout, StripeShape
 
-pytestmark = pytest.mark.parallel
-
 BACKENDS = ("reference", "cpu")
 
 

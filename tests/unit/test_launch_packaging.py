@@ -25,7 +25,11 @@ def test_files_that_are_not_python_are_taken_along():
     for package, patterns in SETUPTOOLS["package-data"].items():
         folder = ROOT / SETUPTOOLS["package-dir"][package]
         taken = {file for pattern in patterns for file in folder.glob(pattern)}
-        there = {f for f in folder.rglob("*") if f.suffix in (".toml", ".cpp", ".h")}
+        there = {
+            f
+            for f in folder.rglob("*")
+            if f.suffix in (".toml", ".cpp", ".h") or f.name == "py.typed"
+        }
         assert there and there <= taken
 
 

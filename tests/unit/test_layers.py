@@ -4,11 +4,7 @@ import ast
 import re
 import tomllib
 
-import pytest
-
 from support.paths import ROOT
-
-pytestmark = pytest.mark.parallel
 
 
 def test_contributing_shows_the_layers_of_the_contract():

@@ -24,7 +24,6 @@ def near(estimated: float, measured: float, share: float = 0.15) -> bool:
     return abs(estimated - measured) <= share * measured
 
 
-@pytest.mark.parallel
 def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
     data, rng = dataset(tmp_path / "data", table_rows=300), random.Random(1)
     for name in ("none", "erasure", "chain", "checkpoint", "mapped"):
@@ -56,7 +55,6 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
             assert near(need.trainer.dense, FlatDenseReplica(parts, dense, 0.1).memory_bytes, 0.01)
 
 
-@pytest.mark.parallel
 def test_every_rank_and_host_is_told(tmp_path):
     data = dataset(tmp_path / "data")
     config = load_config("tiny", [f"data.path={data}"])
@@ -83,7 +81,6 @@ def test_every_rank_and_host_is_told(tmp_path):
     )
 
 
-@pytest.mark.parallel
 def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
     """100 million rows of which 20 steps reach few: they fit. With all of it handed out at the start they do not."""
     data = [

@@ -8,8 +8,6 @@ from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch, backward, forward
 
-pytestmark = pytest.mark.parallel
-
 torchrec = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is not installed")
 
 

@@ -16,7 +16,6 @@ PLACED = [Host(name, 2, name) for name in ("a", "b", "c", "a", "b", "c")]
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 
 
-@pytest.mark.parallel
 @pytest.mark.parametrize(
     ("pairs", "gone"),
     [
@@ -64,7 +63,6 @@ def clients(tmp_path):
     return Clients(tmp_path)
 
 
-@pytest.mark.parallel
 def test_of_two_hosts_the_last_is_given_up_and_that_is_said_once(clients):
     clients.cuts[3].unheard([ADDRESSES["b"], "10.9.9.9"])
     assert clients.given_up() == set(), "others may be in more pairs"
@@ -81,7 +79,6 @@ def test_of_two_hosts_the_last_is_given_up_and_that_is_said_once(clients):
     )
 
 
-@pytest.mark.parallel
 def test_a_host_in_more_pairs_is_given_up_and_only_that(clients):
     clients.cuts[0].unheard([ADDRESSES["b"]])
     clients.now += 0.1
@@ -90,7 +87,6 @@ def test_a_host_in_more_pairs_is_given_up_and_only_that(clients):
     assert clients.given_up() == {0, 3}
 
 
-@pytest.mark.parallel
 def test_a_host_that_is_lost_costs_no_other(clients):
     """a and b do not hear each other since a is lost, which nobody knows yet.
 
@@ -106,7 +102,6 @@ def test_a_host_that_is_lost_costs_no_other(clients):
     assert clients.given_up() == set() == set(clients.said)
 
 
-@pytest.mark.parallel
 def test_without_a_folder_of_the_job_nothing_is_given_up():
     cuts = Cuts(0, PLACED, KEEP_ALIVE, Clients.__new__(Clients), print, {})
     cuts.is_at("10.0.0.1")

@@ -18,8 +18,6 @@ from ecrm.placement.view_change import plan_recovery
 from ecrm.simulate.promise import Circle, Violation
 from ecrm.simulate.role_checks import check_apart, check_spares_first
 
-pytestmark = pytest.mark.parallel
-
 SHAPES = [
     (3, 2, 1),
     (4, 3, 1),

@@ -7,8 +7,6 @@ import pytest
 
 from support.paths import ROOT
 
-pytestmark = pytest.mark.parallel
-
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:

@@ -15,8 +15,6 @@ from ecrm.errors import UsageError
 from ecrm.run.plan import Start, kept_by, plan_start
 from support.advice import dataset
 
-pytestmark = pytest.mark.parallel
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from ecrm.engine.step_log import StepLog
 from ecrm.mapped.dense_file import DenseFile
-
-pytestmark = pytest.mark.parallel
 
 
 def note(*values: int) -> torch.Tensor:

@@ -13,8 +13,6 @@ from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
 
-pytestmark = pytest.mark.parallel
-
 OPTIMIZERS = ["sgd", "rowwise_adagrad", "adagrad"]
 
 

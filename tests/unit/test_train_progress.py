@@ -13,8 +13,6 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.train import progress as module
 from ecrm.train.progress import Progress, note_of, read_note, window_start
 
-pytestmark = pytest.mark.parallel
-
 LOGITS, LABELS = torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0])
 
 

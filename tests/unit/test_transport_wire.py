@@ -9,8 +9,6 @@ import torch
 from ecrm.transport import wire
 from ecrm.transport.message import Picked, copied
 
-pytestmark = pytest.mark.parallel
-
 
 def random_tensors(seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)

@@ -11,8 +11,6 @@ from ecrm.kernels.records import merge_records
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.storage.undo import UndoLog
 
-pytestmark = pytest.mark.parallel
-
 ROWS, BYTES = 40, 20
 
 

@@ -15,8 +15,6 @@ from ecrm.train.reporter import Reporter
 from ecrm.wording import counted, named
 from support.paths import ROOT
 
-pytestmark = pytest.mark.parallel
-
 
 def test_one_and_many():
     assert [counted(n, "row") for n in (0, 1, 2, 1024)] == [
