@@ -9,13 +9,13 @@
    torch.distributed.checkpoint, its `save` and `async_save` of the same tensors with its defaults,
    in the same process: it syncs files as ECRM does, and has no checksums, so that there is nothing
    to check. Writes checkpoint.csv.
-2. `beside`: the training runs of bench_protections.py, without any other protection and behind
-   their sweep, with a checkpoint every 10 s of training. What one costs is how much longer the
-   steps from one to the next take than if all were as those that begin half a second after it is on
-   the disk: steps with and without it are in turns within one run. What noting changed rows costs
+2. `beside`: the training runs of bench_protections.py on pre-touched tables, without any other
+   protection, with a checkpoint every 10 s of training. The cost of one is how much longer the
+   steps from it to the next take than if all were like those that begin half a second after it is
+   on the disk. Steps with and without it alternate within one run. What noting changed rows costs
    is in all steps, and not in this. Beside it stands what the disk alone takes for as many bytes,
-   written past the page cache and synced by one process. The first checkpoint after the sweep is
-   not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
+   written past the page cache and synced by one process. The first checkpoint after pre-touching
+   is not counted: it is full, and its memory is new. Writes checkpoint_runs.csv.
 
 `--smoke` takes few rows and writes to a temporary folder.
 """

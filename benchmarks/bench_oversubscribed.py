@@ -3,9 +3,9 @@
     python benchmarks/bench_oversubscribed.py            # about 10 minutes on 2 cores; needs fewer cores than ranks
     python benchmarks/bench_oversubscribed.py --smoke    # one layout, tiny, to a temporary file; what the tests run
 
-The same run binds its ranks to cores, has them sleep while they wait, and has them poll, the three
-in turns of a few seconds (lib/interleaved.py), for several layouts; `auto` is which of these the config's
-default is there. Ratios are to `bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
+Three runs are interleaved (lib/interleaved.py), for several layouts: one binds its ranks to cores,
+in one they sleep while they wait, in one they poll. `auto` says which of these the config's default
+is. Ratios are to `bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import measure, tables
-from lib.interleaved import Beside, RunFailed, take_turns
+from lib.interleaved import Beside, RunFailed, run_interleaved
 
 MANNERS = ("bind", "sleep", "poll")
 
@@ -116,7 +116,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         f"{layout} with {servers} servers and {trainers} trainers does not outnumber the {about['cores']} cores: bind this program to fewer"
                     )
                 try:
-                    found = take_turns(
+                    found = run_interleaved(
                         {name: {**sets, "cluster.oversubscribed": name} for name in MANNERS},
                         Path(scratch),
                         8,

@@ -1,34 +1,36 @@
-"""Every protection beside every other: what a step costs under it, what it sends, writes and holds, and what a SIGKILL costs.
+"""Every protection beside every other: what a step costs, what is sent and held, what a kill costs.
 
     python benchmarks/bench_protections.py                     # all of it
-    python benchmarks/bench_protections.py --rounds 1          # the same, less often
-    python benchmarks/bench_protections.py --regime criteo     # one of the three; what the CSV files say of the others stays
-    python benchmarks/bench_protections.py --add               # more rounds, to those that the CSV files have
-    python benchmarks/bench_protections.py --accuracy          # part 5 alone; what the CSV files say of the others stays
+    python benchmarks/bench_protections.py --rounds 1          # fewer rounds
+    python benchmarks/bench_protections.py --regime criteo     # one of three; others keep theirs
+    python benchmarks/bench_protections.py --add               # add rounds to the CSV files
+    python benchmarks/bench_protections.py --accuracy          # part 5 alone
     python benchmarks/bench_protections.py --smoke             # a minute or two, tiny
-    python benchmarks/bench_protections.py --table             # nothing is run: what the CSV files say, and the bars
+    python benchmarks/bench_protections.py --table             # run nothing, print the CSV files
 
-Contenders are in lib/contenders.py, with the scaling of checkpoint intervals. Training is real, under
-mpirun, on 5 colocated ranks and a spare. Regimes: dense-heavy and embedding-heavy (measure.REGIMES;
-generated rows, measure.REGIME_DATA), and criteo: real rows (`--criteo`), going round them. In the
-first two the first batches go through every row of every table (lib/pre_touched.py), so that checkpoints and
-rebuilding meet tables all of which was trained; nothing is measured before that.
+Contenders are in lib/contenders.py, with the scaling of checkpoint intervals. Training is real,
+under mpirun, on 5 colocated ranks and a spare. Regimes: dense-heavy and embedding-heavy
+(measure.REGIMES) on generated rows (measure.REGIME_DATA), and criteo on real rows (`--criteo`),
+which are repeated. Tables of the first two are pre-touched (lib/pre_touched.py): checkpoints and
+rebuilding meet tables that were trained everywhere. Nothing is measured before that.
 
-1. Calibration, once per regime: a run with synchronous checkpoints says how long one takes; that
+1. Calibration, once per regime. A run with synchronous checkpoints says how long one takes. That
    gives the intervals.
-2. A short undisturbed run of each contender, once, without the sweep: bytes sent per step, memory.
-3. Rounds. First what steps cost: contenders and `none` take turns of a second or two on the machine
-   (lib/interleaved.py), without the sweep and without checkpoints, from several starts, which differ by some
-   percent; those whose checkpoints are written in the background with both, at their interval. Then
-   each contender once, in random order. Rank 1, a server and trainer, SIGKILLs itself in the update
-   phase of a step. With checkpoints that is half an interval after one, so that as many steps are
-   done again as on average, and the interval before it, with one checkpoint, gives the waiting that
-   is the overhead of synchronous ones; without them what the kill costs is told from the steps
-   since the sweep and those after all is whole. `none` is not killed: it could not go on.
-4. Sizes, a part of a round: erasure beside `none` in turns, and synchronous checkpoints at one
+2. A short undisturbed run of each contender, on tables that are not pre-touched: bytes sent per
+   step, memory.
+3. Rounds. First what steps cost: contenders and `none` are interleaved (lib/interleaved.py), on
+   tables that are not pre-touched and without checkpoints. Starts differ by some percent, so there
+   are several. Contenders that write checkpoints in the background have both, at their interval.
+   Then each contender runs once, in random order. Rank 1, a server and trainer, SIGKILLs itself in
+   the update phase of a step. With checkpoints the kill comes half an interval after one: as many
+   steps are redone as on average. The interval before it, with one checkpoint, gives the waiting
+   that is the overhead of synchronous checkpoints. Without them, the cost of the kill is told from
+   the steps after pre-touching and those after all is rebuilt. `none` is not killed: it could not
+   go on.
+4. Sizes, a part of a round: erasure interleaved with `none`, and synchronous checkpoints at one
    interval in seconds, with smaller and smaller tables; embedding-heavy.
-5. Accuracy: some contenders with evaluations, on the rows as they are, without the sweep, killed
-   once; `stateless` once more, restored so slowly that evaluations fall into the time without the
+5. Accuracy: some contenders with evaluations, on tables that are not pre-touched, killed once.
+   `stateless` runs once more, restored so slowly that evaluations fall into the time without the
    shard.
 
 The finished model of each run of a round is compared by SHA-256 with that of an undisturbed run of
@@ -67,8 +69,8 @@ from lib.contenders import (
     interval_steps,
 )
 from lib.disturbance import Calm, calm, cost, timeline, usual
-from lib.interleaved import ENDLESS, Beside, RunFailed, take_turns
-from lib.pre_touched import sweep
+from lib.interleaved import ENDLESS, Beside, RunFailed, run_interleaved
+from lib.pre_touched import pre_touch
 from lib.protection_files import REGIMES, Files
 from lib.tables import TableError, read_rows
 from lib.versus import auc_differences, bars, overheads, summary_lines
@@ -76,7 +78,7 @@ from lib.versus import auc_differences, bars, overheads, summary_lines
 VICTIM = 1
 STEPS_APART = 100
 WARM_STEPS = 4
-"""Steps after the sweep that no number comes from."""
+"""Steps after pre-touching that no number comes from."""
 CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -145,7 +147,7 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Regime:
-    """A model, its data and the batch: `sets` are config keys, `plain` the data without the sweep, `warm` the steps before which nothing is
+    """A model, its data and the batch: `sets` are config keys, `plain` the data that pre-touches nothing, `warm` the steps before which nothing is
     measured, `shard_rows` the rows of a shard."""
 
     name: str
@@ -156,7 +158,7 @@ class Regime:
 
 
 def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.0) -> Regime:
-    """The settings that all contenders of a regime share; the swept data goes to `folder`."""
+    """The settings that all contenders of a regime share; the pre-touched data goes to `folder`."""
     batch, most = size.servers * size.slot_batch[name], int(share * size.most_rows.get(name, 0))
     sets = {
         **measure.REGIMES.get(name, {}),
@@ -180,8 +182,8 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
     if most:
         sets["model.max_rows_per_table"] = most
         if name != "criteo":
-            into = folder / f"swept-{data.name}-{most}-{batch}"
-            warm += sweep(data, into, most, batch)
+            into = folder / f"pre-touched-{data.name}-{most}-{batch}"
+            warm += pre_touch(data, into, most, batch)
             sets["data.path"] = str(into)
     rows = sum(min(rows, most) if most else rows for rows in manifest["tables"].values())
     return Regime(name, sets, data, warm, rows // size.servers)
@@ -199,7 +201,7 @@ class Plan:
 
 
 def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number: int) -> Plan:
-    """With checkpoints: killed half an interval after the first one that has a whole interval around it behind the sweep, and if they
+    """With checkpoints: killed half an interval after the first one that has a whole interval around it after pre-touching, and if they
     are incremental a full one before it."""
     per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
     after = max(
@@ -282,7 +284,7 @@ class Calibration:
 
 
 def calibrate(folder: Path, regime: Regime, size: Size) -> Calibration:
-    """Measure a run with three synchronous checkpoints after the sweep."""
+    """Measure a run with three synchronous checkpoints after pre-touching."""
     every = max(size.before // 2, 2)
     first = math.ceil(regime.warm / every) * every
     sets = {
@@ -333,21 +335,28 @@ def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, 
 
 
 ABREAST = 3
-"""Contenders that take turns with `none` at a time: so many runs fit into memory."""
+"""Contenders that are interleaved with `none` at a time: so many runs fit into memory."""
 
 
 def steps_cost(contender: Contender) -> bool:
-    """Whether it is seen in turns what the contender costs: not where nothing but waiting for checkpoints is other than with `none`."""
+    """Whether interleaved runs show what the contender costs.
+
+    They do not where it differs from `none` in nothing but waiting for checkpoints.
+    """
     return contender is not CONTENDERS["none"] and (
         contender.sets["protection.name"] != "checkpoint" or contender.in_background
     )
 
 
-def in_turns(
+def interleaved(
     folder: Path, regime: Regime, names: Sequence[str], size: Size, every: Mapping[str, int]
 ) -> dict[str, list[Beside]]:
-    """Steps of each of `names` beside those of `none`, of each start; with checkpoints `every` so many of them where they are written in the
-    background, in one start, since turns must see whole intervals, and none where steps wait for them. What failed is said and left out."""
+    """Steps of each of `names` beside those of `none`, by start.
+
+    Contenders that write checkpoints in the background have one `every` so many steps, in a single
+    start, since turns must see whole intervals. Those that wait for checkpoints have none. What
+    failed is printed and left out.
+    """
     found: dict[str, list[Beside]] = {}
     for behind in (False, True):
         these = [name for name in names if CONTENDERS[name].in_background == behind]
@@ -372,7 +381,7 @@ def in_turns(
             starts = 1 if behind else size.starts
             for _ in range(starts):
                 try:
-                    steps = take_turns(
+                    steps = run_interleaved(
                         runs,
                         folder,
                         warm,
@@ -381,7 +390,7 @@ def in_turns(
                     )
                 except (RunFailed, ValueError) as error:
                     print(
-                        f"left out: {regime.name}, {', '.join(abreast)} in turns: {error}",
+                        f"left out: {regime.name}, {', '.join(abreast)} interleaved: {error}",
                         flush=True,
                     )
                     continue
@@ -520,7 +529,7 @@ def size_rows(
     """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
     for share in (1.0, *size.shares):
         regime = regime_of("embedding-heavy", data, data.parent, size, share)
-        beside = in_turns(
+        beside = interleaved(
             folder,
             regime,
             [name for name in size.sized if not CONTENDERS[name].minutes],
@@ -802,7 +811,7 @@ def side_by_side(
         for regime in regimes:
             order = contenders_of(regime.name, wanted)
             every = {name: intervals[regime.name, name] for name in order}
-            beside = in_turns(
+            beside = interleaved(
                 folder,
                 regime,
                 [

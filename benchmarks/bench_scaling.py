@@ -5,8 +5,8 @@
     python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
 
 Series, each against its own first point in the same round:
-  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower than its rows get more; measured behind a pass through every row
-            of every table (lib/pre_touched.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
+  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower than its rows get more; tables are
+            pre-touched (lib/pre_touched.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
   servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
   k         2 to 8 at m = 1, 10 servers
   m         1 to 3 at k = 4, 10 servers
@@ -31,7 +31,7 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.drill.drill_runs import read_run
 from ecrm.drill.throughput import before_during_after
 from lib import measure, tables
-from lib.pre_touched import sweep
+from lib.pre_touched import pre_touch
 
 
 @dataclass(frozen=True)
@@ -113,24 +113,24 @@ def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
     }
 
 
-def undisturbed(folder: Path, sets: dict[str, Any], swept: Path | None) -> dict[str, Any]:
+def undisturbed(folder: Path, sets: dict[str, Any], pre_touched: Path | None) -> dict[str, Any]:
     """A run, of as many steps behind a pass through all rows where there is a folder for such data; what is counted begins a quarter of its steps later."""
     skipped = 0
-    if swept is not None:
-        skipped = sweep(
+    if pre_touched is not None:
+        skipped = pre_touch(
             Path(sets["data.path"]),
-            swept,
+            pre_touched,
             sets["model.max_rows_per_table"],
             sets["train.global_batch"],
         )
-        sets = {**sets, "data.path": str(swept), "train.steps": skipped + sets["train.steps"]}
+        sets = {**sets, "data.path": str(pre_touched), "train.steps": skipped + sets["train.steps"]}
     first = skipped + (sets["train.steps"] - skipped) // 4
     measure.run(folder, sets)
     finished = [time for step, time in read_run(folder).finished if step >= first]
     found = {
         "step_ms": 1e3 * statistics.median(after - before for before, after in pairwise(finished))
     }
-    return found if swept is None else {**found, "rows_per_step": rows_per_step(sets, first)}
+    return found if pre_touched is None else {**found, "rows_per_step": rows_per_step(sets, first)}
 
 
 def rows_per_step(sets: dict[str, Any], first: int) -> float:
@@ -193,9 +193,9 @@ def main(words: Sequence[str] | None = None) -> None:
         shared = settings(data, steps, size)
         for number in range(rounds):
             for series, value, sets in (point for point in size.points if point[0] in wanted):
-                swept = Path(scratch) / f"swept-{value}" if series == "tables" else None
+                pre_touched = Path(scratch) / f"pre-touched-{value}" if series == "tables" else None
                 found = undisturbed(
-                    Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets}, swept
+                    Path(scratch) / f"{number}-{series}-{value}", {**shared, **sets}, pre_touched
                 )
                 rows.append(_row(number, series, value, found, about))
             if "rebuild" in wanted:

@@ -14,8 +14,9 @@ The model is the same; ECRM computes the interaction by its own kernel (model.de
 Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
 the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
 is told storage.prefault), in huge pages, and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ and GLIBC_
-variables). Ratios are of the same round, then their median. ECRM's contenders are compared with each other in turns of a few
-seconds (lib/interleaved.py), at the end of a round, since the pace of a shared machine changes by more than they differ.
+variables). Ratios are of the same round, then their median. At the end of a round
+ECRM's contenders are interleaved (lib/interleaved.py): the pace of a shared machine changes by
+more than they differ.
 All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
 without protection. TorchRec's differ by rounding, which grows with every step, and with column-wise sharding by the optimizer, whose
 state is of each part of a row there. Then `none`, `erasure` and `erasure-16` are run once more with
@@ -41,7 +42,7 @@ from typing import Any
 
 from ecrm.drill.drill_runs import read_run
 from lib import measure, tables
-from lib.interleaved import Beside, RunFailed, take_turns
+from lib.interleaved import Beside, RunFailed, run_interleaved
 from lib.ratios import STEP_BARS, step_ratios
 from lib.step_phases import phases
 
@@ -151,12 +152,12 @@ def ours(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def in_turns(
+def interleaved(
     folder: Path, sets: dict[str, Any], names: Sequence[str], size: Size, step_ms: float
 ) -> dict[str, float]:
-    """{name: samples per second over those of `none`}, of ECRM's contenders, in turns."""
+    """{name: samples per second over those of `none`}, of ECRM's contenders, interleaved."""
     seconds = max(0.5, size.turn_steps * step_ms / 1e3)
-    found = take_turns(
+    found = run_interleaved(
         {name: {**sets, **PROTECTION[name]} for name in names},
         folder,
         size.turn_steps,
@@ -294,7 +295,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 }
                 if len(mine) > 1 and "none" in mine:
                     try:
-                        beside = in_turns(
+                        beside = interleaved(
                             Path(scratch), sets, list(mine), size, mine["none"]["step_ms"]
                         )
                     except (RunFailed, ValueError) as error:
@@ -302,7 +303,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     for name, ratio in beside.items():
                         mine[name]["over_none_in_turns"] = round(ratio, 4)
                         print(
-                            f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, in turns",
+                            f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, interleaved",
                             flush=True,
                         )
                 measure.write_csv(target, rows)

@@ -1,7 +1,8 @@
-"""Several runs that take turns on the machine, a second or two each, so that a pace that changes by the minute is the same for all.
+"""Interleaved runs: runs to compare share one machine, and each continues for a second or two in turn.
 
-Every run is started, warmed up and stopped (SIGSTOP to all its processes); then one after the other
-is continued for a turn. Only steps that begin and end within a turn count.
+The pace of a shared machine changes by the minute. Interleaved runs all see the same changes.
+Every run is started, warmed up and stopped by SIGSTOP to all its processes. Then one after the
+other continues for a turn. Only steps that begin and end within a turn count.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class RunFailed(Exception):
 
 
 @dataclass
-class Player:
-    """One run, stopped but for its turns: `turns` are (begin, end) in seconds since the epoch."""
+class InterleavedRun:
+    """One run. It is stopped except in its `turns`: (begin, end) in seconds since the epoch."""
 
     name: str
     folder: Path
@@ -66,7 +67,7 @@ class Player:
                 f"{self.name} ended with {self.process.returncode}:\n{self.process.stdout.read()}"
             )
 
-    def play(self, seconds: float) -> None:
+    def continue_for(self, seconds: float) -> None:
         begin = time.time()
         self.signal(signal.SIGCONT)
         time.sleep(seconds)
@@ -90,7 +91,10 @@ class Player:
 def step_seconds(
     finished: Sequence[tuple[int, float]], turns: Sequence[tuple[float, float]]
 ) -> list[float]:
-    """Seconds of an average step of each turn, of those that begin and end in it. Raises ValueError for a turn with none."""
+    """Seconds of an average step of each turn, of the steps that begin and end in it.
+
+    Raises ValueError for a turn without such a step.
+    """
     found = []
     for begin, end in turns:
         inside = [(step, at) for step, at in finished if begin < at < end]
@@ -116,7 +120,7 @@ class Beside:
 
     @property
     def mean_overhead(self) -> float:
-        """The same as a mean: of runs in which some turns have work in them that others have not."""
+        """The same as a mean, for runs in which only some turns have a checkpoint in them."""
         return statistics.mean(self._ratios) - 1
 
     @property
@@ -124,41 +128,39 @@ class Beside:
         return [one / other for one, other in zip(self.mine, self.others, strict=True)]
 
 
-def take_turns(
+def run_interleaved(
     runs: Mapping[str, Mapping[str, Any]], folder: Path, warm_steps: int, turns: int, seconds: float
 ) -> dict[str, list[float]]:
-    """{name of a run: seconds of an average step in each of its `turns`, of so many `seconds`}, each after `warm_steps` at least.
+    """Seconds of an average step in each turn, by the name of the run.
 
-    Raises RunFailed where a run ends by itself; none is left then either.
+    `runs` are the config keys of each run. Each has `turns` of `seconds`, after at least
+    `warm_steps` steps. All runs are gone afterwards. Raises RunFailed where one ends by itself.
     """
-    players: list[Player] = []
+    started: list[InterleavedRun] = []
     try:
         for name, sets in runs.items():
-            players.append(
+            started.append(
                 _start(
                     name,
                     folder / name,
                     {**sets, "train.steps": ENDLESS, "train.log_every_steps": 10},
                 )
             )
-            _warm_up(players[-1], warm_steps)
+            _warm_up(started[-1], warm_steps)
         for number in range(turns):
-            for player in players if number % 2 == 0 else reversed(players):
-                player.play(seconds)
+            for run in started if number % 2 == 0 else reversed(started):
+                run.continue_for(seconds)
     finally:
-        for player in players:
-            player.end()
+        for run in started:
+            run.end()
     try:
-        return {
-            player.name: step_seconds(read_run(player.folder).finished, player.turns)
-            for player in players
-        }
+        return {run.name: step_seconds(read_run(run.folder).finished, run.turns) for run in started}
     finally:
-        for player in players:
-            shutil.rmtree(player.folder, ignore_errors=True)
+        for run in started:
+            shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def _start(name: str, folder: Path, sets: Mapping[str, Any]) -> Player:
+def _start(name: str, folder: Path, sets: Mapping[str, Any]) -> InterleavedRun:
     words = [
         sys.executable,
         "-m",
@@ -170,18 +172,18 @@ def _start(name: str, folder: Path, sets: Mapping[str, Any]) -> Player:
         *measure.set_words(sets),
     ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return Player(name, folder, process)
+    return InterleavedRun(name, folder, process)
 
 
-def _warm_up(player: Player, steps: int) -> None:
+def _warm_up(run: InterleavedRun, steps: int) -> None:
     """Let it run until events.jsonl says that so many steps are done, then stop it."""
     deadline = time.monotonic() + START_SECONDS
-    while not _has_done(player.folder / "events.jsonl", steps):
-        player.check()
+    while not _has_done(run.folder / "events.jsonl", steps):
+        run.check()
         if time.monotonic() > deadline:
-            raise RunFailed(f"{player.name} did not come to step {steps} in {START_SECONDS:g} s")
+            raise RunFailed(f"{run.name} did not come to step {steps} in {START_SECONDS:g} s")
         time.sleep(0.1)
-    player.signal(signal.SIGSTOP)
+    run.signal(signal.SIGSTOP)
 
 
 def _has_done(events: Path, steps: int) -> bool:

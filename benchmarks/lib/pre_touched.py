@@ -1,7 +1,7 @@
-"""Data whose first samples go through every row of every table, so that what comes after them meets tables all of which was trained.
+"""Pre-touched tables: data whose first samples go once through every row of every table.
 
-A table in production has been trained for days, and all of it is what checkpoints hold and
-rebuilding brings back; a run of some hundred steps from initial values touches a small part.
+A table in production has been trained for days. Checkpoints hold all of it, and rebuilding brings
+all of it back. A run of some hundred steps from initial values touches a small part.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ import numpy as np
 from ecrm.data.dataset_info import FILES, NAME, read_manifest
 
 
-def swept_steps(tables: dict[str, int], most_rows: int, batch: int) -> int:
+def pre_touch_steps(tables: dict[str, int], most_rows: int, batch: int) -> int:
     """Steps in which batches go once through the largest table, capped at `most_rows` rows."""
     return -(-min(max(tables.values()), most_rows) // batch)
 
 
-def sweep(data: Path, folder: Path, most_rows: int, batch: int) -> int:
-    """Write to `folder` the dataset in `data` behind as many of its samples again, whose id in each table is their number modulo the
-    rows that a cap of `most_rows` leaves of it; returns how many steps of `batch` samples these are. Keeps a `folder` that exists."""
+def pre_touch(data: Path, folder: Path, most_rows: int, batch: int) -> int:
+    """Write to `folder` the dataset in `data`, behind samples that touch every row once.
+
+    These are samples of `data` again. Their id in each table is their own number, modulo the rows
+    of the table or `most_rows` if that is less. Returns how many steps of `batch` samples they
+    are. A `folder` that exists is kept as it is.
+    """
     manifest = read_manifest(data)
-    steps = swept_steps(manifest["tables"], most_rows, batch)
+    steps = pre_touch_steps(manifest["tables"], most_rows, batch)
     if folder.exists():
         return steps
     samples, rows = steps * batch, manifest["rows"]

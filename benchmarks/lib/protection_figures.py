@@ -18,7 +18,7 @@ BUCKETS_PER_INTERVAL = 48
 """Buckets that the time line of a figure has."""
 
 
-def _swept(name: str) -> bool:
+def _in_sweep(name: str) -> bool:
     return name in CONTENDERS and CONTENDERS[name].sweep
 
 
@@ -62,7 +62,7 @@ def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
     grid = canvas.subplots(len(regimes), len(panels), squeeze=False)
     for regime, line in zip(regimes, grid, strict=True):
         for axes, (title, found, scale) in zip(line, panels, strict=True):
-            shown = _by_contender(found, regime, lambda name: not _swept(name))
+            shown = _by_contender(found, regime, lambda name: not _in_sweep(name))
             if shown:
                 bars(axes, list(shown), {title: list(shown.values())}, sideways=True)
                 axes.set_xscale(**scale)
@@ -166,7 +166,7 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
         mine = {
             name: lines
             for (at, name), lines in found.items()
-            if at == regime and name != "none" and not _swept(name)
+            if at == regime and name != "none" and not _in_sweep(name)
         }
         end = min((max(float(row["end"]) for row in lines) for lines in mine.values()), default=1.0)
         names = [

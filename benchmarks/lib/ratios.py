@@ -34,8 +34,10 @@ KEPT_BAR = 0.90
 
 
 def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[float]:
-    """Samples per second of `one` over those of `other`, for each round of step.csv in which both ran; over those of `none` in turns, where
-    they took turns."""
+    """Samples per second of `one` over those of `other`, by round of step.csv that has both.
+
+    Where a contender was interleaved with `none`, its ratio to `none` is that of interleaved runs.
+    """
     rounds: dict[str, dict[str, Row]] = {}
     for row in rows:
         if row["regime"] == regime:

@@ -390,7 +390,7 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
 
 
 def oversubscribed(rows: Sequence[Row]) -> list[str]:
-    """Milliseconds a step of ranks that outnumber the cores, over those of the same ranks each bound to a core, in turns; `auto`'s choice is marked."""
+    """Milliseconds a step of ranks that outnumber the cores, over those of the same ranks each bound to a core, interleaved; `auto`'s choice is marked."""
     manners = [manner for (manner,) in groups(rows, "manner")]
     lines = []
     for (layout, servers, trainers), mine in groups(rows, "layout", "servers", "trainers").items():

@@ -333,18 +333,18 @@ def test_sizes_ascend():
 
 
 def test_only_steps_within_a_turn_count():
-    turns = program("lib.interleaved")
+    interleaved = program("lib.interleaved")
     # step 4 was not told
     finished = [(1, 0.5), (2, 1.1), (3, 1.3), (5, 1.9), (6, 2.5), (7, 4.2), (8, 4.7)]
-    assert turns.step_seconds(finished, [(1.0, 2.0), (4.0, 5.0)]) == [
+    assert interleaved.step_seconds(finished, [(1.0, 2.0), (4.0, 5.0)]) == [
         pytest.approx(0.8 / 3),
         pytest.approx(0.5),
     ]
     with pytest.raises(
         ValueError, match="^1 steps were finished in a turn of 1.00 s: give it longer turns$"
     ):
-        turns.step_seconds(finished, [(2.0, 3.0)])
-    assert turns.Beside([1.1, 2.4, 9.0], [1.0, 2.0, 3.0]).overhead == pytest.approx(0.2)
+        interleaved.step_seconds(finished, [(2.0, 3.0)])
+    assert interleaved.Beside([1.1, 2.4, 9.0], [1.0, 2.0, 3.0]).overhead == pytest.approx(0.2)
 
 
 def test_an_overhead_has_waiting_for_checkpoints_and_what_steps_cost():
@@ -396,17 +396,20 @@ def test_one_run_that_fails_costs_itself_alone(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == "left out: ecrm launch failed: no memory\n"
 
 
-def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, criteo_rows):
+def test_pre_touching_goes_once_through_every_row_and_leaves_the_rest(tmp_path, criteo_rows):
     from ecrm.data.dataset import CriteoDataset
 
-    swept, manifests = (
+    pre_touched, manifests = (
         program("lib.pre_touched"),
         __import__("ecrm.data.dataset_info", fromlist=["read_manifest"]),
     )
-    steps = swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64)
-    assert steps == 5 and swept.sweep(criteo_rows, tmp_path / "swept", most_rows=300, batch=64) == 5
+    steps = pre_touched.pre_touch(criteo_rows, tmp_path / "touched", most_rows=300, batch=64)
+    assert (
+        steps == 5
+        and pre_touched.pre_touch(criteo_rows, tmp_path / "touched", most_rows=300, batch=64) == 5
+    )
     given, found = (
-        CriteoDataset.open(folder, 300, 0.1) for folder in (criteo_rows, tmp_path / "swept")
+        CriteoDataset.open(folder, 300, 0.1) for folder in (criteo_rows, tmp_path / "touched")
     )
     found.verify()
     assert found.tables == given.tables
@@ -416,7 +419,7 @@ def test_the_sweep_goes_once_through_every_row_and_leaves_the_rest(tmp_path, cri
         for table, (_, rows) in enumerate(found.tables)
     )
     rows = manifests.read_manifest(criteo_rows)["rows"]
-    assert manifests.read_manifest(tmp_path / "swept")["rows"] == rows + steps * 64
+    assert manifests.read_manifest(tmp_path / "touched")["rows"] == rows + steps * 64
     for a, b in zip(found.train_batch(steps * 64, 100), given.train_batch(0, 100), strict=True):
         assert (a == b).all()
 
