@@ -1,4 +1,4 @@
-"""Benchmarks of whole runs at their smallest size: they measure what they say."""
+"""Benchmarks at their smallest size: they measure what they say."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from support.benchmarking import measured, program
+from support.benchmarking import measured, program, read
 
 
 def test_step(committed_results, benchmark_data, tmp_path, capsys):
@@ -158,3 +158,54 @@ def test_a_smoke_run_goes_to_a_folder_of_its_own(tmp_path):
     assert measure.target("x.csv", None, smoke=True).parent != measure.RESULTS
     assert measure.target("x.csv", None, smoke=False) == measure.RESULTS / "x.csv"
     assert measure.target("x.csv", tmp_path / "y.csv", smoke=True) == tmp_path / "y.csv"
+
+
+def test_recovery(tmp_path, capsys):
+    benchmark = program("bench_recovery")
+    benchmark.main(["--smoke", "--csv", str(tmp_path / "recovery.csv")])
+    (line,) = read(tmp_path / "recovery.csv")
+    assert all(line[field] for field in benchmark.FIELDS)
+    for field in (
+        "gap_ms",
+        "recovery_ms",
+        "samples_per_second_before",
+        "samples_per_second_during",
+        "samples_per_second_after",
+        "rebuild_seconds",
+        "rebuilt_bytes",
+    ):
+        assert float(line[field]) > 0
+    assert line["scenario"] in capsys.readouterr().out
+
+
+def test_kernels(tmp_path, capsys):
+    for package in ("pyeclib", "torchrec", "fbgemm_gpu"):
+        pytest.importorskip(package)
+    program("bench_kernels").main(["--smoke", "--csv", str(tmp_path / "kernels.csv")])
+
+    lines = read(tmp_path / "kernels.csv")
+    contenders = {line["contender"] for line in lines}
+    ours = {
+        "parity_apply",
+        "sparse_update",
+        "dot_interaction",
+        "decode",
+        "gather_records",
+        "scatter_add",
+    }
+    assert contenders == ours | {
+        "isa-l contiguous",
+        "no-arithmetic",
+        "without-delta",
+        "merged-after",
+        "fbgemm",
+        "torchrec",
+        "isa-l",
+        "torch",
+    }
+    for line in lines:
+        filled = ("device", "instruction_set", "torch", "commit", "counted_bytes", "result_sha256")
+        assert all(line[column] for column in filled)
+        assert float(line["p20_ms"]) <= float(line["median_ms"]) <= float(line["p80_ms"])
+        assert float(line["ours_over_this"]) > 0
+    assert "sha256 of the result" in capsys.readouterr().out
