@@ -1,38 +1,45 @@
-"""Times the kernels against their peers and their floors, all in one run; ratios are of the same round.
+"""Times the kernels beside their peers and their floors, all in one run.
 
-    python benchmarks/bench_kernels.py            # 1,048,576 rows of 256 bytes, about a minute, 3 GB
+    python benchmarks/bench_kernels.py            # 1,048,576 rows of 256 bytes; a minute, 3 GB
     python benchmarks/bench_kernels.py --smoke    # seconds; what the tests run
 
-parity_apply, on a permutation of all rows and on sorted rows, with a product and as a plain XOR, and on rows as wide as
-a record of row-wise Adagrad (260 bytes, not aligned), is compared with
-  isa-l contiguous  ISA-L's `ec_encode_data_update` on as many bytes, contiguous, in one call: the peer. Taken from the
-                    pyeclib wheel, which bundles it as pyeclib.libs/libisal*.so; loaded with ctypes.
-  no-arithmetic     the same rows read and written back and the same deltas read, nothing computed: the floor. Compiled
-                    here by g++ -O3 -march=native for this one width, with the kernel's own prefetching.
-sparse_update (row-wise Adagrad), on distinct random rows, other ones at every call as every step brings, with gradients that
-have just been summed, as in a step, and the delta written over them, is compared with
+parity_apply runs on a permutation of all rows and on sorted rows, with a product and as a plain
+XOR, and on rows as wide as a record of row-wise Adagrad (260 bytes, not aligned). Compared with
+  isa-l contiguous  The peer: ISA-L's `ec_encode_data_update` on as many bytes, contiguous, in one
+                    call. It is that of the pyeclib wheel (pyeclib.libs/libisal*.so), by ctypes.
+  no-arithmetic     The floor: the same rows are read and written back and the same deltas read.
+                    Nothing is computed. g++ -O3 -march=native compiles it here for this one
+                    width, with the kernel's own prefetching.
+
+sparse_update (row-wise Adagrad) runs on distinct random rows, others at every call. Gradients have
+just been summed, as in a step, and the delta is written over them. Compared with
   without-delta     the same kernel without the delta.
-  fbgemm            FBGEMM's backward pass on one table, between two gathers of row and state, and an XOR of the two:
-                    what one would do without this kernel. Its forward pass is not timed; its backward pass also sorts
-                    its indices.
+  fbgemm            What one would do without this kernel: FBGEMM's backward pass on one table,
+                    between two gathers of row and state, and an XOR of the two. Its forward pass
+                    is not timed. Its backward pass also sorts its indices.
 
-sparse_update into a log (commit intervals above 1), which has half of the update's rows already, is compared with
-  merged-after      the same kernel with the delta written over the gradients, and merge_records after it.
+sparse_update into a log (commit intervals above 1) has half of the update's rows already. Compared
+with
+  merged-after      the same kernel with the delta written over the gradients, then merge_records.
 
-decode (one unit from k = 4 others) is compared with
+decode makes one unit from k = 4 others. Compared with
   isa-l             `ec_encode_data` on the same bytes; the kernel also allocates what it returns.
-gather_records (rows and row-wise Adagrad's state, other rows at every call) and scatter_add (gradients of skewed rows) with
+
+gather_records reads rows and row-wise Adagrad's state, others at every call. scatter_add sums
+gradients of skewed rows. Compared with
   torch             index_select of both and their concatenation; index_add_.
 
-dot_interaction (forward, and backward to sums of unique rows), of 26 features whose rows are drawn as skewed as a batch's, is compared with
-  torchrec          TorchRec's InteractionArch and its gradients, between rows spread to their samples and gradients summed
-                    by scatter_add: what a step does without this kernel.
+dot_interaction runs forward, and backward to sums of unique rows, on 26 features whose rows are as
+skewed as a batch's. Compared with
+  torchrec          What a step does without this kernel: TorchRec's InteractionArch and its
+                    gradients, between spreading rows to samples and summing by scatter_add.
 
 All large arrays come from numpy.zeros, which asks the system for huge pages, and begin at a cache
-line; FBGEMM's table too. What contenders allocate themselves stays with the process when they free
-it, as in ECRM's ranks. Bytes counted: what has to cross the memory bus once, row numbers included;
-writing counts once, though a cache reads a line before it writes part of it. Every contender runs
-once per round, in a random order: what ran before also decides what is in the cache.
+line; so does FBGEMM's table. What contenders allocate themselves stays with the process when they
+free it, as in ECRM's ranks. Bytes counted are those that have to cross the memory bus once, row
+numbers included. Writing counts once, though a cache reads a line before it writes part of it.
+Every contender runs once per round, in a random order: what ran before decides what is in the
+cache. Ratios are of the same round.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What ranks had best do where they outnumber the cores of their host (cluster.oversubscribed); embedding-heavy, 2,048 samples per slot.
+"""What ranks had best do where they outnumber the cores of their host (cluster.oversubscribed).
 
-    python benchmarks/bench_oversubscribed.py            # about 10 minutes on 2 cores; needs fewer cores than ranks
-    python benchmarks/bench_oversubscribed.py --smoke    # one layout, tiny, to a temporary file; what the tests run
+    python benchmarks/bench_oversubscribed.py            # 10 minutes; needs fewer cores than ranks
+    python benchmarks/bench_oversubscribed.py --smoke    # one layout, tiny; what the tests run
 
-Three runs are interleaved (lib/interleaved.py), for several layouts: one binds its ranks to cores,
-in one they sleep while they wait, in one they poll. `auto` says which of these the config's default
-is. Ratios are to `bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
+The model is embedding-heavy, with 2,048 samples per slot. Three runs are interleaved
+(lib/interleaved.py), for several layouts: one binds its ranks to cores, in one they sleep while
+they wait, in one they poll. `auto` says which of these the config's default is. Ratios are to
+`bind`, turn by turn. Writes benchmarks/results/oversubscribed.csv.
 """
 
 from __future__ import annotations

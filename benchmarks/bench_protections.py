@@ -84,10 +84,16 @@ CRITEO_DEFAULT = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: servers that train too; steps before the kill without checkpoints and after any kill; steps of a short undisturbed
-    run and of one with evaluations, which come every `eval_every`; steps between checkpoints at least; samples of a slot and
-    cap of the rows of a table, by regime; generated rows; shares of the cap in the comparison of sizes; contenders there, and of those with
-    evaluations; how often those that take turns with `none` are started, how many turns each gets in all, and how long ones, by regime."""
+    """How much is run.
+
+    `servers` train too. `before`: steps before the kill where there are no checkpoints; `after`:
+    steps after any kill. `quiet_steps`: of a short undisturbed run; `accuracy_steps`: of one with
+    evaluations, every `eval_every`. `least_interval`: steps between checkpoints. `slot_batch`:
+    samples of a slot, `most_rows`: cap of the rows of a table, by regime. `rows`: generated.
+    `shares` of the cap and contenders `sized` are compared by size; those `evaluated` by accuracy.
+    Contenders interleaved with `none` are started `starts` times and get `turns` in all, of
+    `turn_seconds` by regime.
+    """
 
     servers: int
     before: int
@@ -147,8 +153,11 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Regime:
-    """A model, its data and the batch: `sets` are config keys, `plain` the data that pre-touches nothing, `warm` the steps before which nothing is
-    measured, `shard_rows` the rows of a shard."""
+    """A model, its data and the batch.
+
+    `sets` are config keys. `plain` is the data that pre-touches nothing. Nothing is measured in the
+    first `warm` steps. A shard has `shard_rows` rows.
+    """
 
     name: str
     sets: Mapping[str, Any]
@@ -191,8 +200,11 @@ def regime_of(name: str, data: Path, folder: Path, size: Size, share: float = 1.
 
 @dataclass(frozen=True)
 class Plan:
-    """When a contender writes checkpoints (0: never) and is killed, the last step before those that its normal operation is taken from, and
-    the steps of its run: enough to be whole again."""
+    """When a contender writes checkpoints and is killed.
+
+    `every`: steps between checkpoints, 0 for none. Steps after `first` are its normal operation.
+    `steps` of the run are enough to rebuild everything.
+    """
 
     every: int
     first: int
@@ -201,8 +213,11 @@ class Plan:
 
 
 def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number: int) -> Plan:
-    """With checkpoints: killed half an interval after the first one that has a whole interval around it after pre-touching, and if they
-    are incremental a full one before it."""
+    """With checkpoints, the kill comes half an interval after one.
+
+    That is the first with a whole interval around it after pre-touching. Where checkpoints are
+    incremental, there is also a full one before it.
+    """
     per_step = contender.sets.get("protection.rebuild_rows_per_step", REBUILD_ROWS[regime.name])
     after = max(
         size.after, math.ceil(4 / 3 * regime.shard_rows * (1 + contender.redundancy) / per_step)
@@ -222,12 +237,12 @@ def plan_of(regime: Regime, contender: Contender, every: int, size: Size, number
 
 
 def _rounded(steps: int) -> int:
-    """Up to a multiple of STEPS_APART: so that contenders share undisturbed runs to compare with."""
+    """Up to a multiple of STEPS_APART, so that contenders share undisturbed runs."""
     return -(-steps // STEPS_APART) * STEPS_APART
 
 
 class References:
-    """The model that `none` comes to, undisturbed, by regime and number of steps; each is trained once."""
+    """The undisturbed model of `none`, by regime and number of steps; each is trained once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -250,7 +265,10 @@ class NotMeasured(Exception):
 def run(
     folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()
 ) -> tuple[RunRecord, list[dict[str, Any]]]:
-    """The record and the events of one run, whose folder, with its checkpoints or mapped files, is removed. Raises NotMeasured where it failed."""
+    """The record and the events of one run. Its folder is removed, with checkpoints and files.
+
+    Raises NotMeasured where the run failed.
+    """
     try:
         summary = measure.run(folder, sets, kills)
         events, damaged = parse_events((folder / "events.jsonl").read_text())
@@ -267,7 +285,7 @@ def of_kind(events: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str,
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of a step without checkpoints, and seconds and bytes of a synchronous checkpoint of tables all of which was trained."""
+    """A step without checkpoints, and a synchronous checkpoint of pre-touched tables."""
 
     step_seconds: float
     checkpoint_seconds: float
@@ -303,8 +321,10 @@ def calibrate(folder: Path, regime: Regime, size: Size) -> Calibration:
 
 
 def quiet_row(folder: Path, regime: Regime, name: str, steps: int) -> dict[str, Any]:
-    """Bytes and memory of an undisturbed run of a contender, as a row of protections_bytes.csv; with checkpoints it writes one in the
-    middle and one at the end."""
+    """Bytes and memory of an undisturbed run of a contender, as a row of protections_bytes.csv.
+
+    With checkpoints it writes one in the middle and one at the end.
+    """
     contender = CONTENDERS[name]
     sets = {**regime.sets, **contender.sets, "data.path": str(regime.plain), "train.steps": steps}
     record, _ = run(
@@ -400,8 +420,11 @@ def interleaved(
 
 
 def overheads_of(contender: Contender, before: Calm, beside: Sequence[Beside]) -> list[float]:
-    """What undisturbed training loses with a contender, as a share, of each start: to waiting for checkpoints, of `before`, and to slower
-    steps, of those `beside` steps of `none`; nothing where these should have been measured and were not."""
+    """What undisturbed training loses with a contender, as a share, by start.
+
+    It loses time to waiting for checkpoints (`before`) and to slower steps (`beside` those of
+    `none`). Empty where the latter should have been measured and were not.
+    """
     waits = waiting(before) if contender.minutes and not contender.in_background else 0.0
     if not steps_cost(contender):
         return [round(waits, 4)]

@@ -1,9 +1,9 @@
-"""What a SIGKILL costs: the gap between two finished steps, throughput before, during and after, whole again after.
+"""What a SIGKILL costs: the gap between two steps, throughput around it, and time to rebuild.
 
 Each scenario is real training under mpirun on generated Criteo rows, run several times; the numbers
-come from events.jsonl. Writes every run to benchmarks/results/recovery.csv and prints the README's
-table, medians with the least and the greatest. `--smoke` is one scenario, once, on a small model,
-to a temporary file.
+come from events.jsonl. Writes every run to benchmarks/results/recovery.csv and prints the table:
+medians with the least and the greatest. `--smoke` is one scenario, once, on a small model, to a
+temporary file.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""How a protected step changes with the tables, the servers, k and m, and what a kill costs; embedding-heavy, 2,048 samples per slot.
+"""How a protected step changes with tables, servers, k and m, and what a kill costs.
 
-    python benchmarks/bench_scaling.py            # about half an hour on 2 cores
-    python benchmarks/bench_scaling.py --series rebuild    # one of them; what the CSV says of the others stays
-    python benchmarks/bench_scaling.py --smoke    # one point and one kill, tiny, to a temporary file; what the tests run
+    python benchmarks/bench_scaling.py                     # about half an hour on 2 cores
+    python benchmarks/bench_scaling.py --series rebuild    # one series; the CSV keeps the others
+    python benchmarks/bench_scaling.py --smoke             # one point and one kill; for the tests
 
-Series, each against its own first point in the same round:
-  tables    rows of every table, 1x to 100x, the same samples: a step must not get slower than its rows get more; tables are
-            pre-touched (lib/pre_touched.py), with how many different rows a batch has: ids that meet in a row of a small table do not in a large one
-  servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks together must not grow
-  k         2 to 8 at m = 1, 10 servers
-  m         1 to 3 at k = 4, 10 servers
-  rebuild   a server killed: samples/s while rebuilding over those before, and the gap, with how much of it is noticing (by the rank that tells) and recovery
+The model is embedding-heavy, with 2,048 samples per slot. Each series is compared with its own
+first point in the same round:
+  tables    Rows of every table grow from 1x to 100x; samples stay the same. The slow-down of a step
+            must not exceed the growth of its rows. Tables are pre-touched (lib/pre_touched.py).
+            The CSV has how many different rows a batch has: ids that meet in one row of a small
+            table do not meet in a large one.
+  servers   3 to 12 servers with 2 trainers, (2,1): what a step costs all ranks must not grow.
+  k         2 to 8 at m = 1, 10 servers.
+  m         1 to 3 at k = 4, 10 servers.
+  rebuild   A server is killed: samples/s while rebuilding over those before, and the gap. Of the
+            gap it tells detection (by the rank that reports) and recovery.
 Writes benchmarks/results/scaling.csv.
 """
 

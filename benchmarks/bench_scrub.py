@@ -1,9 +1,9 @@
-"""What scrubbing costs: seconds a step with so many rows per step, as ratios to steps of the same run without.
+"""What scrubbing costs: seconds a step with some rows per step, over steps of the same run without.
 
-Real training under mpirun on generated Criteo rows, in which the rows per step change from step to
-step, so that a slow spell of the machine hits all of them alike. Step times come from events.jsonl.
-Writes benchmarks/results/scrub.csv and prints the table. `--smoke` makes one short run to a
-temporary file.
+Real training under mpirun on generated Criteo rows. The rows per step change from step to step, so
+that a slow spell of the machine hits all of them alike. Step times come from events.jsonl. Writes
+benchmarks/results/scrub.csv and prints the table. `--smoke` makes one short run to a temporary
+file.
 """
 
 from __future__ import annotations

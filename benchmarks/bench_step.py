@@ -1,27 +1,38 @@
 """What protection costs a step, and how a protected step compares with TorchRec's unprotected one.
 
-    python benchmarks/bench_step.py            # both regimes, all contenders in every round; the better part of an hour on 2 cores
+    python benchmarks/bench_step.py            # both regimes, all contenders; most of an hour
     python benchmarks/bench_step.py --smoke    # tiny, to a temporary file; what the tests run
 
-Contenders of one round run one after the other in a random order, with the same processes, model, batches and data:
-  none        ECRM without protection
-  none-fbgemm the same, rows updated by FBGEMM's optimizer (storage.backend=fbgemm) and not by sparse_update
-  erasure     k=4 m=1, a commit every step
-  erasure-16  k=4 m=1, a commit every 16 steps
-  torchrec-*  TorchRec DistributedModelParallel over gloo, by sharding plan, with and without TorchRec's own pipelining, its processes free
-              or each bound to a core (benchmarks/peer_torchrec.py), unprotected
-The model is the same; ECRM computes the interaction by its own kernel (model.dense_arch = native, the default), TorchRec by its own module.
-Samples per second are the global batch over the median step of the second half of the steps: in the first, memory is touched for
-the first time and allocators grow. All tables are in memory before the first step (TorchRec writes its initial values there, ECRM
-is told storage.prefault), in huge pages, and both keep what they free (ECRM does; TorchRec's processes are told by MALLOC_ and GLIBC_
-variables). Ratios are of the same round, then their median. At the end of a round
-ECRM's contenders are interleaved (lib/interleaved.py): the pace of a shared machine changes by
-more than they differ.
-All begin with the same values and see the same batches; their training losses are in the CSV, which are the same bits with and
-without protection. TorchRec's differ by rounding, which grows with every step, and with column-wise sharding by the optimizer, whose
-state is of each part of a row there. Then `none`, `erasure` and `erasure-16` are run once more with
-train.profile, for where the milliseconds of a step go. Writes step.csv and step_phases.csv in benchmarks/results; with --regime, what they
-say of the other stays.
+Contenders of one round run one after the other in a random order. They have the same processes,
+model, batches and data:
+  none         ECRM without protection
+  none-fbgemm  the same, with FBGEMM's optimizer (storage.backend=fbgemm) in place of sparse_update
+  erasure      k=4 m=1, a commit every step
+  erasure-16   k=4 m=1, a commit every 16 steps
+  torchrec-*   TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py),
+               unprotected: by sharding plan, with and without TorchRec's own pipelining, its
+               processes free or each bound to a core
+
+ECRM computes the interaction by its own kernel (model.dense_arch = native, the default), TorchRec
+by its own module; the model is the same. Samples per second are the global batch over the median
+step of the second half of the steps. In the first half memory is touched for the first time and
+allocators grow.
+
+Memory is treated alike. All tables are in memory before the first step, in huge pages: TorchRec
+writes its initial values there, ECRM is told storage.prefault. Both keep what they free: ECRM by
+itself, TorchRec's processes by MALLOC_ and GLIBC_ variables.
+
+Ratios are of the same round, then their median. At the end of a round ECRM's contenders are
+interleaved (lib/interleaved.py): the pace of a shared machine changes by more than they differ.
+
+All begin with the same values and see the same batches. The CSV has their training losses. They
+are the same bits with and without protection. TorchRec's differ by rounding, which grows with every
+step. With column-wise sharding they also differ by the optimizer, which has a state for each part
+of a row.
+
+In the end `none`, `erasure` and `erasure-16` run once more with train.profile, to show where the
+milliseconds of a step go. Writes step.csv and step_phases.csv in benchmarks/results. With --regime,
+they keep what they say of the other regime.
 """
 
 from __future__ import annotations

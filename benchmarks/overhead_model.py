@@ -1,31 +1,35 @@
-"""MODEL, not a measurement: what protection would cost with tables and clusters larger than were run.
+"""MODEL, no measurement: what protection would cost with larger tables and clusters.
 
-    python benchmarks/overhead_model.py                             # reads benchmarks/results/protections.csv
+    python benchmarks/overhead_model.py        # reads benchmarks/results/protections.csv
     python benchmarks/overhead_model.py --server-mtbf-hours 5000 --storage-gbit 25
 
-Everything it says is marked model. Overheads are shares of the time that training alone takes, to
+Every line that it prints says model. Overheads are shares of the time that training alone takes, to
 first order: every failure costs by itself, and nothing fails while a failure is being made good.
-With S servers, B bytes of rows and state per server, and failures every M = (MTBF of a server) / S,
-independent of each other:
+There are S servers with B bytes of rows and state each. Failures are independent and come every
+M = (MTBF of a server) / S:
 
   checkpoint, every T seconds     normal C / T      failures (T / 2 + C + D) / M
-      C = B / storage rate: each server writes its part, training waits; going back loses half an interval on average, reads for C again,
-      and takes D to notice. T is 30 or 60 minutes, or the best to first order, sqrt(2 C M) (Young 1974), the least that waiting can cost.
+      C = B / storage rate: each server writes its part while training waits. Going back loses half
+      an interval on average, reads for C again, and takes D to notice. T is 30 or 60 minutes, or
+      sqrt(2 C M) (Young 1974), the best to first order: the least that waiting can cost.
   checkpoint-async                normal f C / T    failures (T / 2 + C + C + D) / M
-      training loses a share f of C, to waiting and to slower steps; what it goes back to is older by the C that writing takes
+      Training loses a share f of C, to waiting and to slower steps. What it goes back to is older
+      by the C that writing takes.
   erasure k=4 m=1                 normal p          failures (g + R (1 - w)) / M
-      p: parity's cost per step, which does not go with the tables; g: training time lost to a kill;
-      R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been updated, and its parity;
-      w: throughput while rebuilding, as a share.
+      p: parity's cost per step, which does not grow with the tables. g: training time lost to a
+      kill. R = B (1 + m/k) / rebuild rate: all rows of the lost shard, as if every one had been
+      updated, and its parity. w: throughput while rebuilding, as a share.
 
-Measured (medians over the rounds of a regime, from the CSV): p, not below 0; f, the overhead of
-asynchronous checkpoints over that of synchronous ones, not below 0; g; w, not above 1; D (the
-recovery of erasure, which has nothing to load); and the rebuild rate: bytes of a shard and its
-parity over seconds until whole, at the rows per step that the benchmark rebuilds
+Measured are the medians over the rounds of a regime, from the CSV: p, not below 0; f, the overhead
+of asynchronous checkpoints over that of synchronous ones, not below 0; g; w, not above 1; D, the
+recovery of erasure, which has nothing to load; and the rebuild rate. That is the bytes of a shard
+and its parity over the seconds until all is rebuilt, at the rows per step of the benchmark
 (contenders.REBUILD_ROWS). What the model says of the very runs that were measured is printed beside
-what they took. Assumed, and arguments: the MTBF of a server (--server-mtbf-hours) and how fast it
-writes and reads its part of a checkpoint (--storage-gbit). Left out: a second failure while the
-first is made good, with m = 1; losing trainers; failures of storage. Writes
+what they took.
+
+Assumed, as arguments, are the MTBF of a server (--server-mtbf-hours) and how fast it writes and
+reads its part of a checkpoint (--storage-gbit). Left out are a second failure while the first is
+made good, with m = 1, the loss of trainers, and failures of storage. Writes
 benchmarks/results/protections_model.csv.
 """
 

@@ -1,27 +1,30 @@
-"""The peer: TorchRec DistributedModelParallel over gloo, unprotected, on the same data, model and batches as ECRM.
+"""The peer: TorchRec DistributedModelParallel over gloo, unprotected, on ECRM's data and model.
 
     torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding
     table_wise] [--pipelined] [--bound]
 
-Reads an ECRM config (data, model, batch, optimizers, steps); every process is one slot of it and
+Reads an ECRM config (data, model, batch, optimizers, steps). Every process is one slot of it, and
 embeddings are sharded over all of them. Writes {"samples_per_second", "step_seconds", "logloss",
 "plan"} as JSON to OUTPUT; logloss is the mean over all samples of all steps.
 
 What makes it a fair peer, and how that was verified (TorchRec 1.8.0, torch 2.13.0):
-  same work   Both begin with the same dense parameters and rows, and see the same batches in the same slots: the mean
-              loss over a few steps equals ECRM's to five decimals, to which tests/mpi/test_benchmarks.py holds them. After that the
-              two drift apart: sums are taken in another order, and a step makes more of the difference than the one before.
-  plan        On CPUs EmbeddingBagCollectionSharder offers data-parallel, table-wise, column-wise and table-column-wise
-              sharding; row-wise is for CUDA. The planner, free to choose, took table-wise; the plan and the most parts of a table are
-              in the CSV. Column-wise, in parts of COLUMNS columns, is measured too; row-wise Adagrad then has a state for each part of
-              a row, so that it does as much work, but does not train the same model.
-  pipelining  TrainPipelineSparseDist runs on CPUs, without streams: ids of the next batch travel in gloo's threads while
-              this one is computed. Same losses; measured beside the plain loop, and the faster of them counts.
-              Its other pipelines were not tried.
-  optimizers  Row-wise Adagrad fused into FBGEMM's backward pass. Dense Adagrad in torch's fused form, the fastest on CPUs.
+  same work   Both begin with the same dense parameters and rows, and see the same batches in the
+              same slots. The mean loss over a few steps equals ECRM's to five decimals;
+              tests/mpi/test_benchmarks.py holds them to that. After that the two drift apart: sums
+              are taken in another order, and each step enlarges the difference.
+  plan        On CPUs EmbeddingBagCollectionSharder offers data-parallel, table-wise, column-wise
+              and table-column-wise sharding; row-wise is for CUDA. The planner, free to choose,
+              took table-wise. The CSV has the plan and the most parts of a table. Column-wise, in
+              parts of COLUMNS columns, is measured too. Row-wise Adagrad then has a state for each
+              part of a row: as much work, but not the same model.
+  pipelining  TrainPipelineSparseDist runs on CPUs, without streams: ids of the next batch travel in
+              gloo's threads while this one is computed. Losses are the same. It is measured beside
+              the plain loop, and the faster counts. Other pipelines were not tried.
+  optimizers  Row-wise Adagrad is fused into FBGEMM's backward pass. Dense Adagrad is torch's fused
+              form, the fastest on CPUs.
   threads     As many per process as ECRM's ranks have, train.threads.
-  cores       Free, or with `--bound` each process, all its threads with it, on one core, dealt in turn, as ECRM's ranks are where they
-              outnumber the cores; measured both ways, and the faster of them counts.
+  cores       Free, or with `--bound` each process with its threads on one core, in turn, as ECRM's
+              ranks are where they outnumber the cores. Both are measured, and the faster counts.
   time        The first steps are not counted here; ECRM's median has all steps in it.
 """
 
