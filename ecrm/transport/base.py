@@ -51,8 +51,8 @@ class Transport(ABC):
 
         What `exchange` sends of such memory may come out as a view of it, for reading, and of rows
         picked from it as a `Picked`. Its sender may change it only after an exchange or shrink that
-        every live rank enters when it has no more use for what it got (docs/design.md, "Memory that
-        ranks lend one another").
+        every live rank enters when it has no more use for what it got (docs/internals/transport.md,
+        "Shared memory").
         """
         return lazy_zeros(*shape, dtype=dtype)
 

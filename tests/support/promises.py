@@ -32,7 +32,6 @@ class Promise:
     that may be redone then.
     """
 
-    page: str
     in_words: str
     workload: Mapping[str, Any]
     sets: Mapping[str, Any]
@@ -49,7 +48,6 @@ class Promise:
 
 def _copies(name: str, copies: int, in_words: str, exactly: bool) -> Promise:
     return Promise(
-        page=f"docs/{name}.md",
         in_words=in_words,
         workload={"protection": name, "k": 1, "m": copies - 1},
         sets={"protection.name": name, "protection.copies": copies, "cluster.servers": 4},
@@ -62,7 +60,6 @@ def _copies(name: str, copies: int, in_words: str, exactly: bool) -> Promise:
 
 def _erasure(k: int, m: int) -> Promise:
     return Promise(
-        page="docs/design.md",
         in_words=f"erasure k={k} m={m}",
         workload={"protection": "erasure", "k": k, "m": m, "servers": k + m},
         sets={"protection.k": k, "protection.m": m, "cluster.servers": k + m},
@@ -74,13 +71,11 @@ def _erasure(k: int, m: int) -> Promise:
 
 PROMISES = {
     "none": Promise(
-        "docs/benchmarks/protections.md",
         "protection none",
         {"protection": "none"},
         {"protection.name": "none"},
     ),
     "checkpoint": Promise(
-        page="docs/checkpoint.md",
         in_words="protection checkpoint",
         workload={"protection": "checkpoint"},
         sets={"protection.name": "checkpoint", "checkpoint.every_steps": CHECKPOINT_EVERY},
@@ -90,7 +85,6 @@ PROMISES = {
         redone=CHECKPOINT_EVERY,
     ),
     "mapped": Promise(
-        page="docs/mapped.md",
         in_words="protection mapped",
         workload={"protection": "mapped"},
         sets={"protection.name": "mapped"},
@@ -99,7 +93,6 @@ PROMISES = {
         durable=lambda folder: Reopened(),
     ),
     "stateless": Promise(
-        page="docs/stateless.md",
         in_words="stateless parameter servers",
         workload={"protection": "stateless"},
         sets={"protection.name": "stateless", "checkpoint.every_steps": CHECKPOINT_EVERY},
