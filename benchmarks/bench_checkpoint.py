@@ -72,7 +72,7 @@ def trained(rows: int) -> Engine:
     engine = engine_of(rows)
     for first in range(0, rows, WINDOW):
         window = torch.arange(first, min(first + WINDOW, rows))
-        engine.hosted[0, 0].update(window, torch.ones(window.numel(), 64), False)
+        engine.state.hosted[0, 0].update(window, torch.ones(window.numel(), 64), False)
     return engine
 
 
@@ -96,9 +96,11 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
     checked = time.monotonic()
     loaded = engine_of(rows, Restorer(CheckpointFolder(folder)))
     began_load = time.monotonic()
-    loaded.resume()
+    loaded.recovery.resume()
     ended = time.monotonic()
-    assert torch.equal(loaded.hosted[0, 0].store.weights, engine.hosted[0, 0].store.weights)
+    assert torch.equal(
+        loaded.state.hosted[0, 0].store.weights, engine.state.hosted[0, 0].store.weights
+    )
     return _row(
         mode,
         rows,
@@ -121,7 +123,7 @@ def yardstick(rows: int, mode: str, folder: Path) -> dict[str, object]:
     """The same by torch.distributed.checkpoint."""
     tensors = {
         f"part {number}": part
-        for number, part in enumerate(trained(rows).hosted[0, 0].store.memory)
+        for number, part in enumerate(trained(rows).state.hosted[0, 0].store.memory)
     }
     began = time.monotonic()
     if mode == "torch sync":

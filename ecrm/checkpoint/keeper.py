@@ -120,8 +120,8 @@ class Checkpoints:
         if self._last is None:
             self._settle()
         if self._part is not None:
-            with engine.recovering():
-                if engine.transport.agree(self._part.done):
+            with engine.recovery.recovering():
+                if engine.state.transport.agree(self._part.done):
                     self._count()
         if self._part is None and self._overdue() >= (PATIENCE if engine.view.rebuilding else 0):
             self._begin()
@@ -148,7 +148,7 @@ class Checkpoints:
             self._stop_by = self._clock() + seconds
         wanted = self._policy.at_end and engine.view.rebuilding
         if wanted and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
-            left = sum(engine.rebuild_left.values())
+            left = sum(engine.state.rebuild_left.values())
             return self._failed(
                 f"{left:,} lost rows were not rebuilt in {seconds:g} s, half of cluster.stop_seconds: "
                 "set it higher"
@@ -168,13 +168,13 @@ class Checkpoints:
             self._begin()
             self._see_through()
         trouble = ""
-        with engine.recovering():
+        with engine.recovery.recovering():
             if engine.rank == engine.view.reporter:
                 trouble = self._mark_best(engine.step)
-            shared = engine.transport.share(
+            shared = engine.state.transport.share(
                 [torch.tensor(list(trouble.encode()), dtype=torch.uint8)]
             )
-            if not engine.transport.agree(True):
+            if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
         if why := bytes(shared[engine.view.reporter][0].tolist()).decode():
             self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
@@ -199,8 +199,8 @@ class Checkpoints:
         self.between_steps()
         deadline = self._clock() + GIVE_UP_SECONDS
         while self._part is not None:
-            with self._engine.recovering():
-                if not self._engine.transport.agree(self._clock() < deadline):
+            with self._engine.recovery.recovering():
+                if not self._engine.state.transport.agree(self._clock() < deadline):
                     return self._failed(f"not written within {GIVE_UP_SECONDS:g} s")
             if not self._part.done:
                 time.sleep(POLL_SECONDS)
@@ -211,10 +211,10 @@ class Checkpoints:
     def _settle(self) -> None:
         """Agree on what the newest checkpoint is."""
         engine = self._engine
-        with engine.recovering():
+        with engine.recovery.recovering():
             newest = self._folder.newest() if engine.rank == engine.view.reporter else 0
-            shared = engine.transport.share([torch.tensor([newest])])
-            if not engine.transport.agree(True):
+            shared = engine.state.transport.share([torch.tensor([newest])])
+            if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
         self._kept = max(int(tensors[0]) for tensors in shared.values())
         self._last = max(self._first, self._kept)
@@ -246,11 +246,11 @@ class Checkpoints:
         if step < self._look_at:
             return -1.0
         engine = self._engine
-        with engine.recovering():
-            shared = engine.transport.share(
+        with engine.recovery.recovering():
+            shared = engine.state.transport.share(
                 [torch.tensor([self._clock() - self._last_at], dtype=torch.float64)]
             )
-            if not engine.transport.agree(True):
+            if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
         gone, wanted = float(shared[min(shared)][0]), 60 * self._policy.every_minutes
         per_step = gone / (step - self._last)
@@ -266,7 +266,7 @@ class Checkpoints:
         engine.commit()
         if engine.view.rebuilding:
             engine.rebuild_all()
-        with engine.recovering():
+        with engine.recovery.recovering():
             engine.enter("checkpoint")
             adds = (
                 policy.kind == "incremental"
@@ -303,8 +303,8 @@ class Checkpoints:
     def _count(self) -> None:
         """Collective, once all have written their parts: publish it, and agree that it is so."""
         engine, part, began = self._engine, self._part, self._clock()
-        shared = engine.transport.share([part.message()])
-        if not engine.transport.agree(True):
+        shared = engine.state.transport.share([part.message()])
+        if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died")
         said = {
             rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())
@@ -323,8 +323,8 @@ class Checkpoints:
             identity=self._identity,
             base=None if base is None else {"step": base.step, "checksum": base.checksum},
             chain=0 if base is None else base.chain + 1,
-            record_bytes=list(engine.record_bytes),
-            space_rows=[space.rows for space in engine.spaces],
+            record_bytes=list(engine.state.record_bytes),
+            space_rows=[space.rows for space in engine.state.spaces],
             files=[entry for entries, _, _ in said.values() for entry in entries],
             dense=part.dense_shapes if reports else [],
             evaluations=self._evaluations(part.step),
@@ -338,10 +338,10 @@ class Checkpoints:
                     self._background(self._prune)
             except OSError as error:
                 written[1] = f"cannot write {self._folder.path}: {error.strerror or error}"
-        shared = engine.transport.share(
+        shared = engine.state.transport.share(
             [torch.tensor(list(json.dumps(written).encode()), dtype=torch.uint8)]
         )
-        if not engine.transport.agree(True):
+        if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died")
         dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))
         if trouble:

@@ -24,6 +24,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.piggyback import exchange_rounds
 
 
 class Restorer:
@@ -174,7 +175,7 @@ def _load(
                 for shard, here, local in by_shard(layouts[space], numbers):
                     address(outgoing, view, shard, space, local, records[here])
             deltas = place(transport.exchange(outgoing), hosted, begins)
-            protection.protect(deltas, view)
+            exchange_rounds(transport, protection.protect(deltas, view))
             protection.committed()
 
 

@@ -48,20 +48,20 @@ class Part:
         self._name = f"rows-rank{engine.rank:04}-{attempt}"
         self.done = self.cancelled = False
         self.entries: list[dict[str, Any]] = []
-        self.trouble, self.finite, self._spaces = "", True, engine.spaces
+        self.trouble, self.finite, self._spaces = "", True, engine.state.spaces
         self.dense: list[Tensor] | None = None
         if engine.rank == engine.view.reporter:
-            self.dense = engine.export_dense()
+            self.dense = engine.state.export_dense()
         self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
-        for (shard, space), hosted in sorted(engine.hosted.items()):
+        for (shard, space), hosted in sorted(engine.state.hosted.items()):
             touched = hosted.touched if changed_only else None
             own = None if rooms is None else rooms.setdefault((shard, space), {})
             if noting:
                 hosted.touched = lazy_zeros(
-                    engine.layouts[space].data_rows_per_shard, dtype=np.bool_
+                    engine.state.layouts[space].data_rows_per_shard, dtype=np.bool_
                 )
             self._rows.setdefault(space, []).append(
-                _windows(hosted, engine.layouts[space], shard, touched, own)
+                _windows(hosted, engine.state.layouts[space], shard, touched, own)
             )
 
     def copy(self) -> int:

@@ -22,6 +22,6 @@ class Computed(dict[int, Result]):
 
     def begin(self, engine: Engine) -> None:
         """Before a step's lookup: keep what is here if the engine does the same step again, else drop it."""
-        if engine.step != self._step or not engine.confirmed or not engine.protection.exact:
+        if engine.step != self._step or not engine.confirmed or not engine.state.protection.exact:
             self.clear()
         self._step = engine.step

@@ -18,9 +18,6 @@ class StopAgreed(Exception):
 class EnginePolicy:
     """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
     whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
-
-    `skip_undo` is for tests alone: it leaves uncommitted updates in place, which makes the model
-    wrong.
     """
 
     commit_interval: int = 1
@@ -28,7 +25,6 @@ class EnginePolicy:
     dense_replicas: int = 1
     scrub_rows_per_step: int = 0
     reshape: bool = True
-    skip_undo: bool = False
 
 
 def _ignore(*_: object) -> None:

@@ -35,7 +35,7 @@ class Where:
 
 
 class Lookup:
-    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_rides` while
+    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_goes_with_results` while
     its answers ride along with the step's results.
 
     `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the
@@ -46,29 +46,33 @@ class Lookup:
     def __init__(
         self,
         where: Where,
+        slot_side: SlotRequests,
+        soon: Mapping[int, Sequence[Tensor]] | None = None,
+    ) -> None:
+        self._where, self.slot_side = where, slot_side
+        self._soon = soon if where.repairs_ahead else None
+        self.shard_side = ShardRequests({}, {}, frozenset(), where.hosted)
+        self.repair: RepairRound | None = None
+        self.repair_goes_with_results = False
+        self._came: dict[int, list[Came]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        where: Where,
         rows: Mapping[int, Sequence[Tensor]],
         soon: Mapping[int, Sequence[Tensor]] | None = None,
         computed: Collection[int] = (),
-    ) -> None:
-        self._where, self._soon = where, soon if where.repairs_ahead else None
-        self.slot_side = SlotRequests(
-            rows, where.layouts, where.view, where.protection.stand_in, computed
-        )
-        self.repair: RepairRound | None = None
-        self.repair_rides = False
+    ) -> Lookup:
+        """One that asks for `rows[slot][space]`; `soon`, likewise, is what the next one will ask for."""
+        stand_in = where.protection.stand_in
+        slot_side = SlotRequests.of(rows, where.layouts, where.view, stand_in, computed)
+        return cls(where, slot_side, soon)
 
     def again(self, where: Where, told: Mapping[int, Sequence[Came]]) -> Lookup:
         """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
         for it: `rows` may be collected at once."""
-        lookup = Lookup.__new__(Lookup)
-        lookup._where, lookup._soon, lookup._came, lookup.repair, lookup.repair_rides = (
-            where,
-            None,
-            {},
-            None,
-            False,
-        )
-        lookup.slot_side = self.slot_side.again(where.view)
+        lookup = Lookup(where, self.slot_side.again(where.view))
         lookup.shard_side = self.shard_side.again(told, where.hosted)
         if where.view.rebuilding:
             soon = {key: rows for key, rows in asked_of(told).items() if rows.numel()}
@@ -88,7 +92,7 @@ class Lookup:
 
     def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
         """What slots ask of this rank's shards."""
-        self.shard_side = ShardRequests(requests, self._where.hosted)
+        self.shard_side = ShardRequests.of(requests, self._where.hosted)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
         """Rows for slots that wait, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can:

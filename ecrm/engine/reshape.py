@@ -14,6 +14,7 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.protection.context import ProtectionContext
 from ecrm.transport.message import Part
+from ecrm.transport.piggyback import exchange_rounds
 
 WINDOW_BYTES = 1 << 22
 """Records of each shard that travel at a time: bounds the memory of messages."""
@@ -54,7 +55,8 @@ class Reshape:
             for first in range(0, layout.data_rows_per_shard, rows):
                 window = torch.arange(first, min(first + rows, layout.data_rows_per_shard))
                 received = transport.exchange(self._outgoing(space, window))
-                self.protection.protect(place(received, self.hosted), self.view)
+                changes = place(received, self.hosted)
+                exchange_rounds(transport, self.protection.protect(changes, self.view))
                 self.protection.committed()
         moved = transport.share([torch.tensor([self.moved_bytes])])
         self.moved_bytes = sum(int(tensors[0][0]) for tensors in moved.values())

@@ -16,6 +16,7 @@ from ecrm.engine.engine_events import (
 )
 from ecrm.engine.failures import FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks
+from ecrm.engine.lookup import Where
 from ecrm.engine.memory_count import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Rollback
@@ -58,7 +59,7 @@ class EngineState:
             view,
             protection,
         )
-        self._make_dense, self._policy, self._hooks, self._clock = (
+        self._make_dense, self.policy, self.hooks, self.clock = (
             make_dense,
             policy,
             hooks or Hooks(),
@@ -66,19 +67,19 @@ class EngineState:
         )
         self.layouts = tuple(RowLayout(protection.shape, space.rows) for space in stores.spaces)
         self.hosted: dict[ShardSpace, HostedShard] = {}
-        self.step = self.committed = self._commits = 0
+        self.step = self.committed = self.commits = 0
         self.failures = FailureLog()
         self.live_at_commit = view.live
         self.rebuild_left: dict[int, int] = {}
-        self._repaired: RepairReport | None = None  # since the last commit
-        self._reshape: Reshape | None = None  # the layout that the next commit adopts
-        self._reshape_considered = view.epoch
+        self.repaired: RepairReport | None = None  # since the last commit
+        self.reshape: Reshape | None = None  # the layout that the next commit adopts
+        self.reshape_considered = view.epoch
         # whether the last commit changed rows that the next step's values were read from
-        self._put_right = False
-        self._peak_undo_bytes = 0
+        self.put_right = False
+        self.peak_undo_bytes = 0
         self.dense: DenseReplica | None = make_dense() if self.rank in view.dense else None
         self.log = StepLog()
-        self._context = ProtectionContext(
+        self.context = ProtectionContext(
             transport,
             self.layouts,
             stores.record_bytes,
@@ -86,8 +87,8 @@ class EngineState:
             stores.initial,
             allocate=stores.allocate,
         )
-        self._host_shards(missing=False)
-        protection.start(self._context, view)
+        self.host_shards(missing=False)
+        protection.start(self.context, view)
         self.scrub = protection.make_scrub(policy.scrub_rows_per_step)
 
     @property
@@ -110,18 +111,18 @@ class EngineState:
         return self.stores.record_bytes
 
     @property
-    def commits(self) -> int:
-        """How many commits there have been."""
-        return self._commits
+    def repairs_ahead(self) -> bool:
+        """Whether a round of repair can be begun with a lookup; the same on all ranks."""
+        return bool(self.view.rebuilding) and self.protection.repairs_ahead
 
     @property
     def failures_left(self) -> int:
         """How many more ranks may die at once without anything being lost."""
         return self.protection.failures_left(
-            self.view, self.protection.shape, self._lost_since_commit(self.view.live)
+            self.view, self.protection.shape, self.lost_since_commit(self.view.live)
         )
 
-    def _lost_since_commit(self, live: Collection[int]) -> int:
+    def lost_since_commit(self, live: Collection[int]) -> int:
         """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
         return len({self.view.domains[rank] for rank in self.live_at_commit if rank not in live})
 
@@ -129,7 +130,7 @@ class EngineState:
     def failures_left_when_rebuilt(self) -> int:
         """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
         whole = mark_whole(self.view, self.view.rebuilding)
-        plan = plan_reshape(whole, self.protection.shape) if self._policy.reshape else None
+        plan = plan_reshape(whole, self.protection.shape) if self.policy.reshape else None
         shape, view = plan or (self.protection.shape, whole)
         return self.protection.failures_left(view, shape, 0)
 
@@ -150,24 +151,28 @@ class EngineState:
             self.protection.memory
         )
 
+    def lookup_context(self, rebuild_rows: int) -> Where:
+        """What a lookup finds on this rank; `rebuild_rows` as in `EnginePolicy`."""
+        return Where(self.view, self.layouts, self.hosted, self.protection, rebuild_rows)
+
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
         held = (
             sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
             self.protection.parity_bytes,
-            self._peak_undo_bytes,
+            self.peak_undo_bytes,
             0 if self.dense is None else self.dense.memory_bytes,
         )
         return gather_memory(self.transport, len(self.view.shards_of(self.rank)), held)
 
-    def _accept_commit(self) -> None:
+    def accept_commit(self) -> None:
         """Everything up to `step` can no longer be taken back."""
-        self._commits += 1
+        self.commits += 1
         if self.step > self.committed:
             self.live_at_commit = self.view.live
-        self.committed = self._context.committed = self.step
+        self.committed = self.context.committed = self.step
         self.failures.committed(self.step)
-        if self._reshape is not None:
+        if self.reshape is not None:
             self._adopt_reshaped()
         for hosted in self.hosted.values():
             hosted.committed()
@@ -175,16 +180,16 @@ class EngineState:
         if self.dense is not None:
             self.dense.commit()
         found = [] if self.scrub is None else self.scrub.committed()
-        self._put_right = bool(found)
+        self.put_right = bool(found)
         for finding in found:
-            self._hooks.event(
+            self.hooks.event(
                 corruption_event(finding, self.step, self.spaces, self.protection.shape)
             )
         self._count_whole()
 
     def _count_whole(self) -> None:
         """Shards that had nothing missing at the last round of repair rebuild no more."""
-        report, self._repaired = self._repaired, None
+        report, self.repaired = self.repaired, None
         whole = (
             []
             if report is None
@@ -196,49 +201,65 @@ class EngineState:
         if not self.view.rebuilding:
             self.live_at_commit = self.view.live
         for failure in self.failures.shards_whole(
-            whole, self.view.rebuilding, report.on_demand, self._clock()
+            whole, self.view.rebuilding, report.on_demand, self.clock()
         ):
-            self._hooks.event(rebuilt_event(failure, self.failures_left))
+            self.hooks.event(rebuilt_event(failure, self.failures_left))
         if accounts := self.protection.accounts(whole):
             self.failures.restored += accounts
-            self._hooks.event(restored_event(self.step, self.view, accounts))
+            self.hooks.event(restored_event(self.step, self.view, accounts))
 
     def _adopt_reshaped(self) -> None:
         """From this commit on the new layout is the one."""
-        reshape, self._reshape = self._reshape, None
-        self._adopt(reshape)
-        self._reshape_considered = self.view.epoch
-        self._hooks.event(
+        adopted, self.reshape = self.reshape, None
+        self.adopt(adopted)
+        self.reshape_considered = self.view.epoch
+        self.hooks.event(
             reshaped_event(
                 self.step,
-                reshape.shape,
-                self._clock() - reshape.began,
-                reshape.moved_bytes,
+                adopted.shape,
+                self.clock() - adopted.began,
+                adopted.moved_bytes,
                 self.failures_left,
             )
         )
-        self._hooks.event({"event": "view", "step": self.step, "view": self.view})
+        self.hooks.event({"event": "view", "step": self.step, "view": self.view})
 
-    def _adopt(self, laid_out: Reshape | Rollback) -> None:
+    def adopt(self, laid_out: Reshape | Rollback) -> None:
         """Everything is as it was laid out anew, at this commit."""
         self.view, self.layouts, self.hosted = laid_out.view, laid_out.layouts, laid_out.hosted
-        self.protection, self._context = laid_out.protection, laid_out.context
-        self._context.committed = self.committed
+        self.protection, self.context = laid_out.protection, laid_out.context
+        self.context.committed = self.committed
         self.live_at_commit = self.view.live
         if self.scrub is not None:
             self.scrub = self.protection.make_scrub(
-                self._policy.scrub_rows_per_step, self.scrub.report
+                self.policy.scrub_rows_per_step, self.scrub.report
             )
 
-    def _undo(self) -> None:
+    def drop_rows(self) -> None:
+        """Before everything is loaded anew: make room, nothing of what is held is used any more."""
+        self.hosted.clear()
+        self.protection = self.protection.with_shape(self.protection.shape)
+
+    def take_loaded(self, loaded: Rollback) -> None:
+        """After `drop_rows`: everything is as it was loaded from the durable tier."""
+        self.step = self.committed = loaded.step
+        self.commits = loaded.commits
+        self.adopt(loaded)
+        self.reshape, self.repaired, self.rebuild_left = None, None, {}
+        self.reshape_considered, self.put_right = -1, False
+        self.dense, self.log = None, StepLog()
+        if self.rank in self.view.dense:
+            self.load_dense(loaded.dense)
+
+    def undo(self) -> None:
         """Back to the last commit, with all that has changed since."""
         for hosted in self.hosted.values():
             hosted.undo()
         self.protection.undo()
         if self.scrub is not None:
             self.scrub.undo()
-        self._repaired, self._reshape, self.rebuild_left = None, None, {}
-        self._reshape_considered = -1
+        self.repaired, self.reshape, self.rebuild_left = None, None, {}
+        self.reshape_considered = -1
         if self.dense is not None:
             self.dense.undo()
         self.log.undo(self.committed)
@@ -251,7 +272,7 @@ class EngineState:
         """As `export_dense` will be if what has been done so far is committed."""
         return [*self.dense.present(), *self.log.export(self.step)]
 
-    def _load_dense(self, state: Sequence[Tensor] | None) -> None:
+    def load_dense(self, state: Sequence[Tensor] | None) -> None:
         """Become a holder of an exported dense state, of the undisturbed start where that is None."""
         self.dense, self.log = self._make_dense(), StepLog()
         if state is not None:
@@ -259,7 +280,7 @@ class EngineState:
             self.dense.load(state[:size])
             self.log = StepLog(state[size:])  # nothing in checkpoints of earlier versions
 
-    def _host_shards(self, missing: bool) -> None:
+    def host_shards(self, missing: bool) -> None:
         """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
         mine = self.view.shards_of(self.rank)
         for key in [key for key in self.hosted if key[0] not in mine]:
@@ -267,8 +288,8 @@ class EngineState:
         new = [shard for shard in mine if (shard, 0) not in self.hosted]
         self.hosted.update(self.stores.host(new, self.layouts, self.protection, missing))
 
-    def _note_undo_bytes(self) -> None:
+    def note_undo_bytes(self) -> None:
         undo_bytes = self.protection.log_bytes + sum(
             hosted.log_bytes for hosted in self.hosted.values()
         )
-        self._peak_undo_bytes = max(self._peak_undo_bytes, undo_bytes)
+        self.peak_undo_bytes = max(self.peak_undo_bytes, undo_bytes)

@@ -22,7 +22,7 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
     StopAgreed.
     """
     digests: dict[str, str] = {}
-    for space, row_space in enumerate(engine.spaces):
+    for space, row_space in enumerate(engine.state.spaces):
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
             engine.heed_stop()
             digest = hashlib.sha256()
@@ -43,13 +43,13 @@ def gather_rows(
 
     `part` is `Store.lookup` or `Store.lookup_state`.
     """
-    shards, local = engine.layouts[space].locate(rows)
+    shards, local = engine.state.layouts[space].locate(rows)
     outgoing: dict[int, list[Part]] = {}
-    for (shard, this), hosted in sorted(engine.hosted.items()):
+    for (shard, this), hosted in sorted(engine.state.hosted.items()):
         if this == space:
             values = part(hosted.store, local[shards == shard])
             outgoing.setdefault(to, []).extend(((shard,), values))
-    received = engine.transport.exchange(outgoing)
+    received = engine.state.transport.exchange(outgoing)
     if engine.rank != to:
         return None
     chunk: Tensor | None = None

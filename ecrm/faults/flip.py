@@ -64,11 +64,11 @@ def flip_bit(engine: Engine, shard: int, kind: str) -> None:
 
     key = (shard, 0)
     if kind == "parity":
-        target = engine.protection.parity[key].records
+        target = engine.state.protection.parity[key].records
         _flip_in(target, _last_nonzero(target))
         return
-    store = engine.hosted[key].store
-    row = _last_nonzero(store.read(torch.arange(engine.layouts[0].data_rows_per_shard)))
+    store = engine.state.hosted[key].store
+    row = _last_nonzero(store.read(torch.arange(engine.state.layouts[0].data_rows_per_shard)))
     _flip_in(
         (store.weights if kind == "row" else store.state[0])
         .view(torch.uint8)

@@ -19,17 +19,17 @@ def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> sign
     A reporter that cannot write while others can dies here, so that another takes over; when none
     can, raises EcrmError on every rank. Raises StepAborted after a failure.
     """
-    with engine.recovering():
-        wanting = engine.transport.share([torch.tensor([folder.unwritten_bytes])])
+    with engine.recovery.recovering():
+        wanting = engine.state.transport.share([torch.tensor([folder.unwritten_bytes])])
         # who cannot write that much must not take over
         folder.probe(max(int(tensors[0]) for tensors in wanting.values()))
         said = [
             torch.tensor([mine or 0]),
             torch.tensor(list((folder.trouble or "").encode()), dtype=torch.uint8),
         ]
-        shared = engine.transport.share(said)
-        engine.transport.agree(True)  # nobody acts on what not all have heard
-    engine.stopping = False
+        shared = engine.state.transport.share(said)
+        engine.state.transport.agree(True)  # nobody acts on what not all have heard
+    engine.recovery.stopping = False
     reporter = engine.view.reporter
     troubles = {
         rank: bytes(tensors[1].tolist()).decode()

@@ -109,11 +109,11 @@ class ReadyMemory:
     def start(self, engine: Engine) -> None:
         """Have it all now. Raises UsageError where the system cannot hand it out."""
         self._heed(engine)
-        lending = engine.transport.lending
+        lending = engine.state.transport.lending
         to_lend = (
             [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
         )
-        self._pages.all_of([*engine.tensors, *self.waiting, *to_lend])
+        self._pages.all_of([*engine.state.tensors, *self.waiting, *to_lend])
         if self.waiting:
             have_free_memory(WORKING_BYTES)
 
@@ -121,15 +121,15 @@ class ReadyMemory:
         """After a commit: what is new since the roles changed comes beside the steps."""
         if engine.view is not self._view:
             self._heed(engine)
-            self._pages.beside([*engine.tensors, *self.waiting])
+            self._pages.beside([*engine.state.tensors, *self.waiting])
 
     def _heed(self, engine: Engine) -> None:
         """Have memory for a shard waiting, as shards are now, if this rank is a spare that is to have it, and else none."""
         view, self._view = engine.view, engine.view
         if engine.rank not in view.spares[: self._ready]:
             self.waiting.clear()
-        elif not self.waiting or engine.layouts is not self._layouts:
+        elif not self.waiting or engine.state.layouts is not self._layouts:
             self.waiting, self._layouts = (
-                engine.stores.memory_of_a_shard(engine.layouts),
-                engine.layouts,
+                engine.state.stores.memory_of_a_shard(engine.state.layouts),
+                engine.state.layouts,
             )

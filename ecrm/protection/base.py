@@ -23,6 +23,7 @@ from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Came, Part
+from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted
 
 
@@ -160,9 +161,10 @@ class Protection(ABC):
     @abstractmethod
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
-    ) -> None:
-        """Collective: bring redundancy up to date with the deltas of each hosted shard since the commit.
+    ) -> Rounds:
+        """Bring redundancy up to date with the deltas of each hosted shard since the commit.
 
+        The caller makes the exchanges that this asks for (`exchange_rounds`), on all ranks.
         `ahead` is what slots ask of these shards for the next step, and are sent with this; None
         where they do not look ahead, or may be sent some of it later.
         """

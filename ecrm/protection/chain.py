@@ -23,6 +23,7 @@ from ecrm.requests.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, in_groups
+from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted
 
 MOST_COPIES = 4
@@ -52,7 +53,7 @@ class ChainProtection(ErasureProtection):
 
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
-    ) -> None:
+    ) -> Rounds:
         """One exchange per link after the head; each rank sends on what it was sent before."""
         for (shard, space), parts in deltas.items() if self._scrub is not None else ():
             for rows, _ in parts:
@@ -70,7 +71,7 @@ class ChainProtection(ErasureProtection):
                         ((head, space), rows, delta)
                     )
             held = {}
-            for tensors in self._context.transport.exchange(outgoing).values():
+            for tensors in (yield outgoing).values():
                 for (head, space), rows, delta in in_groups(tensors, 3):
                     delta = delta.view(rows.numel(), -1)
                     held.setdefault((head, space), []).append((rows, delta))

@@ -23,6 +23,7 @@ from ecrm.requests.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Part, Picked, gathered, in_groups
+from ecrm.transport.piggyback import Rounds
 
 VERIFY_BYTES = 1 << 26
 """Bytes of records verified at a time on each rank: bounds the memory that a check takes."""
@@ -88,14 +89,14 @@ class ErasureProtection(Protection):
 
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
-    ) -> None:
+    ) -> Rounds:
         outgoing: dict[int, list[Part]] = {}
         for (shard, space), parts in sorted(deltas.items()):
             for rows, delta in parts:
                 self._route(shard, space, rows, delta, view, outgoing)
                 if self._scrub is not None:
                     self._scrub.used(shard, space, rows)
-        for tensors in self._context.transport.exchange(outgoing).values():
+        for tensors in (yield outgoing).values():
             for head, rows, delta in in_groups(tensors, 3):
                 holder, space, coefficient = head
                 self.parity[holder, space].apply(

@@ -16,6 +16,7 @@ from ecrm.protection.context import ProtectionContext
 from ecrm.requests.routing import ShardRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
+from ecrm.transport.piggyback import Rounds
 
 
 class NoProtection(Protection):
@@ -40,8 +41,8 @@ class NoProtection(Protection):
 
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
-    ) -> None:
-        pass
+    ) -> Rounds:
+        yield from ()
 
     def committed(self) -> None:
         pass

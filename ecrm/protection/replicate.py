@@ -34,6 +34,7 @@ from ecrm.requests.routing import ShardRequests, SlotRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
 from ecrm.transport.message import Came, Part, in_groups, matrix
+from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted, named
 
 BACKUP, TAIL, STALE = range(3)
@@ -108,7 +109,7 @@ class ReplicateProtection(ChainProtection):
 
     def protect(
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
-    ) -> None:
+    ) -> Rounds:
         assert ahead is None or all(len(parts) == 1 for parts in deltas.values()), (
             "copies with trainers are noted once for each shard"
         )
@@ -120,7 +121,7 @@ class ReplicateProtection(ChainProtection):
                 askers = {} if ahead is None else ahead.askers(shard, space, rows)
                 self._spread(shard, space, rows, askers, view, outgoing)
         self._tails, self._next = {}, {}
-        for tensors in self._context.transport.exchange(outgoing).values():
+        for tensors in (yield outgoing).values():
             for head, where, records in in_groups(tensors, 3):
                 kind, shard, space, slot = head
                 if kind == TAIL:

@@ -167,7 +167,7 @@ class StatelessProtection(NoProtection):
                 asked.setdefault(step, {}).setdefault(rank, []).extend((key, local))
                 gradients.setdefault(step, {})[key[1:]] = flat
         for step in sorted(asked):
-            ShardRequests(asked[step], self._context.hosted).update(
+            ShardRequests.of(asked[step], self._context.hosted).update(
                 gradients[step], keep_deltas=True
             )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,17 @@ from ecrm.transport.message import Came, Part, Picked, in_groups, matrix
 ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
 
 
+Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
+"""By slot and space, of each shard: its number, places among the rows asked for, local rows."""
+
+
+def _split(layout: RowLayout, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+    """(shard, places in `wanted`, local rows) of every shard that holds some of `wanted`."""
+    counts, places, local = layout.split(wanted)
+    split = zip(places.split(counts), local.split(counts), strict=True)
+    return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
+
+
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
@@ -32,33 +42,36 @@ class SlotRequests:
 
     def __init__(
         self,
+        rows: dict[int, list[Tensor]],
+        parts: Parts,
+        away: Parts,
+        view: View,
+        stand_in: StandIn | None,
+        computed: Collection[int],
+    ) -> None:
+        self._rows, self._parts, self._away = rows, parts, away
+        self._view, self._stand_in, self._computed = view, stand_in, computed
+
+    @classmethod
+    def of(
+        cls,
         rows: Mapping[int, Sequence[Tensor]],
         layouts: Sequence[RowLayout],
         view: View,
         stand_in: StandIn | None = None,
         computed: Collection[int] = (),
-    ) -> None:
-        self._layouts, self._view, self._stand_in, self._computed = (
-            layouts,
-            view,
-            stand_in,
-            computed,
-        )
-        away = frozenset() if stand_in is None else stand_in.away
-        self._rows = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
-        self._parts: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
-        self._away: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = {}
-        for slot, spaces in self._rows.items():
+    ) -> SlotRequests:
+        """Those for `rows[slot][space]`, unique row numbers, int64 [U]."""
+        shards_away = frozenset() if stand_in is None else stand_in.away
+        in_order = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
+        parts: Parts = {}
+        away: Parts = {}
+        for slot, spaces in in_order.items():
             for space, wanted in enumerate(spaces):
-                parts = self._split(space, wanted)
-                self._parts[slot, space] = [part for part in parts if part[0] not in away]
-                self._away[slot, space] = [part for part in parts if part[0] in away]
-
-    def _split(self, space: int, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """(shard, positions in `wanted`, local rows) of every shard that holds some of `wanted`."""
-        counts, places, local = self._layouts[space].split(wanted)
-        split = zip(places.split(counts), local.split(counts), strict=True)
-        return [(shard, place, rows) for shard, (place, rows) in enumerate(split) if counts[shard]]
+                split = _split(layouts[space], wanted)
+                parts[slot, space] = [part for part in split if part[0] not in shards_away]
+                away[slot, space] = [part for part in split if part[0] in shards_away]
+        return cls(in_order, parts, away, view, stand_in, computed)
 
     def requests(self) -> dict[int, list[Part]]:
         """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""
@@ -82,9 +95,8 @@ class SlotRequests:
 
     def again(self, view: View) -> SlotRequests:
         """The same requests in another view, by slots that have computed."""
-        requests = copy(self)
-        requests._view, requests._computed = view, frozenset(self._rows)
-        return requests
+        computed = frozenset(self._rows)
+        return SlotRequests(self._rows, self._parts, self._away, view, self._stand_in, computed)
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
         """Local rows that a slot asks of a shard, in the order asked, int64."""
@@ -173,24 +185,35 @@ class ShardRequests:
     """The shards' side of one step: which rows every slot asked of the shards hosted here."""
 
     def __init__(
-        self, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+        self,
+        asked: dict[ShardSpace, _Asked],
+        ranks: dict[int, int],
+        waiting: Set[int],
+        hosted: Mapping[ShardSpace, HostedShard],
     ) -> None:
-        self._hosted = hosted
-        self._ranks: dict[int, int] = {}
-        self._waiting: set[int] = set()
+        self._asked, self._ranks, self._waiting, self._hosted = asked, ranks, waiting, hosted
         self._late: list[ShardSpace] = []
+
+    @classmethod
+    def of(
+        cls, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+    ) -> ShardRequests:
+        """What `messages`, by sender, ask of the shards that are `hosted` here."""
+        ranks: dict[int, int] = {}
+        waiting: set[int] = set()
         asked: dict[ShardSpace, list[tuple[int, Tensor]]] = {}
         for rank, tensors in messages.items():
             for head, local in in_groups(tensors, 2):
                 kind, slot, shard, space = head
-                self._ranks[slot] = rank
+                ranks[slot] = rank
                 if kind == ROWS:
-                    self._waiting.add(slot)
+                    waiting.add(slot)
                 asked.setdefault((shard, space), []).append((slot, local))
-        self._asked = {
+        merged = {
             key: _merged(sorted(parts, key=lambda part: part[0]), hosted[key].units)
             for key, parts in asked.items()
         }
+        return cls(merged, ranks, waiting, hosted)
 
     def again(
         self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
@@ -200,13 +223,10 @@ class ShardRequests:
             rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
             for rank, tensors in told.items()
         }
-        requests = ShardRequests(mine, hosted)
-        requests._asked = {
-            **{key: asked for key, asked in self._asked.items() if key in hosted},
-            **requests._asked,
-        }
-        requests._ranks = {**self._ranks, **requests._ranks}
-        return requests
+        new = ShardRequests.of(mine, hosted)
+        kept = {key: asked for key, asked in self._asked.items() if key in hosted}
+        ranks = {**self._ranks, **new._ranks}
+        return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted)
 
     def missing(self) -> dict[ShardSpace, Tensor]:
         """Rows asked for that must be recovered before they are updated, unique, by hosted shard and space."""

@@ -61,14 +61,18 @@ class Checkers:
         engine = engines[rank]
         self._never_backwards()
         reshaped = self._roles.after_commit(rank, engine)
-        if any(other.commits >= engine.commits for mate, other in engines.items() if mate != rank):
+        if any(
+            other.state.commits >= engine.state.commits
+            for mate, other in engines.items()
+            if mate != rank
+        ):
             if reshaped:  # when the first to accept was checked, this one still had its old layout
                 self._check_rank(rank, engine, engine.committed)
             return
         self.commits += 1
         self._check_all(engine.committed)
         for mate, other in engines.items():
-            if mate in other.view.dense and other.dense is None:
+            if mate in other.view.dense and other.state.dense is None:
                 raise Violation(
                     f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none"
                 )
@@ -84,7 +88,9 @@ class Checkers:
         self._through = None
         self.recoveries += 1
         self._never_backwards()
-        stood = {(engine.commits, engine.committed, engine.step) for engine in engines.values()}
+        stood = {
+            (engine.state.commits, engine.committed, engine.step) for engine in engines.values()
+        }
         if len(stood) > 1:
             raise Violation(
                 f"after a recovery ranks stand at different (commits, committed steps, steps): {sorted(stood)}"
@@ -96,12 +102,15 @@ class Checkers:
         for rank, engine in self._engines.items():
             self._check_rank(rank, engine, step)
         self._roles.check(self._engines)
-        if any(engine.protection.name == "replicate" for engine in self._engines.values()):
+        if any(engine.state.protection.name == "replicate" for engine in self._engines.values()):
             check_copies(self._engines, self._truth, step)
 
     def _never_backwards(self) -> None:
         for rank, engine in self._engines.items():
-            now = engine.rollbacks, engine.committed  # only a checkpoint takes a commit back
+            now = (
+                engine.recovery.rollbacks,
+                engine.committed,
+            )  # only a checkpoint takes a commit back
             if now < self._committed.get(rank, (0, 0)):
                 raise Violation(
                     f"rank {rank} took commit {self._committed[rank][1]} back to {engine.committed}"
@@ -110,8 +119,8 @@ class Checkers:
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
         _hosts_its_shards(rank, engine)
-        circle = Circle.of(engine.protection.shape)
-        for (shard, space), hosted in engine.hosted.items():
+        circle = Circle.of(engine.state.protection.shape)
+        for (shard, space), hosted in engine.state.hosted.items():
             truth = self._truth.records[step][space]
             rows = torch.from_numpy(circle.rows_on(shard, len(truth)).reshape(-1))
             local = (rows < len(truth)).nonzero().squeeze(1)
@@ -124,20 +133,20 @@ class Checkers:
                 raise Violation(
                     f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's"
                 )
-        if engine.protection.name == "replicate":
+        if engine.state.protection.name == "replicate":
             check_held(rank, engine, self._truth, step)
-        elif engine.protection.shape.m:
+        elif engine.state.protection.shape.m:
             self._check_parity(rank, engine, step)
-        if engine.dense is not None and not torch.equal(
-            engine.dense.value, self._truth.dense[step]
+        if engine.state.dense is not None and not torch.equal(
+            engine.state.dense.value, self._truth.dense[step]
         ):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
-        if engine.dense is not None:
+        if engine.state.dense is not None:
             self._check_notes(rank, engine, step)
 
     def _check_notes(self, rank: int, engine: Engine, step: int) -> None:
         for noted in range(max(step - REMEMBERED, 0), step):
-            notes, truth = engine.log.of(noted), self._truth.notes[noted]
+            notes, truth = engine.state.log.of(noted), self._truth.notes[noted]
             if notes.keys() != truth.keys() or not all(
                 torch.equal(note, truth[slot]) for slot, note in notes.items()
             ):
@@ -145,15 +154,15 @@ class Checkers:
                     f"rank {rank} commit {step}: the notes on step {noted} are not the oracle's"
                 )
         if undone := [
-            late for late in range(engine.step, len(self._truth.notes)) if engine.log.of(late)
+            late for late in range(engine.step, len(self._truth.notes)) if engine.state.log.of(late)
         ]:
             raise Violation(
                 f"rank {rank} commit {step}: it has notes on step {undone[0]}, which is not done"
             )
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
-        circle = Circle.of(engine.protection.shape)
-        for (shard, space), parity in engine.protection.parity.items():
+        circle = Circle.of(engine.state.protection.shape)
+        for (shard, space), parity in engine.state.protection.parity.items():
             stripes = circle.parity_on(shard, len(self._truth.records[step][space]))
             for t in range(circle.m):
                 local = torch.arange(t, stripes.size, circle.m)
@@ -185,10 +194,12 @@ def _hosts_its_shards(rank: int, engine: Engine) -> None:
     due = {
         (shard, space)
         for shard in engine.view.shards_of(rank)
-        for space in range(len(engine.spaces))
+        for space in range(len(engine.state.spaces))
     }
     for held in (
-        (engine.hosted, engine.protection.parity) if engine.protection.shape.m else (engine.hosted,)
+        (engine.state.hosted, engine.state.protection.parity)
+        if engine.state.protection.shape.m
+        else (engine.state.hosted,)
     ):
         if set(held) != due:
             raise Violation(
@@ -203,9 +214,9 @@ def _hosts_its_shards(rank: int, engine: Engine) -> None:
 
 def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
     """The copies that a rank holds as a trainer are the rows as of the commit."""
-    for (shard, space), copies in engine.protection.newest_held.items():
+    for (shard, space), copies in engine.state.protection.newest_held.items():
         for copy in copies:
-            rows = engine.layouts[space].rows_of(shard, copy.rows)
+            rows = engine.state.layouts[space].rows_of(shard, copy.rows)
             if not torch.equal(copy.records, truth.records[step][space][rows]):
                 raise Violation(
                     f"rank {rank} commit {step}: a trainer's copy of rows of shard {shard} is not the oracle's"
@@ -216,15 +227,15 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
     """Every row is current in m + 1 failure domains or, where its shard and its backups are in fewer, in all of these, once nothing
     is rebuilding, all live ranks are there and none has died since the commit."""
     engine = next(iter(engines.values()))
-    view, shape = engine.view, engine.protection.shape
+    view, shape = engine.view, engine.state.protection.shape
     if (
-        engine.live_at_commit != view.live
+        engine.state.live_at_commit != view.live
         or view.rebuilding
         or set(view.live) != set(engines)
         or any(other.view != view for other in engines.values())
     ):
         return
-    for space, layout in enumerate(engine.layouts):
+    for space, layout in enumerate(engine.state.layouts):
         for shard in range(shape.shards):
             local = torch.arange(layout.data_rows_per_shard)
             rows = layout.rows_of(shard, local)
@@ -244,14 +255,14 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
                 host = view.shards[holder]
                 backup = (
                     engines[host]
-                    .protection.parity[holder, space]
+                    .state.protection.parity[holder, space]
                     .records[layout.local_of_unit(stripes, 1 + link)]
                 )
                 current = (backup == expected).all(dim=1)
                 domains[view.domains[host]] |= current
                 everywhere &= current
             for rank, other in engines.items():
-                for copy in other.protection.newest_held.get((shard, space), []):
+                for copy in other.state.protection.newest_held.get((shard, space), []):
                     domains[view.domains[rank]] |= torch.isin(local, copy.rows)
             copies = torch.stack(list(domains.values())).sum(dim=0)
             few = ((copies <= shape.m) & ~everywhere).nonzero().squeeze(1)

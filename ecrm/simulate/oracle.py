@@ -71,12 +71,12 @@ def truth_of(
     truth = Truth([], [], [], {})
 
     def note(engine: Engine) -> None:
-        spaces = enumerate(engine.spaces)
+        spaces = enumerate(engine.state.spaces)
         truth.records.append(
-            [engine.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces]
+            [engine.state.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces]
         )
-        truth.dense.append(engine.dense.value.clone())
-        truth.notes.extend([dict(engine.log.of(engine.step - 1))] if engine.step else [])
+        truth.dense.append(engine.state.dense.value.clone())
+        truth.notes.extend([dict(engine.state.log.of(engine.step - 1))] if engine.step else [])
         after_step(engine)
 
     run_workload(

@@ -174,7 +174,7 @@ class Violation(BaseException):
 
 def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
     """Whether a shard is lost, and as many failure domains since a commit of a step as may have held all copies of a row."""
-    domains = {engine.view.domains[rank] for rank in gone.intersection(engine.live_at_commit)}
+    domains = {engine.view.domains[rank] for rank in gone.intersection(engine.state.live_at_commit)}
     return bool(lost_shards(engine.view, gone)) and len(domains) > m
 
 
@@ -190,7 +190,7 @@ def survivable(
     gone = {*dead, victim}
     start = workload.initial_view()
     stood = {
-        (engine.view, Circle.of(engine.protection.shape))
+        (engine.view, Circle.of(engine.state.protection.shape))
         for rank, engine in engines.items()
         if rank not in gone
     }
@@ -205,6 +205,6 @@ def survivable(
         _too_many_since_commit(engine, gone, workload.m) for engine in engines.values()
     ):
         return False
-    holders = {rank for rank, engine in engines.items() if engine.dense is not None}
+    holders = {rank for rank, engine in engines.items() if engine.state.dense is not None}
     missing_engines = set(start.dense) - set(engines)
     return bool((holders | missing_engines) - gone)

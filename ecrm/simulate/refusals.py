@@ -29,11 +29,21 @@ class Refusal:
     @staticmethod
     def of(rank: int, error: Unrecoverable, engines: Mapping[int, Engine]) -> Refusal:
         engine = engines[rank]
-        live = engine.transport.live
-        dense = tuple(mate for mate in live if mate in engines and engines[mate].dense is not None)
-        counts = engine.protection.name == "replicate"  # its copies are at ranks without shards too
+        live = engine.state.transport.live
+        dense = tuple(
+            mate for mate in live if mate in engines and engines[mate].state.dense is not None
+        )
+        counts = (
+            engine.state.protection.name == "replicate"
+        )  # its copies are at ranks without shards too
         unrenewed = (
-            len({engine.view.domains[mate] for mate in engine.live_at_commit if mate not in live})
+            len(
+                {
+                    engine.view.domains[mate]
+                    for mate in engine.state.live_at_commit
+                    if mate not in live
+                }
+            )
             if counts
             else 0
         )
@@ -42,7 +52,7 @@ class Refusal:
             str(error),
             engine.committed,
             engine.view,
-            Circle.of(engine.protection.shape),
+            Circle.of(engine.state.protection.shape),
             live,
             dense,
             unrenewed,

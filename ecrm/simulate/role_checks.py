@@ -38,7 +38,7 @@ class Roles:
     def at_phase(self, rank: int, engine: Engine, phase: str) -> None:
         """A phase begins on a rank."""
         if phase == "reshape":
-            self._before_reshape[rank] = engine.view, Circle.of(engine.protection.shape)
+            self._before_reshape[rank] = engine.view, Circle.of(engine.state.protection.shape)
         elif phase == "rollback":
             self._before_reshape.pop(rank, None)
         elif phase == "recover":
@@ -55,7 +55,7 @@ class Roles:
                 raise Violation(
                     f"rank {rank} has another view of epoch {view.epoch}: {engine.view} and {view}"
                 )
-            self._check_one(view, Circle.of(engine.protection.shape), engine)
+            self._check_one(view, Circle.of(engine.state.protection.shape), engine)
         live: set[int] | None = None
         for epoch in sorted(views):
             if live is not None and not live.issuperset(views[epoch].live):
@@ -82,16 +82,16 @@ class Roles:
             raise Violation(
                 f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}"
             )
-        circle = Circle.of(engine.protection.shape)
+        circle = Circle.of(engine.state.protection.shape)
         check_spares_first(before, view, circle)
         self.unsearched += not check_apart(
-            before, view, circle, engine.protection.rebuilding_may_move
+            before, view, circle, engine.state.protection.rebuilding_may_move
         )
 
     def after_commit(self, rank: int, engine: Engine) -> bool:
         """A rank has accepted a commit; whether it was that of a reshape."""
         self._by_epoch[engine.view.epoch] = engine.view
-        now = Circle.of(engine.protection.shape)
+        now = Circle.of(engine.state.protection.shape)
         view, circle = self._before_reshape.get(rank, (engine.view, now))
         if now == circle:
             return False
@@ -124,17 +124,17 @@ class Roles:
             )
         if (
             circle.m
-            and engine.protection.name != "replicate"
-            and engine.failures_left != deaths_survived(view, circle)
+            and engine.state.protection.name != "replicate"
+            and engine.state.failures_left != deaths_survived(view, circle)
         ):
             raise Violation(
-                f"{engine.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}"
+                f"{engine.state.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}"
             )
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
         """A step begins at a commit: where members are not apart and nothing is rebuilding, too few ranks are left to mend that."""
-        view, circle = engine.view, Circle.of(engine.protection.shape)
+        view, circle = engine.view, Circle.of(engine.state.protection.shape)
         if (
             self._reshapes
             and circle.m

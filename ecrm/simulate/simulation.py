@@ -137,7 +137,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
         def started(engine: Engine) -> None:
             engines[rank] = engine
-            if (circle := Circle.of(engine.protection.shape)) != Circle(
+            if (circle := Circle.of(engine.state.protection.shape)) != Circle(
                 workload.servers, workload.k, workload.m
             ):
                 raise Violation(f"rank {rank} begins with {circle}")

@@ -23,6 +23,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.table_digest import table_digests
+from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
@@ -167,7 +168,7 @@ def make_engine(
 ) -> Engine:
     """This rank's engine at the undisturbed start."""
     protection = workload.make_protection()
-    return Engine(
+    engine = Engine(
         transport=transport,
         tables=workload.tables,
         view=workload.initial_view(),
@@ -183,13 +184,15 @@ def make_engine(
             protection.dense_replicas,
             workload.scrub_rows_per_step,
             workload.reshape,
-            workload.skip_undo,
         ),
         hooks=hooks,
         clock=clock,
         durable=durable,
         allocate=allocate,
     )
+    if workload.skip_undo:
+        leave_updates_in_place(engine)
+    return engine
 
 
 def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:
@@ -221,7 +224,7 @@ def train_step(
     engine.enter("forward")
     engine.enter("backward")
     for slot, spaces in values.items():
-        pull = 0.1 * float(engine.dense.value.sum()) + slot
+        pull = 0.1 * float(engine.state.dense.value.sum()) + slot
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
         rooms = (
@@ -255,7 +258,7 @@ def train_step(
     engine.apply(
         gradients, contributions, commit=last, rows_ahead=ahead, rows_soon=soon, notes=notes
     )
-    engine.log.forget(engine.committed - REMEMBERED)
+    engine.state.log.forget(engine.committed - REMEMBERED)
 
 
 def run_workload(
@@ -280,7 +283,7 @@ def run_workload(
     engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
     after_start(engine)
     if resume:
-        engine.resume()
+        engine.recovery.resume()
     checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
     computed = Computed()
     while True:
@@ -297,7 +300,7 @@ def run_workload(
             if checkpoints is not None:
                 checkpoints.finish()
             verified = engine.verify_parity()
-            with engine.recovering():
+            with engine.recovery.recovering():
                 tables = table_digests(engine, engine.view.reporter)
                 if tables is not None:
                     report(tables)
@@ -306,5 +309,11 @@ def run_workload(
         except StepAborted:
             if checkpoints is not None:
                 checkpoints.went_back()
-    dense = None if engine.dense is None else hashlib.sha256(engine.dense.value.numpy()).hexdigest()
-    return Outcome(tables, dense, verified, len(engine.failures.failures), engine.failures_left)
+    dense = (
+        None
+        if engine.state.dense is None
+        else hashlib.sha256(engine.state.dense.value.numpy()).hexdigest()
+    )
+    return Outcome(
+        tables, dense, verified, len(engine.state.failures.failures), engine.state.failures_left
+    )

@@ -24,8 +24,8 @@ class Readings:
     def failed(self, error: DataError) -> None:
         """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
         self._mine = error
-        self._engine.doubts = True
-        self._engine.recover("it cannot make sense of its data")
+        self._engine.recovery.doubts = True
+        self._engine.recovery.recover("it cannot make sense of its data")
 
     def compare(self) -> None:
         """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.
@@ -36,7 +36,7 @@ class Readings:
         """
         error = self._read(self._rows_in_doubt())
         bad = self._share(torch.tensor([int(error is not None)]))
-        self._engine.doubts = False
+        self._engine.recovery.doubts = False
         if error is None:
             return
         if all(int(answer) for answer in bad.values()):
@@ -61,7 +61,7 @@ class Readings:
         return self._mine
 
     def _share(self, mine: torch.Tensor) -> dict[int, torch.Tensor]:
-        with self._engine.recovering():
-            shared = self._engine.transport.share([mine])
-            self._engine.transport.agree(True)
+        with self._engine.recovery.recovering():
+            shared = self._engine.state.transport.share([mine])
+            self._engine.state.transport.agree(True)
             return {rank: tensors[0] for rank, tensors in shared.items()}

@@ -106,10 +106,10 @@ def evaluate(
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         with torch.no_grad():
             for slot, batch in batches.items():
-                logits = engine.dense.module(batch.dense, values[slot][0], batch.places)
+                logits = engine.state.dense.module(batch.dense, values[slot][0], batch.places)
                 if not scores.add(slot, batch.labels, logits) and slot not in troubles:
                     troubles[slot] = origin(
-                        engine.dense.module, batch, values[slot][0], engine.spaces[0]
+                        engine.state.dense.module, batch, values[slot][0], engine.state.spaces[0]
                     )
     return _gather(engine, scores, troubles, dataset.eval_rows)
 
@@ -118,19 +118,19 @@ def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: 
     """Measures over all ranks' scores, worked out by the reporter, and the lowest slot's trouble."""
     mine, reporter = scores.message(), engine.view.reporter
     said: dict[str, Any] = {"troubles": sorted(troubles.items())}
-    with engine.recovering():
-        received = engine.transport.exchange({reporter: mine} if mine else {})
+    with engine.recovery.recovering():
+        received = engine.state.transport.exchange({reporter: mine} if mine else {})
         if engine.rank == reporter:
             merged = _Scores()
             for message in received.values():
                 merged.merge(list(message))
             said["result"] = asdict(
-                replace(merged.evaluation(samples), train_loss=float(engine.dense.loss_sum))
+                replace(merged.evaluation(samples), train_loss=float(engine.state.dense.loss_sum))
             )
-        shared = engine.transport.share(
+        shared = engine.state.transport.share(
             [torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)]
         )
-        if not engine.transport.agree(True):
+        if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died in an evaluation")
     heard = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
     first = min(

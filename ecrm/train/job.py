@@ -40,6 +40,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.errors import DataError, EcrmError, NotKept, Unrecoverable, UsageError
 from ecrm.faults.flip import FlipSwitch, parse_flip
 from ecrm.faults.kill import Kill, KillSwitch
+from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.kernels import native
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
@@ -242,12 +243,14 @@ def _run(
     )
     reporter.watch(engine)
     flipping.watch(engine)
+    if config.testing.skip_undo:
+        leave_updates_in_place(engine)
     if goes_on or begins_with is not None:
         if transport.rank == transport.live[0]:
             for line in (*start.refused, *start.changed):
                 say(line)
         waiting(f"tables are read from {resume or init_from}")
-        engine.resume()
+        engine.recovery.resume()
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
         together(transport, lambda: memory.start(engine))
@@ -280,7 +283,7 @@ def _run(
         about["init_from"] = str(begins_with.path)
     about["set_up_seconds"] = time.monotonic() - began
     waiting.over()
-    fields = {**about, "failures_left": engine.failures_left}
+    fields = {**about, "failures_left": engine.state.failures_left}
     reporter.started(fields, _in_words(config, protection, about, steps))
     by = "logloss" if config.checkpoint.keep_best == "logloss" else "auc"
     loaded = durable.loaded if isinstance(durable, Restorer) else None
@@ -333,7 +336,7 @@ def _run(
     if summary is not None:
         _print_result(
             summary,
-            engine.protection,
+            engine.state.protection,
             folder,
             [kill for kill in kills if kill.rank in engine.view.live],
         )
@@ -463,7 +466,6 @@ def build_engine(
             dense_replicas=replicas,
             scrub_rows_per_step=config.protection.scrub_rows_per_step,
             reshape=config.protection.reshape,
-            skip_undo=config.testing.skip_undo,
         ),
         hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,

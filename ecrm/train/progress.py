@@ -145,17 +145,17 @@ class Progress:
             "samples_per_second": len(self._finished_at)
             * self._global_batch
             / max(self._last - self._window_start, 1e-9),
-            "failures_left": engine.failures_left,
-            "rebuilt": engine.rebuild_fraction,
+            "failures_left": engine.state.failures_left,
+            "rebuilt": engine.state.rebuild_fraction,
             "finished": self._finished_at,
         }
-        self._told.append((engine.commits, first))
+        self._told.append((engine.state.commits, first))
         self._tell(step, partial(self._made, engine, first, fields), step <= self._in_doubt)
         self._reported, self._window_start, self._finished_at = step, self._last, []
 
     def _made(self, engine: Engine, first: int, fields: dict[str, Any]) -> Told:
         step = fields["step"]
-        fields = {**fields, **measure(engine.log, first, step, self._look_back)}
+        fields = {**fields, **measure(engine.state.log, first, step, self._look_back)}
         line = step == self._steps or (self._every and step % self._every == 0)
         return fields, self._in_words(fields, step - first) if line else ""
 
@@ -173,14 +173,14 @@ class Progress:
     def _forget(self, engine: Engine) -> None:
         """Have the engine forget notes that nothing which may still be told, or told again, is made from."""
         self._told = [
-            (at, first) for at, first in self._told if at >= engine.commits - KEPT_COMMITS
+            (at, first) for at, first in self._told if at >= engine.state.commits - KEPT_COMMITS
         ]
         needed = min(
             [first for _, first in self._told] + [window_start(engine.committed + 1, self._every)]
         )
         if needed > self._forgotten:
             self._forgotten = needed
-            engine.log.forget(needed)
+            engine.state.log.forget(needed)
 
     def quantiles(self) -> dict[str, float | None]:
         """Median, 99th percentile and maximum of the seconds a step took on this rank."""

@@ -145,7 +145,7 @@ class Reporter:
     ) -> None:
         """Write an event, after those that a reporter before this one may have left out; or keep it. Progress of steps that were
         undone is not kept: it is told again with them, and may have been written before."""
-        commits = self._engine.commits
+        commits = self._engine.state.commits
         self._kept = [
             (at, *rest)
             for at, *rest in self._kept

@@ -72,7 +72,7 @@ class Trainer:
         self._engine, self._dataset, self._config, self._steps = engine, dataset, config, steps
         self._folder, self._about, self._traffic, self._profile = folder, about, traffic, profile
         self._global_batch = config.train.global_batch
-        self._offsets = torch.tensor(engine.spaces[0].offsets)
+        self._offsets = torch.tensor(engine.state.spaces[0].offsets)
         self._progress = Progress(steps, self._global_batch, config.train.log_every_steps, tell)
         self._progress.begins_at(engine)
         self._kept: dict[tuple[int, int], SlotBatch] = {}
@@ -94,7 +94,7 @@ class Trainer:
         recovered, number = False, None
         while True:
             try:
-                if recovered and self._engine.doubted:
+                if recovered and self._engine.recovery.doubted:
                     self._readings.compare()
                 heard, recovered = recovered, False
                 try:
@@ -120,7 +120,7 @@ class Trainer:
         """To the end; unless all have `heard` in a recovery whether one asks to stop, they ask each other first."""
         if not heard:
             self._engine.heed_stop()
-        elif self._engine.stopping:
+        elif self._engine.recovery.stopping:
             raise StopAgreed
         self._ended_early = None
         while self._engine.step < self._steps:
@@ -131,7 +131,7 @@ class Trainer:
                 if self._ended_early is not None:
                     break
             self._train_step()
-            if self._engine.stopping:
+            if self._engine.recovery.stopping:
                 raise StopAgreed
         return self._finish()
 
@@ -152,13 +152,15 @@ class Trainer:
         for slot, (looked_up,) in values.items():
             sums = engine.gradient_room(slot, 0, len(looked_up))
             forwards[slot] = forward(
-                engine.dense, batches[slot], looked_up, self._global_batch, sums
+                engine.state.dense, batches[slot], looked_up, self._global_batch, sums
             )
         engine.enter("backward")
         for slot, between in forwards.items():
-            result = backward(engine.dense, between)
+            result = backward(engine.state.dense, between)
             if not math.isfinite(result.loss):
-                where = origin(engine.dense.module, between.batch, between.values, engine.spaces[0])
+                where = origin(
+                    engine.state.dense.module, between.batch, between.values, engine.state.spaces[0]
+                )
                 result = replace(result, trouble=where)
             self._computed[slot] = result
         results = {slot: self._computed[slot] for slot in batches}
@@ -207,7 +209,7 @@ class Trainer:
         return {slot: self._kept[step, slot] for slot in engine.slots}
 
     def _evaluate(self, keep: bool = True) -> Evaluation:
-        stand_in = self._engine.protection.stand_in
+        stand_in = self._engine.state.protection.stand_in
         away = [] if stand_in is None else sorted(stand_in.away)
         result = evaluate(self._engine, self._dataset, self._offsets, self._global_batch)
         self._evaluated_at = self._engine.step
@@ -280,8 +282,8 @@ class Trainer:
         if self._training_seconds is None:
             self._training_seconds = time.monotonic() - self._started
         if self._profile is not None:
-            with engine.recovering():
-                profiles = gather(self._profile, engine.transport, engine.view.reporter)
+            with engine.recovery.recovering():
+                profiles = gather(self._profile, engine.state.transport, engine.view.reporter)
             if profiles is not None:
                 say(table(profiles, engine.step))
                 self._folder.trace(chrome_trace(profiles))
@@ -293,7 +295,7 @@ class Trainer:
         engine.enter("finish")
         engine.rebuild_all()
         # before what reads everything: scrubbing, the digests, the check of parity
-        resident = resident_bytes(self._engine.transport.lending)
+        resident = resident_bytes(self._engine.state.transport.lending)
         engine.scrub_all()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches
@@ -303,18 +305,20 @@ class Trainer:
         evaluation = (
             self._last_evaluation if self._ended_early is not None else self._evaluate(keep=right)
         )
-        with engine.recovering():
+        with engine.recovery.recovering():
             tables = table_digests(engine, engine.view.reporter)
-            memory = engine.memory()
+            memory = engine.state.memory()
             self._add_resident(memory, resident)
-            traffic = gather_traffic(engine.transport, self._traffic.sent, self._written_bytes)
+            traffic = gather_traffic(
+                engine.state.transport, self._traffic.sent, self._written_bytes
+            )
             summary = None
             if engine.rank == engine.view.reporter:
                 summary = self._summary(
                     tables, evaluation, verified, memory, traffic, self._training_seconds
                 )
                 self._folder.draft_summary(summary, completed=right)
-            if not engine.transport.agree(
+            if not engine.state.transport.agree(
                 self._folder.trouble is None or engine.rank != engine.view.reporter
             ):
                 raise StopAgreed
@@ -326,7 +330,7 @@ class Trainer:
                 else f"; what it came to is in {self._folder.path / 'rejected.json'}"
             )
             raise ParityMismatch(
-                f"{verified.mismatches:,} of {verified.stripes:,} {engine.protection.redundancy} do not match the rows they protect after the last "
+                f"{verified.mismatches:,} of {verified.stripes:,} {engine.state.protection.redundancy} do not match the rows they protect after the last "
                 f"step: the model cannot be trusted{where}"
             )
         return summary
@@ -339,11 +343,11 @@ class Trainer:
         if self._checkpoints is not None:
             self._checkpoints.stop(self._config.cluster.stop_seconds / 2)  # the rest is for writing
             self.unkept = self._checkpoints.unkept
-        with engine.recovering():
+        with engine.recovery.recovering():
             if engine.rank == engine.view.reporter:
                 kept = self._checkpoints.newest if self._checkpoints is not None else 0
                 self._folder.draft_stopped({**self._how_far(number), **self._kept_in_summary(kept)})
-            if not engine.transport.agree(
+            if not engine.state.transport.agree(
                 self._folder.trouble is None or engine.rank != engine.view.reporter
             ):
                 raise StopAgreed
@@ -356,7 +360,7 @@ class Trainer:
                 else "before the first step"
             )
             loss = (
-                f", log loss {float(engine.dense.loss_sum) / engine.step:.4f}"
+                f", log loss {float(engine.state.dense.loss_sum) / engine.step:.4f}"
                 if engine.step
                 else ""
             )
@@ -366,7 +370,7 @@ class Trainer:
             checkpoint = f", checkpoint of step {kept}" if kept else ""
             say(
                 f"stopped by {number.name} {when}; {counted(engine.step * self._global_batch, 'sample')}{loss}, "
-                f"{counted(len(engine.failures.failures), 'failure')} survived{checkpoint}{where and ';'}{where}"
+                f"{counted(len(engine.state.failures.failures), 'failure')} survived{checkpoint}{where and ';'}{where}"
             )
 
     def _how_far(self, number: signal.Signals) -> dict[str, Any]:
@@ -375,11 +379,13 @@ class Trainer:
             "steps": engine.step,
             "steps_wanted": self._steps,
             "samples": engine.step * self._global_batch,
-            "train_logloss": float(engine.dense.loss_sum) / engine.step if engine.step else None,
+            "train_logloss": float(engine.state.dense.loss_sum) / engine.step
+            if engine.step
+            else None,
             "signal": number.name,
-            "failures": [failure.to_dict() for failure in engine.failures.failures],
-            "interruptions": engine.failures.interruptions,
-            "failures_left": engine.failures_left,
+            "failures": [failure.to_dict() for failure in engine.state.failures.failures],
+            "interruptions": engine.state.failures.interruptions,
+            "failures_left": engine.state.failures_left,
             "seconds": time.monotonic() - self._started,
         }
 
@@ -388,14 +394,14 @@ class Trainer:
 
     @property
     def _written_bytes(self) -> int:
-        return self._engine.protection.written_bytes + (
+        return self._engine.state.protection.written_bytes + (
             0 if self._checkpoints is None else self._checkpoints.written_bytes
         )
 
     def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
         """Collective: complete each rank's entry by what it really holds, and held at most, and whether it is an unused spare."""
         view = self._engine.view
-        shared = self._engine.transport.share([torch.tensor(mine)])
+        shared = self._engine.state.transport.share([torch.tensor(mine)])
         for entry in memory.per_rank:
             entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
             entry["unused_spare"] = entry["rank"] in view.spares and entry["rank"] not in view.dense
@@ -409,9 +415,9 @@ class Trainer:
         traffic: list[dict[str, Any]],
         training_seconds: float,
     ) -> dict[str, Any]:
-        engine, protection = self._engine, self._engine.protection
+        engine, protection = self._engine, self._engine.state.protection
         dense_digest = hashlib.sha256()
-        for tensor in engine.dense.state_tensors:
+        for tensor in engine.state.dense.state_tensors:
             dense_digest.update(tensor.contiguous().numpy())
         model_digest = hashlib.sha256(
             "".join((*tables.values(), dense_digest.hexdigest())).encode()
@@ -423,7 +429,7 @@ class Trainer:
             "training_seconds": training_seconds,
             "samples_per_second": (samples - self._first_step * self._global_batch)
             / training_seconds,
-            "train_logloss": float(engine.dense.loss_sum) / engine.step,
+            "train_logloss": float(engine.state.dense.loss_sum) / engine.step,
             "eval_logloss": evaluation.log_loss,
             "eval_auc": evaluation.auc,
             "eval_auc_error": evaluation.auc_error,
@@ -444,12 +450,12 @@ class Trainer:
             "parity": None
             if verified is None
             else {"stripes": verified.stripes, "mismatches": verified.mismatches},
-            "scrub": None if engine.scrub is None else asdict(engine.scrub.report),
-            "failures": [failure.to_dict() for failure in engine.failures.failures],
-            "interruptions": engine.failures.interruptions,
-            "restored": engine.failures.restored,
+            "scrub": None if engine.state.scrub is None else asdict(engine.state.scrub.report),
+            "failures": [failure.to_dict() for failure in engine.state.failures.failures],
+            "interruptions": engine.state.failures.interruptions,
+            "restored": engine.state.failures.restored,
             "ended_early": self._ended_early,
-            "failures_left": engine.failures_left,
+            "failures_left": engine.state.failures_left,
             "lives": lives_of(self._folder.all_events(), "complete"),
             **self._kept_in_summary(0 if self._checkpoints is None else self._checkpoints.newest),
             "kernels_ran": {

@@ -1,54 +1,61 @@
-"""Messages that ride along with the next exchange, so that two exchanges of a step become one."""
+"""Two sets of messages in one exchange, so that two exchanges of a step become one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
-from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.base import Transport
 from ecrm.transport.message import Came, Part
 
+Outgoing = Mapping[int, Sequence[Part]]
+"""What this rank sends, by receiver."""
+Incoming = dict[int, list[Came]]
+"""What this rank has received, by sender."""
+Rounds = Generator[Outgoing, Incoming, None]
+"""Yields what this rank sends in each exchange and is sent what it receives in it.
 
-class RidingTransport(WrappedTransport):
-    """Another transport whose next `exchange` also carries what was put aboard.
+All live ranks yield equally often.
+"""
 
-    `board` and `alight` are called by every live rank around the same exchange, or around none.
+
+def exchange(
+    transport: Transport, outgoing: Outgoing, attached: Outgoing | None = None
+) -> tuple[Incoming, Incoming | None]:
+    """Collective: one exchange of `outgoing`, and of what is `attached` to it.
+
+    Returns what was received of each, as `Transport.exchange` does; the second is None where
+    nothing may be attached. All ranks attach, be it {}, or none does.
     """
+    if attached is None:
+        return transport.exchange(outgoing), None
+    both: dict[int, list[Part]] = {}
+    for rank in sorted({*attached, *outgoing}):
+        with_it = attached.get(rank, ())
+        both[rank] = [(len(with_it),), *with_it, *outgoing.get(rank, ())]
+    received: Incoming = {}
+    collected: Incoming = {}
+    for rank, ((count,), *tensors) in transport.exchange(both).items():
+        if count:
+            collected[rank] = tensors[:count]
+        if len(tensors) > count:
+            received[rank] = tensors[count:]
+    return received, collected
 
-    def __init__(self, inner: Transport) -> None:
-        super().__init__(inner)
-        self._riders: dict[int, list[Part]] | None = None
-        self._arrived: dict[int, list[Came]] | None = None
 
-    def board(self, outgoing: Mapping[int, Sequence[Part]]) -> None:
-        """The next exchange also carries `outgoing`."""
-        self._riders, self._arrived = (
-            {rank: list(tensors) for rank, tensors in outgoing.items()},
-            None,
-        )
+def exchange_rounds(
+    transport: Transport, rounds: Rounds, attached: Outgoing | None = None
+) -> Incoming | None:
+    """Collective: make the exchanges that `rounds` asks for, the first one with what is `attached`.
 
-    def alight(self) -> dict[int, list[Came]]:
-        """What other ranks had put aboard, as `exchange` returns it; exchanges now if nothing was exchanged since `board`."""
-        if self._riders is not None:
-            self.exchange({})
-        arrived, self._arrived = self._arrived, None
-        return arrived
-
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
-        if self._riders is None:
-            return self.inner.exchange(outgoing)
-        riders, self._riders = self._riders, None
-        both = {
-            rank: [(len(riders.get(rank, ())),), *riders.get(rank, ()), *outgoing.get(rank, ())]
-            for rank in sorted({*riders, *outgoing})
-        }
-        received, self._arrived = {}, {}
-        for rank, ((aboard,), *tensors) in self.inner.exchange(both).items():
-            if aboard:
-                self._arrived[rank] = tensors[:aboard]
-            if len(tensors) > aboard:
-                received[rank] = tensors[aboard:]
-        return received
-
-    def shrink(self) -> None:
-        self._riders = self._arrived = None
-        super().shrink()
+    Returns what others had attached; None where nothing was, or where there was no exchange.
+    """
+    collected = None
+    try:
+        outgoing = next(rounds)
+        while True:
+            received, found = exchange(transport, outgoing, attached)
+            if found is not None:
+                collected, attached = found, None
+            outgoing = rounds.send(received)
+    except StopIteration:
+        return collected

@@ -284,7 +284,7 @@ def truth_with_another_rate(workload: Workload, step: int, rate: float) -> Truth
     """The undisturbed truth of a job whose learning rate is `rate` from a step on."""
 
     def change(engine) -> None:
-        for hosted in engine.hosted.values() if engine.step == step else ():
+        for hosted in engine.state.hosted.values() if engine.step == step else ():
             hosted.store._optimizer = replace(hosted.store._optimizer, learning_rate=rate)
 
     return truth_of(workload, change)
@@ -335,13 +335,13 @@ def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Tr
         if engine.step or first:
             return
         for space, records in enumerate(theirs.records[step]):
-            store = engine.hosted[0, space].store
+            store = engine.state.hosted[0, space].store
             updated = records.view(torch.float32)[:, -1] != 0
             store.weights[updated] = records.view(torch.float32)[updated, : store.dim]
             store._touched[updated] = 1.0
             first.append(store.read(torch.arange(len(records))))
-        engine.dense.value = theirs.dense[step].clone()
-        engine.dense.commit()
+        engine.state.dense.value = theirs.dense[step].clone()
+        engine.state.dense.commit()
 
     truth = truth_of(workload, begin)
     truth.records[0], truth.dense[0] = first, theirs.dense[step]

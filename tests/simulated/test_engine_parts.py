@@ -18,7 +18,7 @@ from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.transport.base import WrappedTransport
-from ecrm.transport.piggyback import RidingTransport
+from ecrm.transport.piggyback import exchange, exchange_rounds
 from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
 
 
@@ -41,28 +41,56 @@ def test_a_sum_in_slices_has_the_bits_of_the_sum_in_slot_order(holders, size):
     assert torch.equal(sums.assemble(by_holder), expected)
 
 
-@pytest.mark.parametrize("other", [True, False])
-def test_riders_travel_with_the_next_exchange_or_by_themselves(other):
+def test_what_is_attached_travels_in_the_same_exchange_and_comes_out_apart():
     def program(inner):
-        transport, rank = RidingTransport(inner), inner.rank
-        transport.board({} if rank == 2 else {2: [torch.tensor([rank]), torch.tensor([7.0])]})
-        if other:
-            received = transport.exchange({(rank + 1) % 3: [torch.tensor([10 + rank])]})
-            assert {sender: [t.tolist() for t in ts] for sender, ts in received.items()} == {
-                (rank - 1) % 3: [[10 + (rank - 1) % 3]]
-            }
-        arrived = {sender: [t.tolist() for t in ts] for sender, ts in transport.alight().items()}
-        assert arrived == ({0: [[0], [7.0]], 1: [[1], [7.0]]} if rank == 2 else {})
-        assert transport.exchange({}) == {}
+        transport, rank = Counting(inner), inner.rank
+        attached = {} if rank == 2 else {2: [torch.tensor([rank]), torch.tensor([7.0])]}
+        outgoing = {(rank + 1) % 3: [torch.tensor([10 + rank])]}
+        received, collected = exchange(transport, outgoing, attached)
+        before = (rank - 1) % 3
+        assert in_lists(received) == {before: [[10 + before]]}
+        assert in_lists(collected) == ({0: [[0], [7.0]], 1: [[1], [7.0]]} if rank == 2 else {})
+        received, collected = exchange(transport, outgoing)
+        assert in_lists(received) == {before: [[10 + before]]} and collected is None
+        assert transport.exchanges == 2
         return True
 
-    outcome = SimulatedCluster(3, "riders", []).run(program)
+    outcome = SimulatedCluster(3, "attached", []).run(program)
+    assert outcome.results == {0: True, 1: True, 2: True}
+
+
+def in_lists(messages):
+    return {sender: [tensor.tolist() for tensor in tensors] for sender, tensors in messages.items()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_rounds_make_their_exchanges_and_the_first_takes_along_what_is_attached(count):
+    def program(inner):
+        transport, rank, seen = Counting(inner), inner.rank, []
+
+        def rounds():
+            for number in range(count):
+                seen.append((yield {(rank + 1) % 3: [torch.tensor([number])]}))
+
+        collected = exchange_rounds(transport, rounds(), attached={0: [torch.tensor([rank])]})
+        before = (rank - 1) % 3
+        assert [in_lists(received) for received in seen] == [
+            {before: [[number]]} for number in range(count)
+        ]
+        assert transport.exchanges == count
+        if count:
+            assert in_lists(collected) == ({r: [[r]] for r in range(3)} if rank == 0 else {})
+        else:
+            assert collected is None
+        return True
+
+    outcome = SimulatedCluster(3, "rounds", []).run(program)
     assert outcome.results == {0: True, 1: True, 2: True}
 
 
 def test_that_a_rank_sleeps_reaches_the_transport_within_all_others():
     inner = SimpleNamespace(rank=0, sleeps=False)
-    wrapped = RidingTransport(ProfiledTransport(CountedTransport(inner, None), Profile(0)))
+    wrapped = ProfiledTransport(CountedTransport(inner, None), Profile(0))
     wrapped.sleeps = True
     assert inner.sleeps and wrapped.sleeps
 

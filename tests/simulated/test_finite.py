@@ -159,10 +159,10 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
         if engine.step < 7:
             return
         if wrong == "the dense state":
-            if engine.dense is not None:
-                engine.dense._saved[1] = float("inf")
+            if engine.state.dense is not None:
+                engine.state.dense._saved[1] = float("inf")
             return
-        for hosted in engine.hosted.values():
+        for hosted in engine.state.hosted.values():
             row = int(hosted.store._touched.nonzero()[0]) if hosted.store._touched.any() else None
             if row is not None:
                 (hosted.store.weights if wrong == "a row" else hosted.store.state[0])[row] = float(

@@ -59,8 +59,8 @@ def test_a_rank_out_of_memory_in_an_update_while_a_peer_dies_is_one_death_more(
         engine = engines.get(FAILS)
         if engine is None or failed or engine.step != STEP:
             return False
-        mine = [hosted.store for hosted in engine.hosted.values()] + list(
-            engine.protection.parity.values()
+        mine = [hosted.store for hosted in engine.state.hosted.values()] + list(
+            engine.state.protection.parity.values()
         )
         if not any(part is one for one in mine):
             return False

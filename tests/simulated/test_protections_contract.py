@@ -239,10 +239,12 @@ def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(
 def _held(engine: Engine) -> dict[tuple[str, int, int], torch.Tensor]:
     """A copy of every record that a rank holds: rows with their state, and what protects others' rows."""
     rows = {
-        ("rows", *key): hosted.store.read(torch.arange(engine.layouts[key[1]].data_rows_per_shard))
-        for key, hosted in engine.hosted.items()
+        ("rows", *key): hosted.store.read(
+            torch.arange(engine.state.layouts[key[1]].data_rows_per_shard)
+        )
+        for key, hosted in engine.state.hosted.items()
     }
-    parity = getattr(engine.protection, "parity", {})
+    parity = getattr(engine.state.protection, "parity", {})
     return rows | {("parity", *key): unit.records.clone() for key, unit in parity.items()}
 
 
@@ -315,14 +317,16 @@ def test_the_check_at_the_end_finds_a_flipped_byte_where_there_is_redundancy(
     def flip(engine: Engine) -> None:
         if (engine.rank, engine.step) != (0, STEPS) or flipped == "nothing":
             return
-        hosted = engine.hosted[0, 0]
-        row = hosted.store.updated(torch.arange(engine.layouts[0].data_rows_per_shard)).nonzero()[0]
+        hosted = engine.state.hosted[0, 0]
+        row = hosted.store.updated(
+            torch.arange(engine.state.layouts[0].data_rows_per_shard)
+        ).nonzero()[0]
         if flipped == "a row":
             record = hosted.store.read(row)
             record[0, 5] ^= 16
             hosted.store.write(row, record)
         elif promise.redundancy:
-            engine.protection.parity[0, 0].records[0, 5] ^= 16
+            engine.state.protection.parity[0, 0].records[0, 5] ^= 16
         done.append(flipped)
 
     run = simulate(promise, tmp_path / "run", after_step=flip)
@@ -341,11 +345,11 @@ def test_memory_and_logs_are_reported(name, tmp_path):
 
     def measure(engine: Engine) -> None:
         if engine.step == STEPS - 1:  # the step before the last looks ahead
-            layouts = zip(engine.layouts, engine.record_bytes, strict=True)
+            layouts = zip(engine.state.layouts, engine.state.record_bytes, strict=True)
             rows = sum(
                 layout.data_rows_per_shard * layout.shape.shards * size for layout, size in layouts
             )
-            memories.append((rows, engine.memory()))
+            memories.append((rows, engine.state.memory()))
 
     simulate(promise, tmp_path / "run", after_step=measure)
     rows, memory = memories[0]

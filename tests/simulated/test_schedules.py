@@ -139,7 +139,7 @@ def test_the_canaries_are_all_listed():
 
 def test_a_crash_is_no_catch():
     def crash(engine):
-        engine.protection.undo = None
+        engine.state.protection.undo = None
 
     with pytest.raises(Failed) as caught:
         for seed in range(30):
@@ -221,7 +221,7 @@ def test_every_commit_is_checked_when_it_is_made():
             checkers.at_phase(rank, name)
 
         def committed():
-            commits.append(engines[rank].commits)
+            commits.append(engines[rank].state.commits)
             checkers.after_commit(rank)
 
         try:
@@ -263,7 +263,7 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
     checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, [{}], {}))
 
     def accept(rank):
-        engines[rank].commits = engines[rank].committed = 1
+        engines[rank].state.commits = engines[rank].committed = 1
         checkers.after_commit(rank)
         return checkers.commits
 

@@ -38,7 +38,7 @@ class Flip:
         return shape.shard_of_unit(self.stripe % shape.shards, self.unit)
 
     def __call__(self, engine, step, phase):
-        shape = engine.protection.shape
+        shape = engine.state.protection.shape
         shard = self.shard(shape)
         if (
             self.done
@@ -48,12 +48,12 @@ class Flip:
             return
         self.done = True
         local = int(
-            engine.layouts[self.space].local_of_unit(torch.tensor([self.stripe]), self.unit)
+            engine.state.layouts[self.space].local_of_unit(torch.tensor([self.stripe]), self.unit)
         )
         if self.unit >= shape.k:
-            engine.protection.parity[shard, self.space].records[local, 5] ^= 16
+            engine.state.protection.parity[shard, self.space].records[local, 5] ^= 16
             return
-        store = engine.hosted[shard, self.space].store
+        store = engine.state.hosted[shard, self.space].store
         part = store.weights if self.kind == "row" else store.state[0]
         # the top of a mantissa: rounding does not swallow it
         part.view(torch.uint8).view(part.shape[0], -1)[local, 2] ^= 64
@@ -84,7 +84,7 @@ class Ran:
                 after_start=lambda engine: engines.update({rank: engine}),
                 report=self.tables.append,
             )
-            self.reports.append(engines[rank].scrub and engines[rank].scrub.report)
+            self.reports.append(engines[rank].state.scrub and engines[rank].state.scrub.report)
             return outcome
 
         outcome = cluster.run(program)
@@ -348,9 +348,11 @@ def test_one_round_checks_every_record_once():
             workload, t, after_start=lambda engine: engines.update({t.rank: engine})
         )
     )
-    scrub = engines[0].scrub
-    held = sum(h.store.weights.shape[0] for e in engines.values() for h in e.hosted.values())
-    held += sum(p.records.shape[0] for e in engines.values() for p in e.protection.parity.values())
+    scrub = engines[0].state.scrub
+    held = sum(h.store.weights.shape[0] for e in engines.values() for h in e.state.hosted.values())
+    held += sum(
+        p.records.shape[0] for e in engines.values() for p in e.state.protection.parity.values()
+    )
     assert scrub.rows_per_pass == held
 
 

@@ -136,9 +136,9 @@ class Alike(Checkers):
         if self._through is not None:  # others have not come through yet
             return
         states = {
-            tuple(engine.dense.value.tolist())
+            tuple(engine.state.dense.value.tolist())
             for engine in self._engines.values()
-            if engine.dense is not None
+            if engine.state.dense is not None
         }
         if len(states) > 1:
             raise Violation(f"after a recovery dense replicas differ: {states}")
@@ -191,7 +191,7 @@ class Run:
                 lookup, apply, seen = engine.lookup, engine.apply, {}
 
                 def looking(rows, *more, **words) -> dict[int, list[torch.Tensor]]:
-                    stand_in = engine.protection.stand_in
+                    stand_in = engine.state.protection.stand_in
                     before = stand_in.away, _left(engine)
                     values = lookup(rows, *more, **words)
                     if not words.get("apply_follows"):
@@ -263,14 +263,16 @@ class Run:
         remembered: bool,
     ) -> None:
         """Rows of shards that are away are as this rank's slots have `seen` them last in a step, or initial."""
-        away = engine.protection.stand_in.away
-        if self.workload.last_seen_rows < max(space.rows for space in engine.spaces):
+        away = engine.state.protection.stand_in.away
+        if self.workload.last_seen_rows < max(space.rows for space in engine.state.spaces):
             return
         before = dict(seen)
         for slot, by_space in values.items():
             for space, of_space in enumerate(by_space):
-                shards, _ = engine.layouts[space].locate(rows[slot][space])
-                initial = InitialRows(engine.spaces[space], self.workload.seed)(rows[slot][space])
+                shards, _ = engine.state.layouts[space].locate(rows[slot][space])
+                initial = InitialRows(engine.state.spaces[space], self.workload.seed)(
+                    rows[slot][space]
+                )
                 for place, (row, shard) in enumerate(
                     zip(rows[slot][space].tolist(), shards.tolist(), strict=True)
                 ):
@@ -300,9 +302,9 @@ class Run:
         """Every row and its state is what the gradients made of it that did not get lost."""
         self.reports += 1
         for shard, host in enumerate(reporter.view.shards):
-            for space in range(len(reporter.spaces)):
-                local = torch.arange(reporter.layouts[space].data_rows_per_shard)
-                found = engines[host].hosted[shard, space].store.read(local)
+            for space in range(len(reporter.state.spaces)):
+                local = torch.arange(reporter.state.layouts[space].data_rows_per_shard)
+                found = engines[host].state.hosted[shard, space].store.read(local)
                 assert torch.equal(found, self._expected(reporter, shard, space).read(local)), (
                     shard,
                     space,
@@ -311,7 +313,11 @@ class Run:
 
     def _expected(self, engine: Engine, shard: int, space: int):
         """A shard's rows after all steps but those that an account calls lost, one update per step, slots added in their order."""
-        workload, layout, this = self.workload, engine.layouts[space], engine.spaces[space]
+        workload, layout, this = (
+            self.workload,
+            engine.state.layouts[space],
+            engine.state.spaces[space],
+        )
         store = store_factory("native", SparseOptimizer(workload.optimizer, 0.05))(
             layout.data_rows_per_shard,
             this.dim,
@@ -345,7 +351,7 @@ class Run:
 def _left(engine: Engine) -> dict[int, int]:
     """Rows that are missing of each shard hosted here."""
     found: dict[int, int] = {}
-    for (shard, _), hosted in engine.hosted.items():
+    for (shard, _), hosted in engine.state.hosted.items():
         found[shard] = found.get(shard, 0) + hosted.missing_rows
     return found
 

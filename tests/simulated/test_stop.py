@@ -39,13 +39,13 @@ def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], 
                     engine.heed_stop()
                     while engine.step < workload.steps:
                         train_step(workload, engine, computed)
-                        if engine.stopping:
+                        if engine.recovery.stopping:
                             raise StopAgreed
                     return None
                 except StopAgreed:
                     engine.commit()
-                    with engine.recovering():
-                        engine.transport.agree(True)
+                    with engine.recovery.recovering():
+                        engine.state.transport.agree(True)
                     return engine.step, engine.committed
             except StepAborted:
                 continue

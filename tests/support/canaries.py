@@ -43,7 +43,7 @@ class Canary:
 
 
 def _no_parity_undo(engine):
-    engine.protection.undo = lambda: None
+    engine.state.protection.undo = lambda: None
 
 
 def _no_row_undo(patch):
@@ -80,7 +80,7 @@ def _rows_changed_too_early(patch):
 
 def _gradients_changed_too_early(engine):
     """Where others have not summed them yet; there again for a step done again."""
-    note, shrink, kept = engine._note_undo_bytes, engine.transport.shrink, []
+    note, shrink, kept = engine.state.note_undo_bytes, engine.state.transport.shrink, []
 
     def noted():
         note()
@@ -96,12 +96,12 @@ def _gradients_changed_too_early(engine):
             memory.copy_(was)
         kept.clear()
 
-    engine._note_undo_bytes, engine.transport.shrink = noted, shrunk
+    engine.state.note_undo_bytes, engine.state.transport.shrink = noted, shrunk
 
 
 def _no_dense_undo(engine):
-    if engine.dense is not None:
-        engine.dense.undo = lambda: None
+    if engine.state.dense is not None:
+        engine.state.dense.undo = lambda: None
 
 
 def _notes_not_undone(patch):
@@ -113,18 +113,18 @@ def _no_notes_for_new_holders(patch):
 
 
 def _wrong_decode(engine):
-    right = engine.protection.code.decode_matrix
+    right = engine.state.protection.code.decode_matrix
 
     def wrong(present, wanted):
         matrix = np.array(right(present, wanted))
         matrix[0, 0] ^= 1
         return matrix
 
-    engine.protection.code.decode_matrix = wrong
+    engine.state.protection.code.decode_matrix = wrong
 
 
 def _wrong_source(engine):
-    class Shifted(type(engine.layouts[0])):
+    class Shifted(type(engine.state.layouts[0])):
         def local_of_unit(self, stripes, unit):
             shift, rows = (
                 (self.shape.k, self.data_rows_per_shard)
@@ -133,7 +133,9 @@ def _wrong_source(engine):
             )
             return (super().local_of_unit(stripes, unit) + shift) % max(rows, 1)
 
-    engine._context.layouts = tuple(Shifted(layout.shape, layout.rows) for layout in engine.layouts)
+    engine.state.context.layouts = tuple(
+        Shifted(layout.shape, layout.rows) for layout in engine.state.layouts
+    )
 
 
 def _some_zeros_are_enough(patch):
@@ -188,26 +190,27 @@ def _first_heir(patch):
 
 
 def _back_past_the_commit(engine):
-    right = engine._take_over
+    right = engine.recovery._take_over
 
     def take_over():
         right()
         if engine.committed:
-            engine.committed, engine.step = engine.committed - 1, engine.step - 1
+            state = engine.state
+            state.committed, state.step = state.committed - 1, state.step - 1
 
-    engine._take_over = take_over
+    engine.recovery._take_over = take_over
 
 
 def _own_view(engine):
     """A recovery after which the lowest rank sees the holders of the dense replica in another order."""
-    right = engine._take_over
+    right = engine.recovery._take_over
 
     def take_over():
         right()
         if engine.rank == engine.view.live[0]:
-            engine.view = replace(engine.view, dense=engine.view.dense[::-1])
+            engine.state.view = replace(engine.view, dense=engine.view.dense[::-1])
 
-    engine._take_over = take_over
+    engine.recovery._take_over = take_over
 
 
 def _no_backups(patch):

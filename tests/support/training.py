@@ -110,7 +110,7 @@ def train(
         )
         reporter.watch(engine)
         if resume is not None:
-            engine.resume()
+            engine.recovery.resume()
         checkpoints = None
         if config.checkpoints:
             policy = CheckpointPolicy(config.train.steps, **vars(config.checkpoint))

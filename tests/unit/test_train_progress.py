@@ -39,11 +39,11 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
     progress = Progress(steps, 64, every, tell)
     for step in range(1, steps + 1):
         loss = torch.tensor([losses(step)], dtype=torch.float32)
-        engine.log.add(step - 1, {0: progress.note(step - 1, loss, LOGITS, LABELS)})
-        engine.step = engine.committed = engine.commits = step
+        engine.state.log.add(step - 1, {0: progress.note(step - 1, loss, LOGITS, LABELS)})
+        engine.step = engine.committed = engine.state.commits = step
         progress.step_finished(engine)
         assert len(progress._finished_at) < module.MOST_FINISHED
-        assert len(engine.log.export(step)[0]) <= module.MOST_FINISHED + module.KEPT_COMMITS
+        assert len(engine.state.log.export(step)[0]) <= module.MOST_FINISHED + module.KEPT_COMMITS
     return [
         json.loads(line, parse_constant=lambda word: word)
         for line in (folder / "events.jsonl").read_text().splitlines()

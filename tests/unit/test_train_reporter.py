@@ -42,7 +42,7 @@ def test_what_was_written_commits_ago_is_not_kept(tmp_path):
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     reporter = rank(1, folder, cluster)
     for step in range(20):
-        reporter._engine.commits = step
+        reporter._engine.state.commits = step
         told(reporter, step)
     cluster.reporter = 1
     told(reporter, 20)

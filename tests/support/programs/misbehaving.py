@@ -18,7 +18,7 @@ rank = rank or "1"
 
 
 def flip_a_bit(engine: "Engine") -> None:
-    shard = next(iter(engine.hosted.values())).store
+    shard = next(iter(engine.state.hosted.values())).store
     row = int(shard._touched.nonzero()[0])
     shard.weights[row, 0] = -shard.weights[row, 0]
 

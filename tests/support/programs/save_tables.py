@@ -35,15 +35,15 @@ step_finished = engine.apply
 
 
 def apply_and_note(*args, **kwargs):
-    before = float(engine.dense.loss_sum) if engine.dense else 0.0
+    before = float(engine.state.dense.loss_sum) if engine.state.dense else 0.0
     step_finished(*args, **kwargs)
-    losses.append((float(engine.dense.loss_sum) if engine.dense else 0.0) - before)
+    losses.append((float(engine.state.dense.loss_sum) if engine.state.dense else 0.0) - before)
 
 
 engine.apply = apply_and_note
 Trainer(engine, dataset, config, config.train.steps, RunFolder(None), {}, Traffic(transport)).run()
 reporter = engine.view.reporter
-(space,) = engine.spaces
+(space,) = engine.state.spaces
 tables = {}
 for table, offset in zip(space.tables, space.offsets, strict=True):
     rows = torch.arange(offset, offset + table.rows)
@@ -52,7 +52,8 @@ for table, offset in zip(space.tables, space.offsets, strict=True):
         tables[table.name] = values
 if engine.rank == reporter:
     torch.save(
-        {"tables": tables, "losses": losses, "dense": engine.dense.state_tensors[0]}, sys.argv[2]
+        {"tables": tables, "losses": losses, "dense": engine.state.dense.state_tensors[0]},
+        sys.argv[2],
     )
 transport.agree(True)
 transport.close()

@@ -30,23 +30,25 @@ driver = ECDriver(k=k, m=m, ec_type="isa_l_rs_vand" if m <= 3 else "isa_l_rs_cau
 
 def units_of(engine: Engine) -> dict[int, list[bytes]] | None:
     """On the reporter, for each row space and residue: the bytes of every unit, stripes in order."""
-    shape = engine.protection.shape
+    shape = engine.state.protection.shape
     outgoing = []
-    for (shard, space), hosted in engine.hosted.items():
-        layout = engine.layouts[space]
+    for (shard, space), hosted in engine.state.hosted.items():
+        layout = engine.state.layouts[space]
         periods = torch.arange(layout.periods)
         for unit in range(shape.width):
             residue = shape.residue_of_unit(shard, unit)
             if unit < k:
                 records = hosted.store.read(periods * k + unit)
             else:
-                records = engine.protection.parity[shard, space].records[periods * m + unit - k]
+                records = engine.state.protection.parity[shard, space].records[
+                    periods * m + unit - k
+                ]
             outgoing += [(space, residue, unit), records]
     received = transport.exchange({engine.view.reporter: outgoing} if outgoing else {})
     if engine.rank != engine.view.reporter:
         return None
     found = {h: r.numpy().tobytes() for t in received.values() for h, r in in_groups(t, 2)}
-    spaces = range(len(engine.spaces))
+    spaces = range(len(engine.state.spaces))
     return {
         (space, residue): [found[space, residue, unit] for unit in range(shape.width)]
         for space, residue in itertools.product(spaces, range(shape.shards))
@@ -70,13 +72,13 @@ def check(units: list[bytes]) -> str:
 def after_step(engine: Engine) -> None:
     if engine.view.rebuilding or engine.step % 2:
         return
-    with engine.recovering():
+    with engine.recovery.recovering():
         units = units_of(engine)
     if units is not None:
         results = {check(group) for group in units.values()}
         with open(path, "a") as file:
             file.write(
-                f"{engine.step} {len(engine.failures.failures)} {' '.join(sorted(results))}\n"
+                f"{engine.step} {len(engine.state.failures.failures)} {' '.join(sorted(results))}\n"
             )
 
 
