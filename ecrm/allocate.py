@@ -14,7 +14,7 @@ Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
 
 
-class Room:
+class ReusableBuffer:
     """Memory for a matrix of so many `columns`, kept for the next one and made anew where it is too small, by `allocate`."""
 
     def __init__(self, columns: int, allocate: Allocate) -> None:

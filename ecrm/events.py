@@ -84,7 +84,7 @@ EVENTS: dict[str, Event] = {
             "oversubscribed": Field(
                 "text", "`bind`, `sleep` or `poll`; null where each rank has a core", null=True
             ),
-            "lends_memory_to": Field(
+            "shares_memory_with": Field(
                 "list", "ranks that read shared memory of the rank that writes this event"
             ),
             "config": Field("object", "effective config, by section and key"),

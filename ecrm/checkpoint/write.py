@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Room, lazy_zeros
+from ecrm.allocate import ReusableBuffer, lazy_zeros
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.row_file import FRAME_ROWS, SummedFile, write_rows
@@ -20,7 +20,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
 
 Window = tuple[np.ndarray, np.ndarray]
-Rooms = dict[int, Room]
+Rooms = dict[int, ReusableBuffer]
 """Memory for the records of a shard's windows, by their first row."""
 
 
@@ -151,6 +151,8 @@ def _windows(
         if local.numel():
             out = None
             if rooms is not None:
-                room = rooms.setdefault(first, Room(hosted.store.record_bytes // 4, lazy_zeros))
+                room = rooms.setdefault(
+                    first, ReusableBuffer(hosted.store.record_bytes // 4, lazy_zeros)
+                )
                 out = room.of(local.numel()).view(torch.uint8)
             yield layout.rows_of(shard, local).numpy(), hosted.store.read(local, out).numpy()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, Room, lazy_zeros
+from ecrm.allocate import Allocate, ReusableBuffer, lazy_zeros
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.in_flight import StepInFlight
@@ -35,12 +35,20 @@ from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Durable
 from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
-from ecrm.engine.step_replay import Resume
+from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.assignment import plan_reshape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
-from ecrm.requests.routing import DENSE, NOTE, STOP, TROUBLE, Results, Riders, ShardRequests
+from ecrm.requests.routing import (
+    DENSE,
+    NOTE,
+    STOP,
+    TROUBLE,
+    ShardRequests,
+    StepReplies,
+    StepResults,
+)
 from ecrm.storage import StoreFactory
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
@@ -69,14 +77,14 @@ class Engine:
         durable: Durable | None = None,
         allocate: Allocate = lazy_zeros,
     ) -> None:
-        stores = ShardStores(make_store, tables, seed, allocate, transport.lendable)
+        stores = ShardStores(make_store, tables, seed, allocate, transport.allocate_shared)
         self.state = EngineState(
             transport, stores, view, protection, make_dense, policy, hooks or Hooks(), clock
         )
         self._in_flight = StepInFlight()
         self.recovery = Recovery(self.state, self._in_flight, durable)
         self._transport = transport
-        self._gradients: dict[tuple[int, int], Room] = {}
+        self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
 
     @property
@@ -177,10 +185,10 @@ class Engine:
         if self.view.rebuilding and stand_in is not None and restores:
             self._repair({}, budget)
         lookup = Lookup.of(state.lookup_context(budget), rows, computed=computed)
-        lookup.hear(self._transport.exchange(lookup.requests()))
+        lookup.receive_requests(self._transport.exchange(lookup.requests()))
         if self.view.rebuilding and stand_in is None and not state.protection.repairs_ahead:
             self._repair(lookup.shard_side.missing(), budget)
-        lookup.take(Riders.of(self._transport.exchange(lookup.replies({}))))
+        lookup.receive_replies(StepReplies.of(self._transport.exchange(lookup.replies({}))))
         return lookup
 
     @property
@@ -209,7 +217,7 @@ class Engine:
             lookup.repair_goes_with_results = True
         return {}
 
-    def gradient_room(self, slot: int, space: int, rows: int) -> Tensor:
+    def gradient_buffer(self, slot: int, space: int, rows: int) -> Tensor:
         """Where a slot that this rank runs may sum the gradients of rows for the next `apply`.
 
         Float32 [rows, dim] of a space, holding anything: from there gradients reach ranks of this
@@ -221,7 +229,7 @@ class Engine:
                 key: room for key, room in self._gradients.items() if key[0] in self.slots
             }
             dim = self.state.spaces[space].dim
-            self._gradients[slot, space] = Room(dim, self._transport.lendable)
+            self._gradients[slot, space] = ReusableBuffer(dim, self._transport.allocate_shared)
         return self._gradients[slot, space].of(rows)
 
     def apply(
@@ -253,7 +261,7 @@ class Engine:
             self.enter("update")
             flight.updating = True
             foresees = flight.confirmed and state.protection.foresees_repair
-            flight.replay = Resume(self.step, flight.lookup, self.view) if foresees else None
+            flight.replay = StepReplay(self.step, flight.lookup, self.view) if foresees else None
             ahead = self._lookup_ahead(rows_ahead, rows_soon)
             results = self._results(
                 row_gradients, contributions, ahead, notes or {}, troubles or {}
@@ -322,19 +330,21 @@ class Engine:
                 outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
         return outgoing
 
-    def _exchange_results(self, results: Outgoing) -> Results:
+    def _exchange_results(self, results: Outgoing) -> StepResults:
         """A step's first exchange: what slots have computed, and the rest of a round of repair."""
         lookup = self._in_flight.lookup
         attached = lookup.repair.rest() if lookup.repair_goes_with_results else None
         received, rest = exchange(self._transport, results, attached)
-        came = Results.of(received)
+        came = StepResults.of(received)
         if came.troubles:
             self._heed(came.troubles)
         if rest is not None:  # before the rows that it was read from are updated
             lookup.repair.finish(rest)
         return came
 
-    def _exchange_redundancy(self, came: Results, ahead: Lookup | None, committing: bool) -> None:
+    def _exchange_redundancy(
+        self, came: StepResults, ahead: Lookup | None, committing: bool
+    ) -> None:
         """A step's second exchange: redundancy if `committing`, next rows, slices of the dense sum.
 
         The dense replica then takes its step.
@@ -342,7 +352,7 @@ class Engine:
         state = self.state
         attached: dict[int, list[Part]] = {}
         if ahead is not None:
-            ahead.hear(came.requests)
+            ahead.receive_requests(came.requests)
             attached = ahead.replies(came.soon)
         if state.dense is not None:
             total = SlicedSum.reduce(came.dense)
@@ -354,13 +364,13 @@ class Engine:
         self.enter("dense")
         if collected is None:
             collected = self._transport.exchange(attached)
-        rode = Riders.of(collected)
+        replies = StepReplies.of(collected)
         if ahead is not None:
-            ahead.take(rode)
+            ahead.receive_replies(replies)
         if committing and held is not None:
-            state.protection.retain(ahead.slot_side, rode.replies)
+            state.protection.retain(ahead.slot_side, replies.replies)
         if state.dense is not None:
-            state.dense.apply(SlicedSum(self.view.dense).assemble(rode.dense))
+            state.dense.apply(SlicedSum(self.view.dense).assemble(replies.dense))
             state.log.add(self.step, came.notes)
 
     def commit(self) -> None:

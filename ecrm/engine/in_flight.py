@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ecrm.engine.hooks import EnginePolicy
 from ecrm.engine.lookup import Lookup
-from ecrm.engine.step_replay import Resume
+from ecrm.engine.step_replay import StepReplay
 
 
 @dataclass
@@ -26,12 +26,12 @@ class StepInFlight:
     changed: bool = False
     lookup: Lookup | None = None
     ahead: Lookup | None = None
-    replay: Resume | None = None
+    replay: StepReplay | None = None
     replayed: Lookup | None = None
     recovered: bool = False
     confirmed: bool = False
 
-    def give_up(self) -> Resume | None:
+    def give_up(self) -> StepReplay | None:
         """Forget what was asked, with all that it holds; returns what the step can be replayed with."""
         replay, self.replay = self.replay, None
         self.lookup = self.ahead = self.replayed = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ecrm.placement.view import View
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Came
+from ecrm.transport.message import Received
 
 
 class Noticed(NamedTuple):
@@ -42,8 +42,8 @@ class Ledger:
     state_lost: bool
     dense: tuple[int, ...]
     noticed: Noticed
-    resumes: int = -1
-    told: Mapping[int, Sequence[Came]] = field(default_factory=dict)
+    replays: int = -1
+    told: Mapping[int, Sequence[Received]] = field(default_factory=dict)
     in_vain: int = 0
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Ledger:
         Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
-        numbers = torch.tensor([self.commits, self.begun, *flags, self.resumes, self.in_vain])
+        numbers = torch.tensor([self.commits, self.begun, *flags, self.replays, self.in_vain])
         words = json.dumps([self.noticed, self.why.get(mine, ""), self.refusals.get(mine, "")])
         shared = transport.share(
             [numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())]
@@ -69,7 +69,7 @@ class Ledger:
             raise PeerFailure("a rank died in recovery")
         said = []
         for rank, (numbers, view, words, *told) in sorted(shared.items()):
-            commits, begun, asks, doubts, state_lost, holds, resumes, in_vain = numbers.tolist()
+            commits, begun, asks, doubts, state_lost, holds, replays, in_vain = numbers.tolist()
             flags = bool(asks), bool(doubts), bool(state_lost)
             noticed, *texts = json.loads(_from_bytes(words))
             why, refusal = ({rank: text} if text else {} for text in texts)
@@ -81,14 +81,14 @@ class Ledger:
                     *flags,
                     (rank,) if holds else (),
                     Noticed(*noticed),
-                    resumes,
+                    replays,
                     {rank: told},
                     in_vain,
                     why,
                     refusal,
                 )
             )
-        resumed = {(ledger.resumes, ledger.view.epoch) for ledger in said}
+        replayed = {(ledger.replays, ledger.view.epoch) for ledger in said}
         commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
         return Ledger(
             commits,
@@ -101,7 +101,7 @@ class Ledger:
             Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(1)[0][
                 0
             ],
-            resumed.pop()[0] if len(resumed) == 1 else -1,
+            replayed.pop()[0] if len(replayed) == 1 else -1,
             {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
             min(ledger.in_vain for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},

@@ -12,13 +12,13 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairRound
-from ecrm.requests.routing import Riders, ShardRequests, SlotRequests, asked_of, soon_requests
+from ecrm.requests.routing import ShardRequests, SlotRequests, StepReplies, asked_of, soon_requests
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.message import Came, Part
+from ecrm.transport.message import Part, Received
 
 
 @dataclass(frozen=True)
-class Where:
+class LookupContext:
     """What a lookup finds on this rank: the view, the row layouts, the shards hosted here, their protection, and how many rows a step
     rebuilds in the background."""
 
@@ -38,68 +38,72 @@ class Lookup:
     """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_goes_with_results` while
     its answers ride along with the step's results.
 
-    `requests`, `hear`, `replies` and `take` are called in that order by every live rank, what the
+    `requests`, `receive_requests`, `replies` and `receive_replies` are called in that order by every live rank, what the
     first and the third return being exchanged in between; the slots' `rows` may then be collected,
     once.
     """
 
     def __init__(
         self,
-        where: Where,
+        context: LookupContext,
         slot_side: SlotRequests,
         soon: Mapping[int, Sequence[Tensor]] | None = None,
     ) -> None:
-        self._where, self.slot_side = where, slot_side
-        self._soon = soon if where.repairs_ahead else None
-        self.shard_side = ShardRequests({}, {}, frozenset(), where.hosted)
+        self._context, self.slot_side = context, slot_side
+        self._soon = soon if context.repairs_ahead else None
+        self.shard_side = ShardRequests({}, {}, frozenset(), context.hosted)
         self.repair: RepairRound | None = None
         self.repair_goes_with_results = False
-        self._came: dict[int, list[Came]] = {}
+        self._came: dict[int, list[Received]] = {}
 
     @classmethod
     def of(
         cls,
-        where: Where,
+        context: LookupContext,
         rows: Mapping[int, Sequence[Tensor]],
         soon: Mapping[int, Sequence[Tensor]] | None = None,
         computed: Collection[int] = (),
     ) -> Lookup:
         """One that asks for `rows[slot][space]`; `soon`, likewise, is what the next one will ask for."""
-        stand_in = where.protection.stand_in
-        slot_side = SlotRequests.of(rows, where.layouts, where.view, stand_in, computed)
-        return cls(where, slot_side, soon)
+        stand_in = context.protection.stand_in
+        slot_side = SlotRequests.of(rows, context.layouts, context.view, stand_in, computed)
+        return cls(context, slot_side, soon)
 
-    def again(self, where: Where, told: Mapping[int, Sequence[Came]]) -> Lookup:
+    def again(self, context: LookupContext, told: Mapping[int, Sequence[Received]]) -> Lookup:
         """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
         for it: `rows` may be collected at once."""
-        lookup = Lookup(where, self.slot_side.again(where.view))
-        lookup.shard_side = self.shard_side.again(told, where.hosted)
-        if where.view.rebuilding:
+        lookup = Lookup(context, self.slot_side.again(context.view))
+        lookup.shard_side = self.shard_side.again(told, context.hosted)
+        if context.view.rebuilding:
             soon = {key: rows for key, rows in asked_of(told).items() if rows.numel()}
-            lookup.repair = where.protection.foresee_repair(soon, where.view)
+            lookup.repair = context.protection.foresee_repair(soon, context.view)
         return lookup
 
     def requests(self) -> dict[int, list[Part]]:
         """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
         outgoing = self.slot_side.requests()
         for rank, tensors in (
-            soon_requests(self._soon, self._where.layouts, self._where.view).items()
+            soon_requests(self._soon, self._context.layouts, self._context.view).items()
             if self._soon is not None
             else ()
         ):
             outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
 
-    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
+    def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
         """What slots ask of this rank's shards."""
-        self.shard_side = ShardRequests.of(requests, self._where.hosted)
+        self.shard_side = ShardRequests.of(requests, self._context.hosted)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
         """Rows for slots that wait, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can:
         that brings the missing ones, and of those that slots will ask for `soon`."""
         outgoing = self.shard_side.replies()
-        if self._where.repairs_ahead:
-            hosted, protection, view = self._where.hosted, self._where.protection, self._where.view
+        if self._context.repairs_ahead:
+            hosted, protection, view = (
+                self._context.hosted,
+                self._context.protection,
+                self._context.view,
+            )
             unawaited = {key: [rows] for key, rows in self.shard_side.unawaited().items()}
             for key, rows in soon.items():
                 unawaited.setdefault(key, []).extend(rows)
@@ -108,19 +112,21 @@ class Lookup:
                 for key, rows in unawaited.items()
             }
             self.repair = protection.begin_repair(
-                self.shard_side.awaited(), missing, self._where.rebuild_rows, view
+                self.shard_side.awaited(), missing, self._context.rebuild_rows, view
             )
             for rank, tensors in self.repair.requests().items():
                 outgoing.setdefault(rank, []).extend(tensors)
         return outgoing
 
-    def take(self, came: Riders) -> None:
+    def receive_replies(self, came: StepReplies) -> None:
         """Others' `replies`."""
         self._came = came.replies
         if self.repair is not None:
-            self.repair.hear(came.repairs)
+            self.repair.receive_requests(came.repairs)
 
-    def rows(self, late: Mapping[int, Sequence[Came]], remember: bool) -> dict[int, list[Tensor]]:
+    def rows(
+        self, late: Mapping[int, Sequence[Received]], remember: bool
+    ) -> dict[int, list[Tensor]]:
         """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair. Whether a stand-in
         is to `remember` them, and count those that it gives."""
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more

@@ -10,7 +10,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.message import Came, Part, in_groups
+from ecrm.transport.message import Part, Received, in_groups
 
 Message = dict[int, list[Part]]
 
@@ -33,7 +33,7 @@ def address(
 
 
 def place(
-    received: Mapping[int, Sequence[Came]],
+    received: Mapping[int, Sequence[Received]],
     hosted: Mapping[ShardSpace, HostedShard],
     begins: bool = False,
 ) -> dict[ShardSpace, Deltas]:

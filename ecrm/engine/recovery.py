@@ -14,7 +14,7 @@ from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
-from ecrm.engine.step_replay import Resume
+from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import Unrecoverable, UsageError
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
@@ -101,7 +101,7 @@ class Recovery:
                         before = state.view  # a reshape was committed: shards have new numbers
                     last = state.view
                     self._take_over()
-                    if replay is not None and ledger.resumes == state.committed:
+                    if replay is not None and ledger.replays == state.committed:
                         flight.replayed = replay.again(
                             state.lookup_context(flight.rebuild_rows(state.policy)),
                             last,
@@ -136,7 +136,7 @@ class Recovery:
         state.hooks.event({"event": "view", "step": state.step, "view": state.view})
         state.hooks.recovered()
 
-    def _ledger(self, replay: Resume | None, why: str) -> Ledger:
+    def _ledger(self, replay: StepReplay | None, why: str) -> Ledger:
         """What this rank has to say."""
         state, rank = self._state, self._state.rank
         return Ledger(

@@ -19,7 +19,7 @@ from ecrm.storage.initial_rows import InitialRows
 
 
 class ShardStores:
-    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `lendable` gives
+    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `allocate_shared` gives
     that of rows looked up and of what they send at a commit."""
 
     def __init__(
@@ -28,10 +28,14 @@ class ShardStores:
         tables: Sequence[Table],
         seed: int,
         allocate: Allocate = lazy_zeros,
-        lendable: Allocate = lazy_zeros,
+        allocate_shared: Allocate = lazy_zeros,
     ) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._lendable, self._make_store = allocate, lendable, make_store
+        self.allocate, self._allocate_shared, self._make_store = (
+            allocate,
+            allocate_shared,
+            make_store,
+        )
         self._initial = [InitialRows(space, seed) for space in self.spaces]
         # Making a store now lets a spare load what it would otherwise load when it takes over.
         self.record_bytes = tuple(
@@ -56,7 +60,7 @@ class ShardStores:
                 layout.data_rows_per_shard,
                 missing,
                 layout.shape.k,
-                self._lendable,
+                self._allocate_shared,
             )
             for shard in shards
             for space, layout in enumerate(layouts)

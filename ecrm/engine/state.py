@@ -16,7 +16,7 @@ from ecrm.engine.engine_events import (
 )
 from ecrm.engine.failures import FailureLog
 from ecrm.engine.hooks import EnginePolicy, Hooks
-from ecrm.engine.lookup import Where
+from ecrm.engine.lookup import LookupContext
 from ecrm.engine.memory_count import Memory, gather_memory
 from ecrm.engine.reshape import Reshape
 from ecrm.engine.rollback import Rollback
@@ -151,15 +151,15 @@ class EngineState:
             self.protection.memory
         )
 
-    def lookup_context(self, rebuild_rows: int) -> Where:
+    def lookup_context(self, rebuild_rows: int) -> LookupContext:
         """What a lookup finds on this rank; `rebuild_rows` as in `EnginePolicy`."""
-        return Where(self.view, self.layouts, self.hosted, self.protection, rebuild_rows)
+        return LookupContext(self.view, self.layouts, self.hosted, self.protection, rebuild_rows)
 
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""
         held = (
             sum(hosted.store.memory_bytes for hosted in self.hosted.values()),
-            self.protection.parity_bytes,
+            self.protection.redundancy_bytes,
             self.peak_undo_bytes,
             0 if self.dense is None else self.dense.memory_bytes,
         )

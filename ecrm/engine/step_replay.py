@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ecrm.engine.lookup import Lookup, Where
+from ecrm.engine.lookup import Lookup, LookupContext
 from ecrm.placement.view import View
-from ecrm.transport.message import Came
+from ecrm.transport.message import Received
 
 
 @dataclass(frozen=True)
-class Resume:
+class StepReplay:
     """What this rank can do `step` again with: the `lookup` of it, whose slots have computed, in `view`."""
 
     step: int
     lookup: Lookup
     view: View
 
-    def told(self, live: Collection[int]) -> list[Came]:
+    def told(self, live: Collection[int]) -> list[Received]:
         """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows; nothing where `again` will be None."""
         lost = lost_shards(self.view, live)
         if not set(self.view.rebuilding) <= lost or not set(self.view.slots) <= set(live):
@@ -31,14 +31,18 @@ class Resume:
         return self.lookup.slot_side.of_shards(lost)
 
     def again(
-        self, where: Where, before: View, live: Collection[int], told: Mapping[int, Sequence[Came]]
+        self,
+        context: LookupContext,
+        before: View,
+        live: Collection[int],
+        told: Mapping[int, Sequence[Received]],
     ) -> Lookup | None:
         """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
         where that is not the view of the step, as after a recovery that was broken off, and where others than new hosts would have to be told more.
 
         The same on all ranks whether it is None.
         """
-        view, lost = where.view, lost_shards(self.view, live)
+        view, lost = context.view, lost_shards(self.view, live)
         if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost:
             return None
         moved = {
@@ -46,7 +50,7 @@ class Resume:
             for shard, (old, new) in enumerate(zip(before.shards, view.shards, strict=True))
             if old != new
         }
-        return self.lookup.again(where, told) if moved <= lost else None
+        return self.lookup.again(context, told) if moved <= lost else None
 
 
 def lost_shards(view: View, live: Collection[int]) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ecrm.process.calls import Calls
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.message import Came, Part
+from ecrm.transport.message import Part, Received
 
 
 class CountedTransport(WrappedTransport):
@@ -16,11 +16,11 @@ class CountedTransport(WrappedTransport):
         super().__init__(inner)
         self._calls = calls
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         with self._calls.call():
             return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         with self._calls.call():
             return self.inner.share(tensors)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ecrm.transport.shared_memory import Lending
+from ecrm.transport.shared_memory import SharedMemory
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGE = 1 << 30
@@ -61,7 +61,7 @@ def have_free_memory(size: int) -> None:
     torch.ones(size, dtype=torch.uint8)
 
 
-def resident_bytes(lending: Lending | None) -> tuple[int, int]:
+def resident_bytes(shared_memory: SharedMemory | None) -> tuple[int, int]:
     """(anonymous memory resident now, with what this process can lend, and the largest resident set ever, with libraries and what it has read of
     what others lend) of this process, in bytes."""
     kibibytes = {}
@@ -69,5 +69,5 @@ def resident_bytes(lending: Lending | None) -> tuple[int, int]:
         name, _, rest = line.partition(":")
         if name in ("RssAnon", "VmHWM"):
             kibibytes[name] = int(rest.split()[0])
-    own = 0 if lending is None else lending.bytes_used
+    own = 0 if shared_memory is None else shared_memory.bytes_used
     return kibibytes["RssAnon"] * 1024 + own, kibibytes["VmHWM"] * 1024

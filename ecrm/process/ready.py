@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ecrm.engine.engine import Engine
 
 
-WORKING_BYTES, WORKING_BYTES_TO_LEND = 64 << 20, 32 << 20
+WORKING_BYTES, WORKING_BYTES_TO_SHARE = 64 << 20, 32 << 20
 """Without the first a spare that takes over has 8 ms of a core's time to spend on new pages until the step is done; without the second its first
 update took 7 ms, the next ones 2: embedding-heavy, 2,048 samples per slot."""
 
@@ -88,7 +88,7 @@ class ReadyMemory:
     """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
     `waiting` until it is taken.
 
-    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_LEND` for what
+    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_SHARE` for what
     they lend then, these spares have from the start. `allocate` is for the engine: memory as
     `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
     """
@@ -109,9 +109,11 @@ class ReadyMemory:
     def start(self, engine: Engine) -> None:
         """Have it all now. Raises UsageError where the system cannot hand it out."""
         self._heed(engine)
-        lending = engine.state.transport.lending
+        shared_memory = engine.state.transport.shared_memory
         to_lend = (
-            [lending.ahead(WORKING_BYTES_TO_LEND)] if self.waiting and lending is not None else []
+            [shared_memory.ahead(WORKING_BYTES_TO_SHARE)]
+            if self.waiting and shared_memory is not None
+            else []
         )
         self._pages.all_of([*engine.state.tensors, *self.waiting, *to_lend])
         if self.waiting:

@@ -22,7 +22,7 @@ from ecrm.requests.routing import ShardRequests, SlotRequests
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.message import Came, Part
+from ecrm.transport.message import Part, Received
 from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted
 
@@ -51,7 +51,7 @@ class RepairRound(ABC):
     """A round of repair that has begun on every live rank, in parts, so that its messages can travel with others.
 
     `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once
-    `hear` is through; `report` is as of the beginning. A round that is not finished has changed
+    `receive_requests` is through; `report` is as of the beginning. A round that is not finished has changed
     nothing.
     """
 
@@ -63,7 +63,7 @@ class RepairRound(ABC):
         """What this rank asks of others: pairs of a head, REPAIR first, and a tensor."""
 
     @abstractmethod
-    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
+    def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
         """What others ask of this rank."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class RepairRound(ABC):
         """At the same commit: what it tells them of all others."""
 
     @abstractmethod
-    def finish(self, answers: Mapping[int, Sequence[Came]]) -> None:
+    def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
         """Recover rows from what they tell, in `answers`, in `rest` or in both."""
 
 
@@ -83,7 +83,7 @@ class Protection(ABC):
     """Keeps what lost rows are recovered from. Methods marked collective are called by every live rank.
 
     Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce
-    deltas: without them no step can be taken back and any failure ends the run; `parity_bytes` and
+    deltas: without them no step can be taken back and any failure ends the run; `redundancy_bytes` and
     `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come back
     without each other, so that a dense replica is all that must be left; `rebuilding_may_move`,
     whether what has been rebuilt of a shard can be given up like what was lost; `exact`, whether
@@ -131,7 +131,7 @@ class Protection(ABC):
 
     @property
     @abstractmethod
-    def parity_bytes(self) -> int: ...
+    def redundancy_bytes(self) -> int: ...
 
     @property
     @abstractmethod
@@ -169,7 +169,7 @@ class Protection(ABC):
         where they do not look ahead, or may be sent some of it later.
         """
 
-    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
         """After a `protect` with `ahead`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
         return None
 

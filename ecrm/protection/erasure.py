@@ -52,7 +52,7 @@ class ErasureProtection(Protection):
         return f"erasure k={self.shape.k} m={self.shape.m}"
 
     @property
-    def parity_bytes(self) -> int:
+    def redundancy_bytes(self) -> int:
         return sum(parity.records.nbytes for parity in self.parity.values())
 
     @property
@@ -147,7 +147,7 @@ class ErasureProtection(Protection):
             self._context.transport.exchange,
             self.begin_repair(wanted, {}, budget, view),
         )
-        begun.hear(exchange(begun.requests()))
+        begun.receive_requests(exchange(begun.requests()))
         answers = begun.answers()
         for rank, tensors in begun.rest().items():
             answers.setdefault(rank, []).extend(tensors)

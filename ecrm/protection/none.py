@@ -23,7 +23,7 @@ class NoProtection(Protection):
     """Rows on one shard each, nothing kept beside them."""
 
     name = "none"
-    parity_bytes = 0
+    redundancy_bytes = 0
     log_bytes = 0
 
     def __init__(self, shards: int) -> None:

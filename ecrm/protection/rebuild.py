@@ -27,7 +27,7 @@ from ecrm.protection.parity import ParityRows
 from ecrm.requests.routing import REPAIR
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
-from ecrm.transport.message import Came, Part, in_groups
+from ecrm.transport.message import Part, Received, in_groups
 
 PROBES_PER_ROW = 64
 """Rows probed per row of the budget: a probe costs each source a byte, a row its record."""
@@ -115,7 +115,7 @@ class Rebuild(RepairRound):
             yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
 
     def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
-        """Instead of `hear`: what hosts of rebuilding shards, of which nothing is back yet, ask when `rows` of them are wanted soon."""
+        """Instead of `receive_requests`: what hosts of rebuilding shards, of which nothing is back yet, ask when `rows` of them are wanted soon."""
         whole = sum(
             layout.data_rows_per_shard + layout.parity_rows_per_shard
             for layout in self._context.layouts
@@ -141,7 +141,7 @@ class Rebuild(RepairRound):
                     )
                 ]
 
-    def hear(self, requests: Mapping[int, Sequence[Came]]) -> None:
+    def receive_requests(self, requests: Mapping[int, Sequence[Received]]) -> None:
         left, on_demand, self.urgent = {}, {}, False
         for rank, tensors in requests.items():
             for head, payload in in_groups(tensors, 2):
@@ -298,7 +298,7 @@ class Rebuild(RepairRound):
             else self._parity[shard, space]
         ).last_bytes(local)
 
-    def finish(self, answers: Mapping[int, Sequence[Came]]) -> None:
+    def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
         """Decode every group whose sources have answered from their records and fill its rows in."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in answers.values():

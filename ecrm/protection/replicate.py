@@ -33,7 +33,7 @@ from ecrm.protection.scrub import Scrub, ScrubReport
 from ecrm.requests.routing import ShardRequests, SlotRequests
 from ecrm.storage.hosted import ShardSpace
 from ecrm.storage.undo import Deltas
-from ecrm.transport.message import Came, Part, in_groups, matrix
+from ecrm.transport.message import Part, Received, in_groups, matrix
 from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted, named
 
@@ -72,9 +72,11 @@ class ReplicateProtection(ChainProtection):
         return f"ultralight replication, {self.shape.m + 1} copies"
 
     @property
-    def parity_bytes(self) -> int:
+    def redundancy_bytes(self) -> int:
         copies = [copy for copies in self.held.values() for copy in copies]
-        return super().parity_bytes + sum(copy.rows.nbytes + copy.records.nbytes for copy in copies)
+        return super().redundancy_bytes + sum(
+            copy.rows.nbytes + copy.records.nbytes for copy in copies
+        )
 
     @property
     def newest_held(self) -> dict[ShardSpace, list[Held]]:
@@ -193,7 +195,7 @@ class ReplicateProtection(ChainProtection):
                         ((kind, holder, space, 0), local[here], content)
                     )
 
-    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Came]]) -> None:
+    def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
         """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
         found = asked.found(replies) if self._tails else {}
         for (slot, shard, space), (places, tails) in self._tails.items():

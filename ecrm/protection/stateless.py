@@ -27,7 +27,7 @@ from ecrm.protection.restoring import Restoring, RowSource
 from ecrm.requests.routing import GRADIENTS, ShardRequests
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
-from ecrm.transport.message import Came, Part, in_groups
+from ecrm.transport.message import Part, Received, in_groups
 
 DENSE_REPLICAS = 2
 
@@ -60,7 +60,7 @@ class StatelessProtection(NoProtection):
         return "stateless parameter servers"
 
     @property
-    def parity_bytes(self) -> int:
+    def redundancy_bytes(self) -> int:
         return self.stand_in.memory_bytes
 
     @property
@@ -159,7 +159,7 @@ class StatelessProtection(NoProtection):
                 for space, local, gradients in entry.parts:
                     head = (entry.step, GRADIENTS, entry.slot, shard, space)
                     outgoing.setdefault(view.shards[shard], []).extend((head, local, gradients))
-        asked: dict[int, dict[int, list[Came]]] = {}
+        asked: dict[int, dict[int, list[Received]]] = {}
         gradients: dict[int, dict[tuple[int, int, int], Tensor]] = {}
         for rank, tensors in self._context.transport.exchange(outgoing).items():
             for head, local, flat in in_groups(tensors, 3):

@@ -15,7 +15,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.message import Came, Part, Picked, in_groups, matrix
+from ecrm.transport.message import Part, Picked, Received, in_groups, matrix
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
 ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
@@ -84,9 +84,9 @@ class SlotRequests:
                 )
         return outgoing
 
-    def of_shards(self, shards: Collection[int]) -> list[Came]:
+    def of_shards(self, shards: Collection[int]) -> list[Received]:
         """What is asked of some shards by slots that have computed: (COMPUTED, slot, shard, space), local rows."""
-        asked: list[Came] = []
+        asked: list[Received] = []
         for (slot, space), parts in self._parts.items():
             for shard, _, local in parts:
                 if shard in shards:
@@ -104,14 +104,14 @@ class SlotRequests:
 
     @staticmethod
     def found(
-        *replies: Mapping[int, Sequence[Came]],
+        *replies: Mapping[int, Sequence[Received]],
     ) -> dict[tuple[int, int, int], Tensor | Picked]:
         """{(slot, shard, space): rows in the order asked, float32}."""
         came = (tensors for some in replies for tensors in some.values())
         return {head[1:]: rows for tensors in came for head, rows in in_groups(tensors, 2)}
 
     def collect(
-        self, *replies: Mapping[int, Sequence[Came]], remember: bool = True
+        self, *replies: Mapping[int, Sequence[Received]], remember: bool = True
     ) -> dict[int, list[Tensor]]:
         """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together; a stand-in is to `remember`
         what came, and count what it gives."""
@@ -196,7 +196,7 @@ class ShardRequests:
 
     @classmethod
     def of(
-        cls, messages: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+        cls, messages: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
     ) -> ShardRequests:
         """What `messages`, by sender, ask of the shards that are `hosted` here."""
         ranks: dict[int, int] = {}
@@ -216,7 +216,7 @@ class ShardRequests:
         return cls(merged, ranks, waiting, hosted)
 
     def again(
-        self, told: Mapping[int, Sequence[Came]], hosted: Mapping[ShardSpace, HostedShard]
+        self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
     ) -> ShardRequests:
         """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
         mine = {
@@ -308,7 +308,7 @@ class ShardRequests:
             hosted.update(asked.rows, sums, keep_deltas)
 
 
-def asked_of(told: Mapping[int, Sequence[Came]]) -> dict[ShardSpace, Tensor]:
+def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:
     """Unique local rows that slots ask of each shard and space, int64, from messages of heads and local rows."""
     asked: dict[ShardSpace, list[Tensor]] = {}
     for tensors in told.values():
@@ -333,7 +333,7 @@ def soon_requests(
 
 
 @dataclass(frozen=True)
-class Results:
+class StepResults:
     """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
     `notes`, {slot: its note},
     `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
@@ -342,13 +342,13 @@ class Results:
     gradients: dict[tuple[int, ...], Tensor | Picked]
     dense: dict[int, Tensor]
     notes: dict[int, Tensor]
-    requests: dict[int, list[Came]]
+    requests: dict[int, list[Received]]
     soon: dict[ShardSpace, list[Tensor]]
     stop: bool
     troubles: dict[int, str]
 
     @classmethod
-    def of(cls, received: Mapping[int, Sequence[Came]]) -> Results:
+    def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
         gradients, dense, notes, requests, soon, troubles, stop = {}, {}, {}, {}, {}, {}, False
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
@@ -371,16 +371,16 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Riders:
+class StepReplies:
     """What rode along with the parity deltas: `replies`, {rank: rows of the next step}, `dense`, {holder: its slice of the dense sum},
     `repairs`, {rank: what it asks for to repair}."""
 
-    replies: dict[int, list[Came]]
+    replies: dict[int, list[Received]]
     dense: dict[int, Tensor]
-    repairs: dict[int, list[Came]]
+    repairs: dict[int, list[Received]]
 
     @classmethod
-    def of(cls, arrived: Mapping[int, Sequence[Came]]) -> Riders:
+    def of(cls, arrived: Mapping[int, Sequence[Received]]) -> StepReplies:
         found = cls({}, {}, {})
         for rank, tensors in arrived.items():
             for head, payload in in_groups(tensors, 2):

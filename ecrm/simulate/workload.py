@@ -228,7 +228,7 @@ def train_step(
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
         rooms = (
-            engine.gradient_room(slot, space, len(value)) for space, value in enumerate(spaces)
+            engine.gradient_buffer(slot, space, len(value)) for space, value in enumerate(spaces)
         )
         computed[slot] = (
             [

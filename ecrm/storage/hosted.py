@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, Room, lazy_zeros
+from ecrm.allocate import Allocate, ReusableBuffer, lazy_zeros
 from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
@@ -35,7 +35,7 @@ class HostedShard:
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
-        self._looked_up = Room(store.dim, allocate)
+        self._looked_up = ReusableBuffer(store.dim, allocate)
         self._log = UndoLog(rows, store.record_bytes, units, allocate)
 
     @property
@@ -66,7 +66,7 @@ class HostedShard:
             self.missing.remove_rest()
 
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
-        """Room to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim], holding anything: the first dim are theirs, and zeros
+        """ReusableBuffer to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim], holding anything: the first dim are theirs, and zeros
         must follow."""
         return (
             self._log.space(rows)

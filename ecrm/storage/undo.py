@@ -63,7 +63,7 @@ class UndoLog:
         )
 
     def space(self, rows: int) -> Tensor:
-        """Room for the deltas of an update that is not merged, float32 [rows, B / 4], holding anything: valid until the commit after it, or until it
+        """ReusableBuffer for the deltas of an update that is not merged, float32 [rows, B / 4], holding anything: valid until the commit after it, or until it
         is undone."""
         self._most_space = max(self._most_space, rows)
         return self._space[:rows]

@@ -91,12 +91,12 @@ def own_folder(
 
 def introduce(transport: Transport, host: str) -> list[int]:
     """Collective: let ranks that share a host read what the others lend; returns those that can read what this one does."""
-    lending = transport.lending
-    if lending is None:
+    shared_memory = transport.shared_memory
+    if shared_memory is None:
         return []
-    offers = share_json(transport, lending.offer(host))
+    offers = share_json(transport, shared_memory.offer(host))
     others = {rank: offer for rank, offer in offers.items() if rank != transport.rank}
-    accepted = share_json(transport, lending.accept(host, others))
+    accepted = share_json(transport, shared_memory.accept(host, others))
     readers = sorted(rank for rank, read in accepted.items() if transport.rank in read)
-    lending.lend_to(readers)
+    shared_memory.share_with(readers)
     return readers

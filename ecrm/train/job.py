@@ -264,7 +264,7 @@ def _run(
         "dense_arch": resolve_dense_arch(config.model.dense_arch),
         "world_size": config.world_size,
         "oversubscribed": cores.manner,
-        "lends_memory_to": readers,
+        "shares_memory_with": readers,
         "config": config.to_dict(),
         "kills": [str(kill) for kill in kills],
     }

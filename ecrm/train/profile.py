@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.message import Came, Part
+from ecrm.transport.message import Part, Received
 
 TRACED_SPANS = 20_000
 """Spans of each rank that the trace holds, the last ones; the table counts all."""
@@ -103,10 +103,10 @@ class ProfiledTransport(WrappedTransport):
         super().__init__(inner)
         self._profile = profile
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         return self._timed("exchange", outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         return self._timed("share", tensors)
 
     def agree(self, flag: bool) -> bool:

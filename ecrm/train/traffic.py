@@ -47,7 +47,7 @@ class Traffic:
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
     """Collective: {"rank", "sent", "lent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
     `lent` is part of what was sent. Raises PeerFailure as transport calls do."""
-    lent = 0 if transport.lending is None else transport.lending.lent_bytes
+    lent = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
     mine = {
         "rank": transport.rank,
         "sent": sent,

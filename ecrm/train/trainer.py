@@ -150,7 +150,7 @@ class Trainer:
         engine.enter("forward")
         forwards = {}
         for slot, (looked_up,) in values.items():
-            sums = engine.gradient_room(slot, 0, len(looked_up))
+            sums = engine.gradient_buffer(slot, 0, len(looked_up))
             forwards[slot] = forward(
                 engine.state.dense, batches[slot], looked_up, self._global_batch, sums
             )
@@ -295,7 +295,7 @@ class Trainer:
         engine.enter("finish")
         engine.rebuild_all()
         # before what reads everything: scrubbing, the digests, the check of parity
-        resident = resident_bytes(self._engine.state.transport.lending)
+        resident = resident_bytes(self._engine.state.transport.shared_memory)
         engine.scrub_all()
         verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
         right = verified is None or not verified.mismatches

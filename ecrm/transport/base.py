@@ -16,8 +16,8 @@ import numpy as np
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
-from ecrm.transport.message import Came, Part
-from ecrm.transport.shared_memory import Lending
+from ecrm.transport.message import Part, Received
+from ecrm.transport.shared_memory import SharedMemory
 
 
 class PeerFailure(Exception):
@@ -43,10 +43,10 @@ class Transport(ABC):
     sleeps: bool = False
     """Whether this rank sleeps while it waits for messages, and does not poll, from its next call on; to be set where ranks outnumber the cores. Nothing
     changes where ranks wait otherwise."""
-    lending: Lending | None = None
+    shared_memory: SharedMemory | None = None
     """What ranks lend one another, for those who introduce them at the start; None where there is nothing to introduce."""
 
-    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+    def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
 
         What `exchange` sends of such memory may come out as a view of it, for reading, and of rows
@@ -57,7 +57,7 @@ class Transport(ABC):
         return lazy_zeros(*shape, dtype=dtype)
 
     @abstractmethod
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         """Send a list of tensors and heads to each of some ranks and return the lists sent to this one.
 
         `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
@@ -65,13 +65,13 @@ class Transport(ABC):
         maps each rank that sent at least one of them, ascending, to what it sent in order, tensors
         flattened to one dimension but for what rows are picked from, dtypes kept. What was given
         must not be changed before this returns, nor, after `PeerFailure`, before `shrink` does:
-        another rank may still be about to get it. The result, but for what is `lendable`, is the
+        another rank may still be about to get it. The result, but for what is `allocate_shared`, is the
         caller's own memory: it stays valid and is never a view of what another rank, or this one,
         passed in. Raises ValueError for a rank that is not live.
         """
 
     @abstractmethod
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         """Give every live rank this rank's tensors and heads; returns all ranks' lists, as `exchange` would, this rank's included."""
 
     @abstractmethod
@@ -123,16 +123,16 @@ class WrappedTransport(Transport):
         self.inner.sleeps = sleeps
 
     @property
-    def lending(self) -> Lending | None:
-        return self.inner.lending
+    def shared_memory(self) -> SharedMemory | None:
+        return self.inner.shared_memory
 
-    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        return self.inner.lendable(*shape, dtype=dtype)
+    def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        return self.inner.allocate_shared(*shape, dtype=dtype)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         return self.inner.exchange(outgoing)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         return self.inner.share(tensors)
 
     def agree(self, flag: bool) -> bool:

@@ -17,7 +17,7 @@ class Picked:
     `source` is lent, another of these, [R, D], whose rows whoever got it picks himself.
 
     The rows are gathered as the message is packed, which saves a copy; until then `source` must not
-    change, and if it is lent, until `Transport.lendable` lets it.
+    change, and if it is lent, until `Transport.allocate_shared` lets it.
     """
 
     source: Tensor
@@ -40,7 +40,7 @@ Head = tuple[int, ...]
 Part = Tensor | Picked | Head
 """What a message is made of."""
 
-Came = Tensor | Picked | Head
+Received = Tensor | Picked | Head
 """What comes out of one. A `Picked` only where one was sent: who expects that takes the part by `matrix` or `gathered`."""
 
 
@@ -54,7 +54,7 @@ def gathered(came: Tensor | Picked) -> Tensor:
     return came.gathered().reshape(-1) if isinstance(came, Picked) else came
 
 
-def copied(part: Part) -> Came:
+def copied(part: Part) -> Received:
     """What comes out of a message for `part`, in memory of its own. Raises OverflowError for numbers of more than 64 bits."""
     if isinstance(part, tuple):
         return tuple(np.array(part, np.int64).tolist())
@@ -65,6 +65,6 @@ def copied(part: Part) -> Came:
     )
 
 
-def in_groups(parts: Sequence[Came], size: int) -> Iterator[tuple[Any, ...]]:
+def in_groups(parts: Sequence[Received], size: int) -> Iterator[tuple[Any, ...]]:
     """The parts in runs of `size`; raises ValueError when they do not divide."""
     return zip(*[iter(parts)] * size, strict=True)

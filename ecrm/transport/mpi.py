@@ -34,8 +34,8 @@ from torch import Tensor
 from ecrm.errors import UsageError
 from ecrm.transport import wire
 from ecrm.transport.base import PeerFailure, Revoked, Transport
-from ecrm.transport.message import Came, Part
-from ecrm.transport.shared_memory import Lending
+from ecrm.transport.message import Part, Received
+from ecrm.transport.shared_memory import SharedMemory
 
 # Bits of an agreement; the library combines them with AND over all live ranks.
 FLAG = 1  # this rank's answer is True
@@ -91,19 +91,19 @@ class MpiTransport(Transport):
         self.rank = self._world.Get_rank()
         self._interrupted: list[object] = []
         self._scratch = np.empty(0, np.uint8)
-        self._lending = Lending(self._world.Get_size())
+        self._shared_memory = SharedMemory(self._world.Get_size())
         self._adopt(self._world)
 
     @property
-    def lending(self) -> Lending:
+    def shared_memory(self) -> SharedMemory:
         """As in `Transport`."""
-        return self._lending
+        return self._shared_memory
 
-    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+    def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """As in `Transport`."""
-        return self._lending.allocate(*shape, dtype=dtype)
+        return self._shared_memory.allocate(*shape, dtype=dtype)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         """As in `Transport`."""
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
@@ -120,11 +120,11 @@ class MpiTransport(Transport):
             for tensors, there in zip(lists, lent)
         ]
         packed = self._pack_for_sending(lists, places, lent)
-        lent_bytes = sum(
+        shared_bytes = sum(
             wire.spared(tensors[place]) for tensors, there in zip(lists, lent) for place in there
         )
-        self.sent_bytes += lent_bytes
-        self._lending.lent_bytes += lent_bytes
+        self.sent_bytes += shared_bytes
+        self._shared_memory.shared_bytes += shared_bytes
         apart = [
             [wire.bytes_of(tensors[place]) for place in chosen]
             for tensors, chosen in zip(lists, places)
@@ -135,7 +135,7 @@ class MpiTransport(Transport):
         apart.insert(me, [])
         return self._deliver(EXCHANGE, packed, apart)
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         """As in `Transport`."""
         return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
@@ -199,19 +199,22 @@ class MpiTransport(Transport):
         self._call_number = 0
         group = communicator.Get_group()
         self.live = tuple(group.Translate_ranks(range(group.Get_size()), self._world.Get_group()))
-        self._lending.keep(self.live)
+        self._shared_memory.keep(self.live)
 
     def _lent(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
         """{place of a tensor: where it begins in this rank's memory}, of those that `rank` can read there."""
-        if rank != self.rank and rank not in self._lending.readers:
+        if rank != self.rank and rank not in self._shared_memory.readers:
             return {}
         found = (
-            (place, self._lending.offset(memory)) for place, memory in wire.worth_lending(tensors)
+            (place, self._shared_memory.offset(memory))
+            for place, memory in wire.worth_lending(tensors)
         )
         return {place: offset for place, offset in found if offset is not None}
 
     def _memory_of(self, rank: int) -> np.ndarray | None:
-        return self._lending.memory if rank == self.rank else self._lending.memory_of(rank)
+        return (
+            self._shared_memory.memory if rank == self.rank else self._shared_memory.memory_of(rank)
+        )
 
     def _pack_for_sending(
         self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]
@@ -242,7 +245,7 @@ class MpiTransport(Transport):
 
     def _deliver(
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
-    ) -> dict[int, list[Came]]:
+    ) -> dict[int, list[Received]]:
         """Send `packed[i]` and `apart[i]` to live rank i and return what the live ranks sent, unpacked.
 
         The caller of the transport gets views of the message to itself, which must be its own
@@ -264,7 +267,7 @@ class MpiTransport(Transport):
         except BaseException:  # MPI goes on with its memory all the same
             self._interrupted.append(delivery)
             raise
-        self._lending.completed()
+        self._shared_memory.completed()
         return {
             rank: wire.unpack(
                 words.view(np.uint8),

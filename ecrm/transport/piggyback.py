@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Came, Part
+from ecrm.transport.message import Part, Received
 
 Outgoing = Mapping[int, Sequence[Part]]
 """What this rank sends, by receiver."""
-Incoming = dict[int, list[Came]]
+Incoming = dict[int, list[Received]]
 """What this rank has received, by sender."""
 Rounds = Generator[Outgoing, Incoming, None]
 """Yields what this rank sends in each exchange and is sent what it receives in it.

@@ -97,10 +97,10 @@ class OwnMemory:
         self._freed.append((self._calls, start, size))
 
 
-class Lending:
-    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory, `lent_bytes`, how much they were lent so far.
+class SharedMemory:
+    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory, `shared_bytes`, how much they were lent so far.
 
-    None can before `lend_to`. Where this rank has no memory to lend, all is as if nobody could.
+    None can before `share_with`. Where this rank has no memory to lend, all is as if nobody could.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -111,7 +111,7 @@ class Lending:
             self._own = None
         self._of: dict[int, np.ndarray] = {}
         self.readers: frozenset[int] = frozenset()
-        self.lent_bytes = 0
+        self.shared_bytes = 0
 
     @property
     def bytes_used(self) -> int:
@@ -119,7 +119,7 @@ class Lending:
         return 0 if self._own is None else self._own.bytes_used
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """As `Transport.lendable`."""
+        """As `Transport.allocate_shared`."""
         return (
             lazy_zeros(*shape, dtype=dtype)
             if self._own is None
@@ -150,7 +150,7 @@ class Lending:
                 self._of[rank] = memory
         return sorted(self._of)
 
-    def lend_to(self, readers: Collection[int]) -> None:
+    def share_with(self, readers: Collection[int]) -> None:
         """These ranks have accepted."""
         self.readers = frozenset(readers)
 

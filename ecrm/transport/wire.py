@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import torch
 
-from ecrm.transport.message import Came, Part, Picked
+from ecrm.transport.message import Part, Picked, Received
 
 WORD_BYTES = 8
 
@@ -216,7 +216,7 @@ def pack(parts: Sequence[Part], lent: Mapping[int, int] = NOTHING_LENT) -> np.nd
 
 def unpack(
     buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None
-) -> list[Came]:
+) -> list[Received]:
     """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
     uint8, and of `lent`, all of the sender's memory that can be read, uint8. Of rows picked from that, the `Picked` matrix and rows.
 

@@ -141,7 +141,7 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     assert set(ran_on) == (
         {str([core]) for core in cores[:2]} if run.summary["oversubscribed"] else {str(cores)}
     )
-    assert len(run.summary["lends_memory_to"]) == run.summary["world_size"] - 1
+    assert len(run.summary["shares_memory_with"]) == run.summary["world_size"] - 1
     sent = run.summary["traffic_bytes_per_rank"]
     # deltas; rows of the next step come with them
     assert sum(rank["lent"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4

@@ -15,17 +15,17 @@ import torch
 
 from ecrm.allocate import lazy_zeros
 from ecrm.storage.prefault import Prefault
-from ecrm.transport.shared_memory import Lending, OwnMemory
+from ecrm.transport.shared_memory import OwnMemory, SharedMemory
 from support.core_dumps import flags_of_mapping
 
 RANKS = 2
 LENDER = """
 import json, sys, time
-from ecrm.transport.shared_memory import Lending
-lending = Lending(2)
-memory = lending.allocate(1000, 300)
+from ecrm.transport.shared_memory import SharedMemory
+memory = SharedMemory(2)
+memory = memory.allocate(1000, 300)
 memory += 7
-print(json.dumps([lending.offer("here"), lending.offset(memory[1:])]), flush=True)
+print(json.dumps([memory.offer("here"), memory.offset(memory[1:])]), flush=True)
 for line in sys.stdin:
     memory[1:] += 1
     print("changed", flush=True)
@@ -58,39 +58,39 @@ def lender():
 
 
 def test_what_is_lent_is_read_where_it_lies_and_outlives_its_owner(lender):
-    lending = Lending(RANKS)
-    assert lending.accept("here", {1: lender.offer}) == [1]
+    memory = SharedMemory(RANKS)
+    assert memory.accept("here", {1: lender.offer}) == [1]
     lent = torch.frombuffer(
-        lending.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300
+        memory.memory_of(1), dtype=torch.float32, offset=lender.offset, count=999 * 300
     )
     assert (lent == 7).all()
     lender.change()
     assert (lent == 8).all()
     lender.die()
     assert (lent == 8).all()
-    lending.keep([0])
-    assert lending.memory_of(1) is None and (lent == 8).all()
+    memory.keep([0])
+    assert memory.memory_of(1) is None and (lent == 8).all()
 
 
 def test_core_dumps_leave_out_what_is_lent_and_tables(lender):
     """Its owner's mapping, a reader's, and memory that nobody is lent."""
-    lending = Lending(RANKS)
-    lending.accept("here", {1: lender.offer})
-    own, table, other = lending.allocate(1000), lazy_zeros(1000), torch.zeros(1 << 20)
-    for memory in (own, lending.ahead(4096), torch.from_numpy(lending.memory_of(1)), table):
-        assert "dd" in flags_of_mapping(os.getpid(), memory.data_ptr())
+    memory = SharedMemory(RANKS)
+    memory.accept("here", {1: lender.offer})
+    own, table, other = memory.allocate(1000), lazy_zeros(1000), torch.zeros(1 << 20)
+    for part in (own, memory.ahead(4096), torch.from_numpy(memory.memory_of(1)), table):
+        assert "dd" in flags_of_mapping(os.getpid(), part.data_ptr())
     assert "dd" not in flags_of_mapping(os.getpid(), other.data_ptr())
 
 
 def test_whoever_reads_cannot_write(lender):
     program = """
 import json, resource, sys
-from ecrm.transport.shared_memory import Lending
+from ecrm.transport.shared_memory import SharedMemory
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-lending, offset = Lending(2), int(sys.argv[2])
-lending.accept("here", {1: json.loads(sys.argv[1])})
-print(lending.memory_of(1)[offset], flush=True)
-lending.memory_of(1)[offset] = 1
+memory, offset = SharedMemory(2), int(sys.argv[2])
+memory.accept("here", {1: json.loads(sys.argv[1])})
+print(memory.memory_of(1)[offset], flush=True)
+memory.memory_of(1)[offset] = 1
 print("written")
 """
     done = subprocess.run(
@@ -113,24 +113,22 @@ print("written")
     ids=["another host", "another file", "no such process", "no such file"],
 )
 def test_what_cannot_be_had_is_not_accepted(lender, changed):
-    lending = Lending(RANKS)
-    assert lending.accept("here", {1: {**lender.offer, **changed}, 2: {}}) == []
-    assert lending.memory_of(1) is None and lending.accept("there", {1: lender.offer}) == []
+    memory = SharedMemory(RANKS)
+    assert memory.accept("here", {1: {**lender.offer, **changed}, 2: {}}) == []
+    assert memory.memory_of(1) is None and memory.accept("there", {1: lender.offer}) == []
 
 
 def test_only_what_lies_in_it_is_lent():
-    lending = Lending(RANKS)
-    first, second = lending.allocate(3, 5), lending.allocate(7, dtype=np.int64)
+    memory = SharedMemory(RANKS)
+    first, second = memory.allocate(3, 5), memory.allocate(7, dtype=np.int64)
     assert (
-        lending.offset(first[1:]) == lending.offset(first) + 20
-        and lending.offset(second) >= lending.offset(first) + first.nbytes
+        memory.offset(first[1:]) == memory.offset(first) + 20
+        and memory.offset(second) >= memory.offset(first) + first.nbytes
     )
-    assert (
-        second.dtype == torch.int64 and not second.any() and lending.offset(torch.ones(3)) is None
-    )
-    assert lending.readers == frozenset()
-    lending.lend_to([1])
-    assert lending.readers == {1}
+    assert second.dtype == torch.int64 and not second.any() and memory.offset(torch.ones(3)) is None
+    assert memory.readers == frozenset()
+    memory.share_with([1])
+    assert memory.readers == {1}
 
 
 def test_memory_is_given_back_once_all_others_are_past_the_exchange_after_the_next():
@@ -149,20 +147,20 @@ def test_memory_is_given_back_once_all_others_are_past_the_exchange_after_the_ne
 
 
 def test_what_is_allocated_next_can_be_handed_out_by_the_system_before():
-    lending = Lending(RANKS)
-    first = lending.allocate(100)
-    Prefault().all_of([lending.ahead(4 << 20)])
+    memory = SharedMemory(RANKS)
+    first = memory.allocate(100)
+    Prefault().all_of([memory.ahead(4 << 20)])
     assert not first.any()
-    used = lending.bytes_used
+    used = memory.bytes_used
     assert used >= 4 << 20
-    next_one, one_more = lending.allocate(1 << 19), lending.allocate(1 << 20)
+    next_one, one_more = memory.allocate(1 << 19), memory.allocate(1 << 20)
     next_one += 1
     assert (
-        lending.bytes_used == used
-        and lending.offset(next_one) == lending.offset(first) + mmap.PAGESIZE
+        memory.bytes_used == used
+        and memory.offset(next_one) == memory.offset(first) + mmap.PAGESIZE
     )
     one_more += 1
-    assert lending.bytes_used > used, "that is beyond it"
+    assert memory.bytes_used > used, "that is beyond it"
 
 
 def test_no_more_than_there_is_room_for():
@@ -178,8 +176,8 @@ def test_no_more_than_there_is_room_for():
 @pytest.mark.parametrize("limit", [4 << 30, 1 << 46], ids=["too little", "enough for this memory"])
 def test_where_addresses_are_limited_nothing_is_lent(limit):
     program = (
-        f"import resource; from ecrm.transport.shared_memory import Lending; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); lending = Lending(2);"
-        "assert lending.offer('here') == {} and lending.offset(lending.allocate(4)) is None; lending.completed(); print('well')"
+        f"import resource; from ecrm.transport.shared_memory import SharedMemory; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); memory = SharedMemory(2);"
+        "assert memory.offer('here') == {} and memory.offset(memory.allocate(4)) is None; memory.completed(); print('well')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120

@@ -10,7 +10,7 @@ import torch
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.engine.step_replay import Resume
+from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.tables import Table
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
@@ -220,14 +220,14 @@ def _shapes():
 def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, phase):
     """Each rank in turn, another one as soon as the first loss is being made good, and two at once where that is promised."""
     workload = Workload(steps=9, slots=2, rebuild_rows_per_step=1, **shape)
-    truth, resumed, right = truth_of(workload), [], Resume.again
+    truth, resumed, right = truth_of(workload), [], StepReplay.again
 
     def again(self, *words):
         lookup = right(self, *words)
         resumed.append((lookup is not None, bool(lookup and lookup.repair)))
         return lookup
 
-    monkeypatch.setattr(Resume, "again", again)
+    monkeypatch.setattr(StepReplay, "again", again)
     for rank in range(workload.world_size - workload.spares):
         deaths, mate = [[PhaseFault(rank, 3, phase)]], (rank + 1) % workload.servers
         if workload.m > 1 and rank < workload.servers:

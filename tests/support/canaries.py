@@ -68,14 +68,14 @@ def _changed_too_early(patch):
 
 
 def _rows_changed_too_early(patch):
-    right = Lookup.take
+    right = Lookup.receive_replies
 
     def take(self, came):
         right(self, came)
-        for hosted in self._where.hosted.values():
+        for hosted in self._context.hosted.values():
             hosted._looked_up._memory.zero_()  # where others have not collected them yet
 
-    patch.setattr(Lookup, "take", take)
+    patch.setattr(Lookup, "receive_replies", take)
 
 
 def _gradients_changed_too_early(engine):

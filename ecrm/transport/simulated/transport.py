@@ -11,7 +11,7 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 from ecrm.transport import wire
 from ecrm.transport.base import Transport
-from ecrm.transport.message import Came, Part, Picked, copied
+from ecrm.transport.message import Part, Picked, Received, copied
 
 
 class Calls(Protocol):
@@ -29,25 +29,27 @@ class SimulatedTransport(Transport):
     def __init__(self, cluster: Calls, rank: int) -> None:
         self._cluster = cluster
         self.rank = rank
-        self._lendable: list[Tensor] = []
+        self._allocate_shared: list[Tensor] = []
 
-    def lendable(self, *shape: int, dtype: type = np.float32) -> Tensor:
+    def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         memory = lazy_zeros(*shape, dtype=dtype)
-        self._lendable.append(memory)  # so that nothing else comes to lie there
+        self._allocate_shared.append(memory)  # so that nothing else comes to lie there
         return memory
 
     @property
     def live(self) -> tuple[int, ...]:
         return self._cluster.live(self.rank)
 
-    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Came]]:
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         strangers = sorted(set(outgoing) - set(self.live))
         if strangers:
             raise ValueError(
                 f"exchange with ranks {strangers}, which are not live; live are {self.live}"
             )
         sent = {
-            rank: _copies(tensors, self._lendable) for rank, tensors in outgoing.items() if tensors
+            rank: _copies(tensors, self._allocate_shared)
+            for rank, tensors in outgoing.items()
+            if tensors
         }
         self.sent_bytes += sum(
             wire.packed_bytes(tensors) for rank, tensors in sent.items() if rank != self.rank
@@ -59,7 +61,7 @@ class SimulatedTransport(Transport):
             if self.rank in contributions[sender]
         }
 
-    def share(self, tensors: Sequence[Part]) -> dict[int, list[Came]]:
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         self.sent_bytes += wire.packed_bytes(tensors) * (len(self.live) - 1)
         contributions = self._cluster.collective(self.rank, "share", _copies(tensors))
         return {
@@ -78,12 +80,12 @@ class SimulatedTransport(Transport):
         self._cluster.leave(self.rank)
 
 
-def _copies(parts: Sequence[Part], lendable: Sequence[Tensor] = ()) -> list[Came]:
+def _copies(parts: Sequence[Part], allocate_shared: Sequence[Tensor] = ()) -> list[Received]:
     wire.check(parts)
-    return [_lent(part) if _lies_in(part, lendable) else copied(part) for part in parts]
+    return [_lent(part) if _lies_in(part, allocate_shared) else copied(part) for part in parts]
 
 
-def _lent(part: Tensor | Picked) -> Came:
+def _lent(part: Tensor | Picked) -> Received:
     return (
         Picked(part.source.detach(), part.rows.clone())
         if isinstance(part, Picked)

@@ -23,10 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ecrm.allocate import Room
+from ecrm.allocate import ReusableBuffer
 from ecrm.train.collective_check import introduce
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Came, Part, Picked, gathered, matrix
+from ecrm.transport.message import Part, Picked, Received, gathered, matrix
 from ecrm.transport.mpi import CLOSE_SECONDS, MpiTransport
 
 WORLD_SIZE = 7
@@ -125,7 +125,7 @@ def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
     ]
 
 
-def parcel(sender: int, to: int) -> tuple[list[Part], list[Came]]:
+def parcel(sender: int, to: int) -> tuple[list[Part], list[Received]]:
     """A message with heads and large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
     multiple of 8, picked rows, a parameter, small ones between."""
     large = torch.randint(
@@ -153,7 +153,7 @@ def parcel(sender: int, to: int) -> tuple[list[Part], list[Came]]:
     return sent, [part.gathered().flatten() if isinstance(part, Picked) else part for part in sent]
 
 
-def check_equal(received: list[Came], sent: list[Came]) -> None:
+def check_equal(received: list[Received], sent: list[Received]) -> None:
     for here, there in zip(received, sent, strict=True):
         if isinstance(there, tuple):
             assert here == there
@@ -244,7 +244,7 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
     me, others = transport.rank, [rank for rank in transport.live if rank != transport.rank]
     # nobody in the simulation, where nobody needs to be
     assert introduce(transport, "here") in ([], others)
-    memory = transport.lendable(400, 256, dtype=np.int32)
+    memory = transport.allocate_shared(400, 256, dtype=np.int32)
     assert memory.shape == (400, 256) and (memory == 0).all()
     memory += me
     before = transport.sent_bytes
@@ -278,7 +278,7 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
 
 def outgrows_a_room(transport: Transport) -> None:
     """Memory that has been lent and given up is taken back by the system, and not what came in its place."""
-    room = Room(64, transport.lendable)
+    room = ReusableBuffer(64, transport.allocate_shared)
     for number, rows in enumerate((10, 3, 400, 400, 2000, 1000)):
         there = room.of(rows)
         assert there.shape == (rows, 64)
