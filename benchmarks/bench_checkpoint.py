@@ -3,7 +3,7 @@
     python benchmarks/bench_checkpoint.py                             # both
     python benchmarks/bench_checkpoint.py --part alone
     python benchmarks/bench_checkpoint.py --part beside --regime dense-heavy --rounds 1
-    python benchmarks/bench_checkpoint.py --part beside --add         # more rounds, to those that the CSV file has
+    python benchmarks/bench_checkpoint.py --part beside --add         # add rounds to the CSV file
 
 1. `alone`: rows of 64 floats with row-wise Adagrad, all updated, no network. The yardstick is
    torch.distributed.checkpoint, its `save` and `async_save` of the same tensors with its defaults,
@@ -77,7 +77,7 @@ def trained(rows: int) -> Engine:
 
 
 def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
-    """Seconds of one checkpoint in that mode, of training waiting for it, of checking it and of loading it."""
+    """Seconds of one checkpoint in that mode, of waiting for it, checking it and loading it."""
     engine, told = trained(rows), []
     checkpoints = Checkpoints(
         engine,
@@ -178,7 +178,10 @@ CALM_AFTER = 0.5
 def beside(
     folder: Path, regime: Regime, seconds: float, intervals: int, round_: int, megabytes: float
 ) -> list[dict[str, object]]:
-    """A row for each checkpoint of a run in each of `MODES`, in random order; `megabytes` a second is what the disk takes."""
+    """A row for each checkpoint of a run in each of `MODES`, in random order.
+
+    The disk takes `megabytes` a second.
+    """
     sets = {**regime.sets, "protection.name": "none"}
     record, _ = run(folder, {**sets, "train.steps": regime.warm + 40})
     begun, ended = (dict(record.finished)[step] for step in (regime.warm, regime.warm + 40))
@@ -223,7 +226,10 @@ def beside(
 
 
 def disk_speed(folder: Path, size: int) -> float:
-    """MB/s of a file of that size, written as checkpoints are, from its first byte until it is synced: the best of three."""
+    """MB/s of a file written as checkpoints are, from its first byte until it is synced.
+
+    The best of three.
+    """
     data, seconds = torch.ones(size, dtype=torch.uint8).numpy(), []
     for _ in range(3):
         began = time.monotonic()

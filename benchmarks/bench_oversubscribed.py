@@ -28,7 +28,11 @@ MANNERS = ("bind", "sleep", "poll")
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, turns, seconds of each, rows, samples of a slot, (layout, servers, trainers) of each run, and what else is set."""
+    """How much is run.
+
+    Rounds, turns, seconds of each turn, rows, samples of a slot, (layout, servers, trainers) of
+    each run, and what else is set.
+    """
 
     rounds: int
     turns: int
@@ -87,7 +91,7 @@ def settings(data: Path, layout: str, servers: int, trainers: int, size: Size) -
 
 
 def auto(folder: Path, sets: dict[str, Any]) -> str:
-    """What `cluster.oversubscribed = "auto"` does there; empty where ranks do not outnumber the cores."""
+    """What `cluster.oversubscribed = "auto"` does; empty where there are cores enough."""
     return measure.run(folder, {**sets, "train.steps": 2})["oversubscribed"] or ""
 
 

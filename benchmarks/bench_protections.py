@@ -549,7 +549,10 @@ KILLED = (
 def size_rows(
     folder: Path, data: Path, size: Size, seconds: float, number: int
 ) -> Iterator[dict[str, Any]]:
-    """Overhead, with checkpoints every `seconds`, on tables of every share of the cap, as rows of protections_size.csv."""
+    """Overhead on tables of every share of the cap, as rows of protections_size.csv.
+
+    Checkpoints are written every `seconds`.
+    """
     for share in (1.0, *size.shares):
         regime = regime_of("embedding-heavy", data, data.parent, size, share)
         beside = interleaved(
@@ -594,13 +597,18 @@ def size_rows(
 
 
 SLOWLY = " slowly"
-"""Behind the name of a contender whose lost shard is restored so slowly that all of its rows would take as many steps as the run has; those that
-were not trained take none."""
+"""Suffix of a contender whose lost shard is restored slowly.
+
+All of its rows would take as many steps as the run has; rows that were not trained take none.
+"""
 
 
 def accuracy_rows(folder: Path, regime: Regime, size: Size) -> Iterator[dict[str, Any]]:
-    """AUC and log loss on held-out rows along runs with a checkpoint each quarter, an eighth later where a shard is away then, in which a server is killed half-way between
-    the first two, as rows of protections_accuracy.csv."""
+    """AUC and log loss on held-out rows along runs, as rows of protections_accuracy.csv.
+
+    There is a checkpoint each quarter of a run, or an eighth later where a shard is away then. A
+    server is killed half-way between the first two.
+    """
     steps, every = size.accuracy_steps, size.accuracy_steps // 4
     slowly = {"protection.rebuild_rows_per_step": max(1, regime.shard_rows // steps)}
     runs = [(name, name, {}) for name in size.evaluated] + [
@@ -650,7 +658,11 @@ def contenders_of(regime: str, wanted: Sequence[str]) -> list[str]:
 
 
 def real_rows(given: Path | None) -> Iterator[Path]:
-    """Files of real Criteo rows; none, with a line, where none was asked for and the default is not there. Ends the program for a wrong path."""
+    """Files of real Criteo rows.
+
+    Empty, with a line, where none was asked for and the default is not there. Ends the program for
+    a wrong path.
+    """
     at = given or CRITEO_DEFAULT
     files = (
         sorted(path for path in at.iterdir() if path.name.endswith((".txt", ".gz")))
@@ -732,7 +744,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def run_or_tell(options: argparse.Namespace, output: Path) -> None:
-    """Run it all unless only the table is asked for; print what the CSV files say. Raises TableError for one that says nothing."""
+    """Run it all unless only the table is asked for, and print what the CSV files say.
+
+    Raises TableError for a file that says nothing.
+    """
     if not options.table:
         with tempfile.TemporaryDirectory() as scratch:
             compare(options, output, options.data or Path(scratch), Path(scratch))
@@ -892,7 +907,7 @@ def side_by_side(
 
 
 def tried(measured: Callable[[], Iterable[Any]]) -> list[Any]:
-    """What it gives until a run is not what was to be measured, which is said; the others are measured all the same."""
+    """What it gives until a run cannot be measured, which is printed; the others go on."""
     found: list[Any] = []
     try:
         for each in measured():

@@ -41,7 +41,7 @@ SCENARIOS: dict[str, tuple[tuple[str, ...], tuple[tuple[int, str], ...]]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: repeats of each scenario, steps and the step of the kills, generated rows, and what else is set."""
+    """How much is run: repeats of each scenario, steps, the step of the kills, generated rows."""
 
     repeats: int
     steps: int
@@ -86,7 +86,7 @@ FIELDS = (
 
 
 def run(name: str, repeat: int, data: Path, folder: Path, size: Size) -> dict[str, object]:
-    """One run of a scenario as a row of the CSV; ends the program where the run was not what was to be measured."""
+    """One run of a scenario as a row of the CSV; ends the program where it cannot be measured."""
     sets, kills = SCENARIOS[name]
     words = ["launch", "quickstart", "--run-dir", str(folder)]
     for one in (

@@ -40,7 +40,11 @@ from lib.pre_touched import pre_touch
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, steps, rows, (series, value, settings) of each run of a round, settings of the killed one and of all."""
+    """How much is run.
+
+    Rounds, steps, rows, (series, value, settings) of each run of a round, settings of the killed
+    run and of all.
+    """
 
     rounds: int
     steps: int
@@ -118,7 +122,10 @@ def settings(data: Path, steps: int, size: Size) -> dict[str, Any]:
 
 
 def undisturbed(folder: Path, sets: dict[str, Any], pre_touched: Path | None) -> dict[str, Any]:
-    """A run, of as many steps behind a pass through all rows where there is a folder for such data; what is counted begins a quarter of its steps later."""
+    """An undisturbed run; its first quarter of steps is not counted.
+
+    Tables are pre-touched where there is a folder for such data.
+    """
     skipped = 0
     if pre_touched is not None:
         skipped = pre_touch(
@@ -150,7 +157,7 @@ def rows_per_step(sets: dict[str, Any], first: int) -> float:
 
 
 def killed(folder: Path, sets: dict[str, Any], step: int) -> dict[str, Any]:
-    """A run in which server 1 dies and a spare takes over: the gap, and the share of throughput kept while rebuilding."""
+    """Server 1 dies and a spare takes over: the gap, and throughput kept while rebuilding."""
     measure.run(folder, {**sets, "cluster.spares": 1}, [f"1@{step}:parity"])
     record = read_run(folder)
     pace = before_during_after(record, sets["train.global_batch"])

@@ -44,7 +44,10 @@ AS_ECRM = "ecrm"
 
 
 def act_as_ecrm(arguments: list[str]) -> int:
-    """The `ecrm` command whose runs take the next of ROWS_PER_STEP in every step; it starts its ranks as this program."""
+    """The `ecrm` command whose runs take the next of ROWS_PER_STEP in every step.
+
+    It starts its ranks as this program.
+    """
     if arguments[0] == "launch":
         import ecrm.launch.launcher as run
 
@@ -74,7 +77,10 @@ def act_as_ecrm(arguments: list[str]) -> int:
 
 
 def bytes_sent(rows_per_step: int, k: int, m: int) -> int:
-    """Bytes of records that a server sends per step: every unit of a stripe but the one at its judge travels once."""
+    """Bytes of records that a server sends per step.
+
+    Every unit of a stripe travels once, except the one at the rank that judges it.
+    """
     return _stripes(rows_per_step, k, m) * (k + m - 1) * RECORD_BYTES
 
 

@@ -77,8 +77,11 @@ PROFILED = ("none", "erasure", "erasure-16")
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run: rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, turns of each of ECRM's and
-    the steps that a turn is to have, and what else is set."""
+    """How much is run.
+
+    Rounds, steps, generated rows, ranks, samples of a slot by regime, k, who takes part, turns of
+    each of ECRM's contenders, steps of a turn, and what else is set.
+    """
 
     rounds: int
     steps: int
@@ -231,7 +234,10 @@ def peer(
 
 
 def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
-    """One run of a contender; TorchRec's are named torchrec-PLAN, and after that -pipelined, -bound or both."""
+    """One run of a contender.
+
+    TorchRec's are named torchrec-PLAN, followed by -pipelined, -bound or both.
+    """
     kind, *plan = name.split("-")
     return peer(folder, sets, plan[0], plan[1:]) if kind == "torchrec" else ours(folder, sets, name)
 

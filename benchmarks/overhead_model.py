@@ -75,7 +75,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a regime: the names of the docstring, p, f, g, w, D, and bytes a second of rebuilding; `extra` is m/k."""
+    """What was measured of a regime: p, f, g, w, D, bytes a second of rebuilding; `extra` is m/k."""
 
     parity_cost: float
     async_share: float
@@ -88,7 +88,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is assumed: bytes of rows and state of all tables, servers, MTBF of one in seconds, bytes a second that it writes or reads."""
+    """What is assumed.
+
+    Bytes of rows and state of all tables, servers, MTBF of one server in seconds, bytes a second
+    that it writes or reads.
+    """
 
     table_bytes: float
     servers: int
@@ -107,8 +111,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Shares of the time of training alone, without failures and for failures, and seconds per failure in which nothing new is trained
-    (`lost`), and in which training goes on more slowly (`slow`)."""
+    """Shares of the time of training alone: `normal`, and what `failures` cost.
+
+    `lost` is the seconds per failure in which nothing new is trained, `slow` those in which
+    training goes on more slowly.
+    """
 
     normal: float
     failures: float
@@ -121,14 +128,14 @@ class Overhead:
 
 
 def best_interval(cluster: Cluster) -> float:
-    """Seconds between checkpoints at which waiting and redoing cost least together, to first order."""
+    """Seconds between checkpoints at which waiting and redoing cost least, to first order."""
     return math.sqrt(2 * cluster.checkpoint_seconds * cluster.mtbf)
 
 
 def of_checkpoints(
     cluster: Cluster, interval: float, measured: Measured, background: bool = False
 ) -> Overhead:
-    """Checkpoints every `interval` seconds, written while training waits, or in the `background`."""
+    """Checkpoints every `interval` seconds; training waits, or they are in the `background`."""
     seconds = cluster.checkpoint_seconds
     given = measured.async_share * seconds if background else seconds
     lost = interval / 2 + (seconds if background else 0.0) + seconds + measured.notice_seconds
@@ -242,7 +249,7 @@ def model_rows(
 
 
 def against(rows: Sequence[Row], regime: str, measured: Measured) -> list[str]:
-    """Lines for a reader: synchronous checkpoints as the model has them, of the seconds that one took, and as they were measured."""
+    """Lines for a reader: synchronous checkpoints in the model, beside what was measured."""
     lines = []
     for name in ("checkpoint-30-sync", "checkpoint-60-sync"):
         mine = [row for row in rows if (row["regime"], row["contender"]) == (regime, name)]

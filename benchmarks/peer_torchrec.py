@@ -74,7 +74,7 @@ SHARDINGS = {
 }
 """Sharding types that the planner is held to; None leaves it free."""
 COLUMNS = 32
-"""Least columns of a part of a table: with TorchRec's own, 128, tables as narrow as these stay whole."""
+"""Least columns of a part of a table; with TorchRec's 128, tables as narrow as these stay whole."""
 GIBIBYTE = 1 << 30
 WINDOW = 1 << 16
 
@@ -97,7 +97,7 @@ class Training(nn.Module):
 def build(
     config: Config, dataset: CriteoDataset, sharding: str
 ) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
-    """The sharded model with its sparse optimizer fused into the backward pass, and its dense optimizer."""
+    """The sharded model with its sparse optimizer fused into the backward pass; dense optimizer."""
     model = config.model
     tables = [
         EmbeddingBagConfig(

@@ -1,4 +1,6 @@
-"""The protections that bench_protections.py compares, and how often checkpoints come. A protection more is one entry of CONTENDERS.
+"""The protections that bench_protections.py compares, and how often checkpoints come.
+
+A protection more is one entry of CONTENDERS.
 
 The papers write checkpoints every 30 or 60 minutes of runs that take hours. What such an interval
 costs is the ratio of the interval to the seconds that a checkpoint takes, and that ratio is kept
@@ -71,7 +73,7 @@ FULL_EVERY = 8
 """Of incremental checkpoints so many form a chain that begins with a full one."""
 
 REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 4096, "criteo": 1024}
-"""protection.rebuild_rows_per_step of every contender but those of the sweep, by regime: a longer step has time for more."""
+"""protection.rebuild_rows_per_step by regime, but for the sweep: a longer step has time for more."""
 
 CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),
@@ -137,7 +139,10 @@ SHORT = (
 
 @dataclass(frozen=True)
 class Setting:
-    """Tables of `rows` of `row_bytes` with optimizer state over `servers`, each of which writes `storage_gbit` Gbit/s."""
+    """Tables of `rows` of `row_bytes` with optimizer state over `servers`.
+
+    Each server writes `storage_gbit` Gbit/s.
+    """
 
     rows: int
     row_bytes: int
@@ -160,7 +165,10 @@ PAPER = Setting(rows=8 * 197_767_405, row_bytes=2 * 128 * 4, servers=5, storage_
 def interval_steps(
     setting: Setting, minutes: float, checkpoint_seconds: float, step_seconds: float
 ) -> int:
-    """Steps between checkpoints such that the interval is as many times a checkpoint's seconds as in `setting`, at least 1."""
+    """Steps between checkpoints, at least 1.
+
+    The interval is as many times a checkpoint's seconds as in `setting`.
+    """
     return max(
         1, round(setting.checkpoints_per_interval(minutes) * checkpoint_seconds / step_seconds)
     )

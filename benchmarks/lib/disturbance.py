@@ -1,4 +1,4 @@
-"""What one run cost, and what a kill cost it, from its record. Pure: records in, numbers out; times in seconds."""
+"""What one run cost, and what a kill cost it. Pure: records in, numbers out; times in seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from ecrm.drill.throughput import Span, spans
 
 @dataclass(frozen=True)
 class Calm:
-    """Steps before the kill: how many, `step_seconds` of an average one with all waiting for checkpoints, and how many seconds of all of
-    them were such `waiting`."""
+    """Steps before the kill.
+
+    `step_seconds` of an average one contain waiting for checkpoints. `waiting` is the seconds of
+    all of them that were spent so.
+    """
 
     steps: int
     step_seconds: float
@@ -22,11 +25,18 @@ class Calm:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kill cost: `gap` between the last step finished before it and the first finished after; `lost`, between the last step
-    finished before and the first new one after, less an average step: the time in which nothing new was trained; `lost_whole`, all
-    time lost until nothing was missing and every undone step was done again, slower steps included; `redone` steps;
-    `whole_after` the kill nothing was missing any more, None where only the end of the run made it so; throughput kept, as a share
-    of that of such steps: `kept_recovering` over that same time, `kept_rebuilding` the part of it after the gap, None if there is none."""
+    """What a kill cost.
+
+    `gap`: from the last step finished before it to the first finished after it.
+    `lost`: from the last step before it to the first new one after it, less an average step. In
+    this time nothing new was trained.
+    `lost_whole`: all time lost until everything was rebuilt and every undone step was redone,
+    slower steps included.
+    `redone`: steps done again.
+    `whole_after`: from the kill until everything was rebuilt; None where the run ended before.
+    `kept_recovering`: throughput over the time of `lost_whole`, as a share of undisturbed steps.
+    `kept_rebuilding`: the same for the part after the gap; None if there is none.
+    """
 
     gap: float
     lost: float
@@ -41,7 +51,7 @@ class Cost:
 def calm(
     record: RunRecord, first: int, until: int, checkpoints: Sequence[Mapping[str, Any]]
 ) -> Calm:
-    """The steps after step `first` up to `until`, all of which must have been finished before any failure.
+    """The steps after step `first` up to `until`, finished before any failure.
 
     `checkpoints` are the run's events of that kind. Raises ValueError where a step is missing.
     """
@@ -63,10 +73,10 @@ def calm(
 def around_a_checkpoint(
     finished: Sequence[tuple[int, float]], step: int, every: int, until: float
 ) -> tuple[float, float]:
-    """What a checkpoint at `step` cost the `every` steps from there to the next one, of a run's `finished` (steps, time): by how many
-    seconds they took longer than if all had been as those that began after `until`, and the seconds of one of these.
+    """What a checkpoint at `step` cost the `every` steps from there to the next one.
 
-    Raises ValueError where a step is missing, or fewer than half of them began after `until`.
+    Returns by how many seconds they took longer than if all had been like those that began after
+    `until`, and the seconds of one of these. `finished` are (step, time) of the run. Raises ValueError where a step is missing, or fewer than half of them began after `until`.
     """
     at = dict(finished)
     if missing := [number for number in range(step, step + every + 1) if number not in at]:
@@ -81,8 +91,10 @@ def around_a_checkpoint(
 
 
 def usual(record: RunRecord, before: Calm) -> float:
-    """Seconds of an average step of `before` and of those after the only failure of the run has been made good; a machine that is shared
-    changes its pace within a run."""
+    """Seconds of an average undisturbed step, before the only failure and after its rebuilding.
+
+    Both, since a shared machine changes its pace within a run.
+    """
     (failure,) = record.failures
     after = [
         span
@@ -94,8 +106,10 @@ def usual(record: RunRecord, before: Calm) -> float:
 
 
 def cost(record: RunRecord, step_seconds: float) -> Cost:
-    """What the only failure of the run cost, steps being so long without it. Raises ValueError where the run did not have one, with
-    steps before and after it."""
+    """What the only failure of the run cost, beside steps of `step_seconds`.
+
+    Raises ValueError where the run did not have one failure, with steps before and after it.
+    """
     if len(record.failures) != 1:
         raise ValueError(f"{len(record.failures)} failures instead of one")
     (failure,) = record.failures
@@ -130,6 +144,6 @@ def _rate(found: Sequence[Span]) -> float:
 
 
 def timeline(record: RunRecord) -> list[tuple[float, float, int]]:
-    """(begin, end, new steps) of every span of the run, relative to the kill, or to the start where there was none."""
+    """(begin, end, new steps) of every span, relative to the kill, or to the start without one."""
     origin = record.failures[0].began_at if record.failures else record.started_at
     return [(span.begin - origin, span.end - origin, span.steps) for span in spans(record)]

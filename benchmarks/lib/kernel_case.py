@@ -35,7 +35,7 @@ class Case:
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Memory as every contender gets it: huge pages where the system grants them, beginning at a cache line."""
+    """Memory of every contender: huge pages where the system grants them, from a cache line on."""
     elements = math.prod(shape)
     memory = np.zeros(elements * dtype.itemsize + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -57,7 +57,7 @@ def load_isa_l() -> ctypes.CDLL:
 
 
 class Batches:
-    """Sets of distinct random rows, another one at every turn, so that their memory is not still in the cache."""
+    """Sets of distinct random rows, another at every call: their memory is not in the cache."""
 
     def __init__(self, height: int, touched: int):
         generator = torch.Generator().manual_seed(1)

@@ -58,7 +58,10 @@ def decode_case(rows: int, width: int) -> Case:
 
 
 def logged_case(height: int, dimension: int, touched: int) -> Case:
-    """Updates whose deltas go to a log that has half of the rows, beside the same with the deltas written over the gradients and merged then."""
+    """Updates whose deltas go to a log that has half of the rows.
+
+    Beside the same with the deltas written over the gradients, and merged after that.
+    """
     batches, generator = Batches(height, touched), torch.Generator().manual_seed(7)
     weights, state = zeros(height, dimension).normal_(generator=generator), [zeros(height)]
     gradients, record = zeros(touched, dimension).normal_(generator=generator), 4 * dimension + 4
@@ -72,7 +75,7 @@ def logged_case(height: int, dimension: int, touched: int) -> Case:
     )
 
     def prepare(sums: torch.Tensor) -> None:
-        """As in a step: half of the rows were in the log before, and gradients have just been summed."""
+        """As in a step: half of the rows are in the log, and gradients have just been summed."""
         batches.advance()
         log.places[log.rows[: log.count]] = 0
         log.count = 0
@@ -127,7 +130,7 @@ def logged_case(height: int, dimension: int, touched: int) -> Case:
 
 
 def gather_case(height: int, dimension: int, touched: int) -> Case:
-    """Records of distinct random rows with row-wise Adagrad's state, beside torch's gathers and its concatenation."""
+    """Records of distinct random rows with row-wise Adagrad's state, beside torch's gathers."""
     batches, generator = Batches(height, touched), torch.Generator().manual_seed(5)
     weights, state = (
         zeros(height, dimension).normal_(generator=generator),
@@ -161,7 +164,7 @@ def gather_case(height: int, dimension: int, touched: int) -> Case:
 
 
 def scatter_add_case(rows: int, dimension: int, added: int) -> Case:
-    """Gradients of a slot's samples summed by row, rows as skewed as a batch's, beside torch's index_add_."""
+    """Gradients of a slot's samples summed by skewed rows, beside torch's index_add_."""
     generator = torch.Generator().manual_seed(6)
     index = (torch.rand(added, generator=generator) ** 4 * rows).long()
     values, sums = (

@@ -1,4 +1,4 @@
-"""What the benchmarks of whole runs share: data, one measured run, what it was measured on, and the CSV it goes to."""
+"""What benchmarks of whole runs share: data, one measured run, the machine, the CSV file."""
 
 from __future__ import annotations
 
@@ -32,20 +32,26 @@ REGIMES = {
         "model.max_rows_per_table": 200_000,
     },
 }
-"""Settings of the two kinds of model: one spends its time in the dense layers, one in the embedding rows."""
+"""Settings of two kinds of model: one spends its time in dense layers, one in embedding rows."""
 
 KAGGLE, ZIPF = "kaggle", "zipf"
 DATA = {
     KAGGLE: ((), ()),
     ZIPF: (("--zipf", "1.05:1.2", "--values", "1000000"), ("--hash-size", "600000")),
 }
-"""Kinds of generated rows, by what generating and preparing them is told: with the statistics of Kaggle's, and with ids by Zipf's law over tables
-that are all as large."""
+"""Kinds of generated rows, by the words for generating and for preparing them.
+
+The first have the statistics of Kaggle's, the second ids by Zipf's law over tables of one size.
+"""
 REGIME_DATA = {"dense-heavy": KAGGLE, "embedding-heavy": ZIPF}
 
 
 def ecrm(*words: str) -> None:
-    """Run an ecrm command; ends the program with what it printed if it fails, or, all its processes killed, if it takes RUN_SECONDS."""
+    """Run an ecrm command.
+
+    Ends the program with what the command printed if it fails. After RUN_SECONDS all its processes
+    are killed, and the program ends.
+    """
     command = [sys.executable, "-m", "ecrm", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -128,12 +134,12 @@ def device() -> dict[str, Any]:
 
 
 def target(name: str, asked: Path | None, smoke: bool) -> Path:
-    """Where a CSV goes: where it was asked for; else benchmarks/results, or for a smoke run a temporary folder."""
+    """Where a CSV goes: as asked for, else benchmarks/results, or a temporary folder for a smoke run."""
     return asked or (Path(tempfile.mkdtemp(prefix="ecrm-smoke-")) if smoke else RESULTS) / name
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a CSV file; its columns are those of all rows together, empty in a row that has none."""
+    """Replace a CSV file. It has the columns of all rows; empty where a row lacks one."""
     rows = list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:

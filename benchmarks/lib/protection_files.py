@@ -16,8 +16,11 @@ KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")
 
 
 class Files:
-    """The CSV files, written anew whenever rows were added, so that a run that is cut off leaves what it has measured; rows of other
-    regimes than `regimes` stay, and with `keep` those of these. Raises TableError for a file that is empty, and where rows to add to are of another machine, torch or Open MPI."""
+    """The CSV files, written whenever rows are added: a run that is cut off leaves what it has.
+
+    Rows of other regimes than `regimes` stay, and with `keep` those of these. Raises TableError for
+    a file that is empty, and where rows to add to are of another machine, torch or Open MPI.
+    """
 
     def __init__(self, folder: Path, regimes: Sequence[str], keep: bool = False) -> None:
         self._folder, self._about = folder, measure.device()
@@ -71,8 +74,12 @@ class Files:
                 measure.write_csv(self._folder / f"protections{changed}.csv", self.rows[changed])
 
     def _count_checkpoints(self) -> None:
-        """What checkpoints write is seen where tables are trained and they lie at their interval: a step's share of one, the median over rounds.
-        Of incremental ones, of which the last before a kill is seen, one in FULL_EVERY is as large as the largest of their regime."""
+        """Bytes that checkpoints write, as a step's share of one: the median over rounds.
+
+        They come from the rounds, where tables are trained and checkpoints lie at their interval.
+        Of incremental ones the last before a kill is seen; one in FULL_EVERY is as large as the
+        largest of their regime.
+        """
         written = [row for row in self.rows[""] if row.get("checkpoint_bytes")]
         largest: dict[str, int] = {}
         for row in written:

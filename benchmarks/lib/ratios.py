@@ -1,4 +1,4 @@
-"""Ratios of contenders within one round, as the CSV files give them, and the bars that they are held against."""
+"""Ratios of contenders within one round, from the CSV files, and the bars for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ STEP_BARS = [
     ("dense-heavy", "erasure", "torchrec", 1.0),
     ("embedding-heavy", "erasure", "torchrec", 1.0),
 ]
-"""(regime, contender, the other, least samples/s of the first over the other's); torchrec is the fastest of its plans in that round."""
+"""(regime, contender, the other, least samples/s of the first over the other's).
+
+torchrec is the fastest of its plans in that round.
+"""
 
 KERNEL_BARS = {
     "isa-l contiguous": 1.0,
@@ -60,7 +63,7 @@ def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[
 
 
 def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:
-    """Milliseconds a step at each value of a series of scaling.csv over those at its first value in the same round."""
+    """Step time at each value of a series of scaling.csv over that at its first value, by round."""
     mine = [row for row in rows if row["series"] == series]
     first = {str(row["round"]): float(row["step_ms"]) for row in reversed(mine)}
     found: dict[int, list[float]] = {}

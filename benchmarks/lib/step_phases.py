@@ -12,9 +12,10 @@ from ecrm.train.profile import STEP_PHASES
 
 
 def phases(trace: Path, first: int) -> dict[str, dict[str, float]]:
-    """{phase: milliseconds a step, mean over ranks and of the slowest rank, and of the mean those in the transport} of the steps from `first` on.
+    """{phase: milliseconds a step} of the steps from `first` on.
 
-    Calls of the transport count for the phase that they lie in.
+    Each phase has the mean over ranks, the slowest rank, and the part of the mean that is in the
+    transport. Calls of the transport count for the phase that they lie in.
     """
     events = [
         event
