@@ -14,11 +14,11 @@ PAPER, INK, FAINT, BAR = "#ffffff", "#1f2328", "#d8dee4", "#cf222e"
 COLOURS = ("#0550ae", "#e0a526", "#1a7f37", "#8c959f", "#8250df", "#bc4c00", "#bf3989", "#1b7c83")
 STYLE = {
     "font.family": "DejaVu Sans",
-    "font.size": 9.5,
+    "font.size": 11.5,
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": FAINT,
-    "axes.titlesize": 10.5,
+    "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -31,7 +31,10 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    "legend.fontsize": 10.5,
 }
+WIDTH = 6.6
+"""Inches: one column of panels, so that letters can be read on a telephone."""
 PATCH = {"boxstyle": "square,pad=0.1", "facecolor": PAPER, "edgecolor": "none", "alpha": 0.8}
 
 
@@ -44,15 +47,36 @@ class Figure:
     draw: Callable[[Canvas, Sequence[Row]], None]
 
 
-def legend(axes) -> None:
-    """Beside the title, where no data is."""
+def legend(axes, columns: int = 3, only: Sequence[str] = ()) -> None:
+    """Between the title and the data; of all labels, or of `only` these."""
+    found = [
+        (handle, label)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        if not only or label in only
+    ]
     axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=4,
+        *zip(*found, strict=True),
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
         borderaxespad=0.2,
+        borderpad=0.0,
         handlelength=1.2,
         columnspacing=1.0,
+        labelspacing=0.2,
+    )
+    lines = -(-len(found) // columns)
+    axes.set_title(axes.get_title(loc="left"), pad=7 + 15 * lines)
+
+
+def target(axes, bar: float, place: int, label: str, reach: float = 0.4) -> None:
+    """A mark across a sideways bar, at what was wanted of it; the first names it in the legend."""
+    axes.plot(
+        [bar, bar],
+        [place - reach, place + reach],
+        color=BAR,
+        linewidth=2.2,
+        label=None if place else label,
     )
 
 
@@ -74,7 +98,7 @@ def bars(
     (axes.set_yticks if sideways else axes.set_xticks)(range(len(labels)), labels)
     axes.grid(axis="y" if sideways else "x", visible=False)
     if sideways:
-        axes.invert_yaxis()
+        axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def dots(axes, values: dict[str, list[float]], colour: str = COLOURS[0]) -> None:
@@ -97,7 +121,7 @@ def dots(axes, values: dict[str, list[float]], colour: str = COLOURS[0]) -> None
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8.5,
+            fontsize=10.5,
             bbox=PATCH,
         )
     axes.set_xticks(range(len(values)), list(values))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +21,18 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from lib.charts import BAR, COLOURS, INK, STYLE, Figure, bars, dots, legend
+from lib.charts import (
+    BAR,
+    COLOURS,
+    INK,
+    STYLE,
+    WIDTH,
+    Figure,
+    bars,
+    dots,
+    legend,
+    target,
+)
 from lib.protection_figures import PROTECTION_FIGURES
 from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
 from lib.tables import ROOT, Row, TableError, groups, numbers, read_rows, source
@@ -29,32 +42,31 @@ MADE_FROM = "Source"
 
 
 def recovery(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """The gap around a kill with the share of it that is recovery, and throughput before, during and after."""
+    """The gap around a kill and how much of it is recovery; samples/s before, during and after."""
     runs = groups(rows, "scenario")
     labels = [name.replace(", ", ",\n", 1) for (name,) in runs]
-    left, right = canvas.subplots(1, 2, sharey=True)
-    fields = {"gap": "gap_ms", "of it recovery": "recovery_ms"}
+    above, below = canvas.subplots(2, 1, height_ratios=[2, 2.6])
+    fields = {"gap": "gap_ms", "of which recovery": "recovery_ms"}
     bars(
-        left,
+        above,
         labels,
         {name: [numbers(mine, field) for mine in runs.values()] for name, field in fields.items()},
         sideways=True,
     )
-    left.invert_yaxis()
-    left.set_title("gap around a SIGKILL")
-    left.set_xlabel("ms")
-    when = ("before", "during", "after")
+    above.set_title("The gap around a SIGKILL")
+    above.set_xlabel("milliseconds")
+    when = {"before the kill": "before", "while rebuilding": "during", "afterwards": "after"}
     pace = {
-        one: [
+        label: [
             [rate / 1000 for rate in numbers(mine, f"samples_per_second_{one}")]
             for mine in runs.values()
         ]
-        for one in when
+        for label, one in when.items()
     }
-    bars(right, labels, pace, sideways=True)
-    right.set_title("throughput around it")
-    right.set_xlabel("thousand samples/s")
-    for axes in (left, right):
+    bars(below, labels, pace, sideways=True)
+    below.set_title("Training speed around it")
+    below.set_xlabel("thousand samples/s")
+    for axes in (above, below):
         legend(axes)
 
 
@@ -70,19 +82,19 @@ def scrub(canvas: Canvas, rows: Sequence[Row]) -> None:
     )
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.set_ylim(bottom=0.9)
-    axes.set_xlabel("rows scrubbed per shard and step")
-    axes.set_ylabel("a step, ratio to none")
-    axes.set_title("cost of scrubbing")
+    axes.set_xlabel("rows checked per shard and step")
+    axes.set_ylabel("step time /\nstep time without scrubbing")
+    axes.set_title("The cost of scrubbing")
 
 
 def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Seconds of writing, checking and loading a checkpoint, by mode."""
     axes = canvas.subplots()
     fields = {
-        "training waits": "stall_seconds",
-        "until it is durable": "seconds",
-        "checking": "check_seconds",
-        "loading": "load_seconds",
+        "training\nwaits": "stall_seconds",
+        "durable\nafter": "seconds",
+        "checksums\nverified in": "check_seconds",
+        "loaded in": "load_seconds",
     }
     by_mode = {
         mode: [numbers(mine, field) if mine[0][field] != "" else [] for field in fields.values()]
@@ -91,110 +103,124 @@ def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
     bars(axes, list(fields), by_mode)
     axes.set_ylabel("seconds")
     size = int(rows[0]["bytes"])
-    axes.set_title(f"a checkpoint of one rank, {size / 1e6:,.0f} MB")
-    legend(axes)
+    axes.set_title(f"A checkpoint of one rank, {size / 1e6:,.0f} MB")
+    legend(axes, columns=4)
 
 
 def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Time of our kernel over each contender's, with p20 and p80, and the bar as a line."""
+    """Time of our kernel over each contender's, with p20 and p80, and the target as a line."""
     shown = [row for row in rows if row["contender"] in KERNEL_BARS]
     axes = canvas.subplots()
     for place, row in enumerate(shown):
         low, middle, high = (float(row[f"ours_over_this{which}"]) for which in ("_p20", "", "_p80"))
-        bar = KERNEL_BARS[row["contender"]]
         colour = COLOURS[list(KERNEL_BARS).index(row["contender"])]
-        axes.barh(place, middle, 0.7, color=colour, alpha=0.75)
+        axes.barh(place, middle, 0.4, color=colour, alpha=0.75)
         axes.plot([low, high], [place, place], color=INK, linewidth=1.1)
-        axes.plot(
-            [bar, bar],
-            [place - 0.45, place + 0.45],
-            color=BAR,
-            linewidth=1.8,
-            label="bar: at most" if place == 0 else None,
+        target(axes, KERNEL_BARS[row["contender"]], place, "target: at most", reach=0.2)
+        case = row["case"].replace("rowwise_adagrad ", "").partition(", of ")[0]
+        axes.annotate(
+            f"{case}: {int(row['rows']):,} rows of {row['row_bytes']} B / {row['contender']}",
+            (0, place),
+            xytext=(0, 8),
+            textcoords="offset points",
+            fontsize=9.5,
         )
         axes.annotate(
             f"{middle:.2f}",
             (max(high, middle), place),
-            xytext=(4, 0),
+            xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            fontsize=8.5,
+            fontsize=10,
         )
-    names = [
-        f"{row['case']} ({int(row['rows']):,} x {row['row_bytes']} B)\nover {row['contender']}"
-        for row in shown
-    ]
-    axes.set_yticks(range(len(shown)), names, fontsize=7.5)
+    axes.set_yticks([])
+    axes.set_ylim(-0.8, len(shown) - 0.5)
     axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("our time over theirs, median of the rounds' ratios; line: p20 to p80")
-    axes.set_title("kernels against their peers and floors")
+    axes.set_xlim(0, 1.6)
+    axes.set_xlabel("ECRM's time / the other's time: median, p20 to p80 as a line")
+    axes.set_title("Kernels against their peers and floors")
     legend(axes)
 
 
 def step(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Per regime: samples per second of every contender, and ratios of the same round with their bars."""
+    """Samples per second of every contender by regime, and ratios of one round with their targets."""
     regimes = groups(rows, "regime")
-    grid = canvas.subplots(len(regimes), 2, squeeze=False)
-    for ((regime,), mine), (left, right) in zip(regimes.items(), grid, strict=True):
+    panels = canvas.subplots(len(regimes) + 1, 1, height_ratios=[2] * len(regimes) + [1.5])
+    for ((regime,), mine), axes in zip(regimes.items(), panels, strict=False):
         found = {
             name: numbers(each, "samples_per_second")
             for (name,), each in sorted(groups(mine, "contender").items())
         }
-        bars(left, list(found), {"samples/s": list(found.values())}, sideways=True)
-        left.set_title(f"{regime}: samples/s")
-        left.xaxis.set_major_formatter("{x:,.0f}")
-        left.xaxis.set_major_locator(MaxNLocator(5))
-        wanted = [(one, other, bar) for name, one, other, bar in STEP_BARS if name == regime]
-        ratios = {
-            f"{one} /\n{other}": step_ratios(mine, regime, one, other) for one, other, _ in wanted
-        }
-        dots(right, {name: each for name, each in ratios.items() if each})
-        for place, (_, _, bar) in enumerate(
-            entry for entry, each in zip(wanted, ratios.values(), strict=True) if each
-        ):
-            right.plot(
-                [place - 0.35, place + 0.35],
-                [bar, bar],
-                color=BAR,
-                linewidth=1.8,
-                label=None if place else "bar: at least",
-            )
-        right.set_title(f"{regime}: ratios")
-        legend(right)
+        bars(axes, list(found), {"samples/s": list(found.values())}, sideways=True)
+        axes.set_title(f"Samples/s, {regime}")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    ratios = panels[-1]
+    wanted = [
+        (f"{one} / {other},\n{regime}", step_ratios(rows, regime, one, other), bar)
+        for regime, one, other, bar in STEP_BARS
+    ]
+    wanted = [entry for entry in wanted if entry[1]]
+    bars(
+        ratios,
+        [label for label, _, _ in wanted],
+        {"ratio": [values for _, values, _ in wanted]},
+        sideways=True,
+    )
+    for place, (_, values, bar) in enumerate(wanted):
+        target(ratios, bar, place, "target: at least")
+        ratios.annotate(
+            f"{statistics.median(values):.2f}",
+            (max(bar, *values), place),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10.5,
+        )
+    ratios.set_title("Ratios of samples/s within a round")
+    if wanted:
+        legend(ratios, only=("target: at least",))
 
 
 def scaling(canvas: Canvas, rows: Sequence[Row]) -> None:
     """A step over the first point of its series, and throughput kept while rebuilding."""
-    about = {"tables": "rows of each table", "servers": "servers", "k": "k, m = 1", "m": "m, k = 4"}
+    about = {
+        "tables": "rows per table",
+        "servers": "servers",
+        "k": "k, with m = 1",
+        "m": "m, with k = 4",
+    }
     present = {
         series: label
         for series, label in about.items()
         if any(row["series"] == series for row in rows)
     }
-    grid = canvas.subplots(1, len(present) + 1, width_ratios=[3] * len(present) + [2.2])
+    grid = canvas.subplots(3, 2).ravel()
     for axes, (series, label) in zip(grid, present.items(), strict=False):
         found = {f"{value:,}": each for value, each in scaling_ratios(rows, series).items()}
         dots(axes, found)
         axes.axhline(1, color=INK, linewidth=0.8)
-        axes.set_ylim(0, 1.1 * max(1.0, *(max(each) for each in found.values())))
-        axes.set_xlabel(label)
-    grid[0].set_title("a step, ratio to the first point of its series in the same round")
+        axes.set_ylim(0, 1.15 * max(1.0, *(max(each) for each in found.values())))
+        axes.set_title(label)
+        axes.set_ylabel("step time / first" if axes in grid[::2] else "")
+    last = grid[len(present)]
     kept = numbers((row for row in rows if row["series"] == "rebuild"), "kept_while_rebuilding")
-    dots(grid[-1], {"a server killed": kept} if kept else {}, COLOURS[2])
-    grid[-1].axhline(KEPT_BAR, color=BAR, linewidth=1.8, label="bar: at least")
-    grid[-1].set_ylim(0, 1.1 * max([1.0, *kept]))
-    grid[-1].set_xlabel("samples/s while\nrebuilding / before")
-    legend(grid[-1])
+    dots(last, {"a server was killed": kept} if kept else {}, COLOURS[2])
+    last.axhline(KEPT_BAR, color=BAR, linewidth=1.8, label="target: at least")
+    last.set_ylim(0, 1.15 * max([1.0, *kept]))
+    last.set_title("samples/s while rebuilding / before")
+    legend(last)
+    for axes in grid[len(present) + 1 :]:
+        axes.set_visible(False)
 
 
 FIGURES = {
-    "recovery": Figure("recovery.csv", (12.0, 6.0), recovery),
-    "scrub": Figure("scrub.csv", (6.0, 3.6), scrub),
-    "checkpoint": Figure("checkpoint.csv", (6.5, 3.6), checkpoint),
-    "kernels": Figure("kernels.csv", (10.0, 8.0), kernels),
-    "step": Figure("step.csv", (11.0, 7.0), step),
-    "scaling": Figure("scaling.csv", (14.0, 3.8), scaling),
+    "recovery": Figure("recovery.csv", (WIDTH, 9.0), recovery),
+    "scrub": Figure("scrub.csv", (WIDTH, 3.8), scrub),
+    "checkpoint": Figure("checkpoint.csv", (WIDTH, 4.2), checkpoint),
+    "kernels": Figure("kernels.csv", (WIDTH, 12.0), kernels),
+    "step": Figure("step.csv", (WIDTH, 10.5), step),
+    "scaling": Figure("scaling.csv", (WIDTH, 8.5), scaling),
     **PROTECTION_FIGURES,
 }
 """By the name of the picture in docs/figures."""
@@ -204,7 +230,8 @@ def picture(figure: Figure, csv: Path, target: Path) -> None:
     """Draw one figure. Raises TableError if the CSV does not give it."""
     rows = read_rows(csv)
     with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=figure.size, dpi=110, layout="constrained")
+        canvas = Canvas(figsize=figure.size, dpi=120, layout="constrained")
+        canvas.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         FigureCanvasAgg(canvas)
         try:
             figure.draw(canvas, rows)
@@ -212,9 +239,8 @@ def picture(figure: Figure, csv: Path, target: Path) -> None:
             raise TableError(
                 f"{csv} does not give the figure {target.stem}: {type(error).__name__} {error}"
             ) from None
-        canvas.supxlabel(
-            source(rows, figure.csv), fontsize=7.5, color=COLOURS[3], x=0.01, ha="left"
-        )
+        told = textwrap.fill(source(rows, figure.csv), int(14 * figure.size[0]))
+        canvas.supxlabel(told, fontsize=8, color=COLOURS[3], x=0.01, ha="left")
         target.parent.mkdir(parents=True, exist_ok=True)
         canvas.savefig(target, metadata={MADE_FROM: _digest(csv), "Software": None})
 

@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from lib.charts import BAR, COLOURS, INK, PATCH, Figure, bars, legend
+from lib.charts import BAR, COLOURS, INK, PATCH, WIDTH, Figure, bars, legend
 from lib.contenders import CONTENDERS, REBUILD_ROWS
-from lib.ratios import KEPT_BAR, Row
+from lib.ratios import Row
 from lib.tables import groups, numbers, sizes
-from lib.versus import BASELINES, OURS, by_round, overheads
+from lib.versus import BASELINES, DROP_BAR, OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48
 """Buckets that the time line of a figure has."""
@@ -47,58 +47,71 @@ def _values(
     }
 
 
-def compared(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """By regime: overhead without failures, time until training goes on after a kill, and throughput kept while recovering."""
-    panels = (
-        (
-            "overhead, %",
-            {key: [100 * value for value in values] for key, values in overheads(rows).items()},
-            {"value": "symlog", "linthresh": 10},
-        ),
-        ("a kill: nothing new for s", _values(rows, "lost_ms", 1e-3), {"value": "log"}),
-        ("kept while recovering", _values(rows, "kept_recovering"), {"value": "linear"}),
-    )
+def _by_regime(
+    axes,
+    rows: Sequence[Row],
+    found: Mapping[tuple[str, str], Sequence[float]],
+    among: Callable[[str], bool],
+) -> None:
+    """Bars of the contenders that have values, one for each regime."""
     regimes = _regimes(rows)
-    grid = canvas.subplots(len(regimes), len(panels), squeeze=False)
-    for regime, line in zip(regimes, grid, strict=True):
-        for axes, (title, found, scale) in zip(line, panels, strict=True):
-            shown = _by_contender(found, regime, lambda name: not _in_sweep(name))
-            if shown:
-                bars(axes, list(shown), {title: list(shown.values())}, sideways=True)
-                axes.set_xscale(**scale)
-                if scale["value"] != "linear":
-                    axes.xaxis.set_major_formatter("{x:g}")
-                    axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.set_title(f"{regime}: {title}", fontsize=9)
-        line[2].axvline(KEPT_BAR, color=BAR, linewidth=1.6)
+    each = {regime: _by_contender(found, regime, among) for regime in regimes}
+    names = [name for name in CONTENDERS if any(name in mine for mine in each.values())]
+    if names:
+        series = {regime: [mine.get(name, []) for name in names] for regime, mine in each.items()}
+        bars(axes, names, series, sideways=True)
+        legend(axes)
+
+
+def overhead(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """By contender and regime: how much longer a step takes than with `none`."""
+    axes = canvas.subplots()
+    axes.set_title("Overhead without failures")
+    percent = {key: [100 * value for value in values] for key, values in overheads(rows).items()}
+    _by_regime(axes, rows, percent, lambda name: not _in_sweep(name))
+    axes.set_xscale("symlog", linthresh=10)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("% longer steps than with none\n(logarithmic above 10)")
+
+
+def lost_progress(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """By contender and regime: time from the last step before a kill to the first new one."""
+    axes = canvas.subplots()
+    axes.set_title("Lost progress after a SIGKILL")
+    _by_regime(axes, rows, _values(rows, "lost_ms"), lambda name: not _in_sweep(name))
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("milliseconds without a new step (logarithmic)")
+
+
+def recovering(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """By contender and regime: throughput until all is restored, over that of undisturbed steps."""
+    axes = canvas.subplots()
+    axes.set_title("Training speed while recovering")
+    axes.axvline(1 - DROP_BAR, color=BAR, linewidth=1.6, label="target: above")
+    _by_regime(axes, rows, _values(rows, "kept_recovering"), lambda name: not _in_sweep(name))
+    axes.set_xlabel("samples/s while recovering / undisturbed")
+    legend(axes, columns=2)
 
 
 def copies(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Effect of k and of the number of copies: cost of a step, seconds until whole, and throughput kept while rebuilding."""
+    """Effect of k and of the number of copies: a step, seconds until restored, speed meanwhile."""
     panels = {
-        "overhead, %": {
+        "Overhead, %": {
             key: [100 * value for value in values] for key, values in overheads(rows).items()
         },
-        "whole again after s": _values(rows, "whole_after_s"),
-        "kept while rebuilding": _values(rows, "kept_rebuilding"),
+        "Full redundancy restored after, s": _values(rows, "whole_after_s"),
+        "Samples/s while rebuilding / undisturbed": _values(rows, "kept_rebuilding"),
     }
-    wanted = ("chain-3", "replicate-3", "chain-2", "replicate-2", "erasure-k2", "erasure-k4")
-    regimes = _regimes(rows)
-    for axes, (title, found) in zip(canvas.subplots(1, len(panels)), panels.items(), strict=True):
-        labels = [name for name in wanted if any((regime, name) in found for regime in regimes)]
-        if labels:
-            bars(
-                axes,
-                labels,
-                {regime: [found.get((regime, name), []) for name in labels] for regime in regimes},
-            )
+    wanted = ("erasure-k4", "erasure-k2", "chain-2", "chain-3", "replicate-2", "replicate-3")
+    for axes, (title, found) in zip(canvas.subplots(len(panels), 1), panels.items(), strict=True):
         axes.set_title(title)
-        axes.tick_params(axis="x", labelrotation=20)
-    legend(axes)
+        _by_regime(axes, rows, found, wanted.__contains__)
 
 
 def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Effect of the rows rebuilt per step on throughput meanwhile and on the time until whole; erasure k=4 m=1, embedding-heavy."""
+    """Effect of the rows rebuilt per step on speed meanwhile and on the time until restored."""
     sizes = {OURS: REBUILD_ROWS["embedding-heavy"]} | {
         name: contender.sets["protection.rebuild_rows_per_step"]
         for name, contender in CONTENDERS.items()
@@ -106,10 +119,11 @@ def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
     }
     sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
     panels = {
-        "kept_recovering": "samples/s while recovering,\nshare of undisturbed",
-        "whole_after_s": "whole again after s",
+        "kept_recovering": "samples/s while recovering /\nundisturbed",
+        "whole_after_s": "full redundancy\nrestored after, s",
     }
-    for axes, (field, label) in zip(canvas.subplots(1, 2), panels.items(), strict=True):
+    grid = canvas.subplots(2, 1, sharex=True)
+    for axes, (field, label) in zip(grid, panels.items(), strict=True):
         found = _values(rows, field)
         points = {
             size: found["embedding-heavy", name]
@@ -127,14 +141,13 @@ def rebuild(canvas: Canvas, rows: Sequence[Row]) -> None:
             color=COLOURS[0],
         )
         axes.set_xscale("log", base=2)
+        axes.set_xticks(list(points), [f"{size:,}" for size in points])
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("protection.rebuild_rows_per_step")
         axes.set_ylabel(label)
-    canvas.axes[0].axhline(KEPT_BAR, color=BAR, linewidth=1.6)
-    canvas.suptitle(
-        "embedding-heavy, erasure k=4 m=1: how many rows a step rebuilds in the background",
-        fontsize=10.5,
-    )
+    grid[0].set_title("Rows rebuilt per step: erasure-k4, embedding-heavy")
+    grid[0].axhline(1 - DROP_BAR, color=BAR, linewidth=1.6, label="target: above")
+    legend(grid[0])
+    grid[-1].set_xlabel("protection.rebuild_rows_per_step (logarithmic)")
 
 
 def _rates(
@@ -160,9 +173,8 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
     """New samples per second before, during and after the kill, of one run each; steps done again count for nothing."""
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
-    for regime, axes in zip(
-        regimes, canvas.subplots(len(regimes), 1, squeeze=False)[:, 0], strict=True
-    ):
+    panels = canvas.subplots(len(regimes), 1, squeeze=False)[:, 0]
+    for regime, axes in zip(regimes, panels, strict=True):
         mine = {
             name: lines
             for (at, name), lines in found.items()
@@ -181,11 +193,11 @@ def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
             )
         axes.axvline(0, color=BAR, linewidth=1.2)
         axes.set_ylim(bottom=0)
-        axes.set_title(regime)
-        axes.set_ylabel("new samples/s")
-        if names:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-    axes.set_xlabel("seconds after the SIGKILL")
+        axes.set_title(f"New samples/s around the kill, {regime}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        if names and axes is panels[0]:
+            legend(axes, columns=3)
+    axes.set_xlabel("seconds before and after the SIGKILL (red line)")
 
 
 def _spans(rows: Sequence[Row]) -> list[tuple[float, ...]]:
@@ -247,9 +259,8 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
     """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one; rings while shards are away."""
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
-    for regime, axes in zip(
-        regimes, canvas.subplots(1, len(regimes), squeeze=False)[0], strict=True
-    ):
+    panels = canvas.subplots(len(regimes), 1, squeeze=False)[:, 0]
+    for regime, axes in zip(regimes, panels, strict=True):
         mine = {name: lines for (at, name), lines in found.items() if at == regime}
         for number, (name, lines) in enumerate(mine.items()):
             lines = [row for row in lines if row["auc"]]
@@ -278,12 +289,9 @@ def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
                     linewidth=1,
                     linestyle=(0, (4, 2)),
                 )
-        axes.set_title(regime)
-        axes.legend(loc="best", fontsize=7.5)
-    canvas.axes[0].set_ylabel("AUC on held-out rows")
-    canvas.axes[len(regimes) // 2].set_xlabel(
-        "seconds since the first step; dashed: the SIGKILL, rings: without the shard"
-    )
+        axes.set_title(f"AUC on held-out rows, {regime}")
+        legend(axes, columns=2)
+    axes.set_xlabel("seconds since the first step\ndashed: the SIGKILL; rings: without the shard")
 
 
 def size(canvas: Canvas, rows: Sequence[Row]) -> None:
@@ -310,7 +318,8 @@ def size(canvas: Canvas, rows: Sequence[Row]) -> None:
             color=COLOURS[number],
             label=name,
         )
-    axes.set_xlabel("MB of rows and optimizer state")
+    axes.set_title("Overhead by the size of the tables, embedding-heavy")
+    axes.set_xlabel("rows and optimizer state, MB")
     axes.set_ylabel("overhead, %")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     legend(axes)
@@ -325,7 +334,8 @@ def model(canvas: Canvas, rows: Sequence[Row]) -> None:
     )
     mine = [row for row in rows if row["regime"] == regime]
     few, many = 5, 100
-    for axes, servers in zip(canvas.subplots(1, 2, sharey=True), (few, many), strict=True):
+    panels = canvas.subplots(2, 1, sharex=True)
+    for axes, servers in zip(panels, (few, many), strict=True):
         here = [row for row in mine if int(row["servers"]) == servers]
         for number, ((name, minutes), lines) in enumerate(
             groups(
@@ -353,24 +363,30 @@ def model(canvas: Canvas, rows: Sequence[Row]) -> None:
         )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_title(f"MODEL, {regime}: {servers} servers")
-        axes.set_xlabel("tables with optimizer state, GB")
-    canvas.axes[0].set_ylabel("overhead, % of training alone")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
-    (storage, mtbf) = (rows[0][field] for field in ("storage_gbit", "server_mtbf_hours"))
-    canvas.suptitle(
-        f"MODEL from measured costs; assumed: {storage} Gbit/s of storage per server, a server fails every {mtbf} hours",
-        fontsize=9,
+        axes.set_title(f"MODEL: {servers} servers, {regime}")
+        axes.set_ylabel("overhead, %")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:,g}")
+            axis.set_minor_formatter(NullFormatter())
+    legend(panels[0], columns=2)
+    storage, mtbf = (rows[0][field] for field in ("storage_gbit", "server_mtbf_hours"))
+    axes.set_xlabel(
+        "tables with optimizer state, GB\n"
+        f"assumed: {storage} Gbit/s of storage per server,\n"
+        f"a server fails every {mtbf} hours"
     )
 
 
 PROTECTION_FIGURES = {
-    "protections": Figure("protections.csv", (15.0, 9.0), compared),
-    "protections_copies": Figure("protections.csv", (11.0, 3.8), copies),
-    "protections_rebuild": Figure("protections.csv", (9.0, 3.8), rebuild),
-    "protections_timeline": Figure("protections_timeline.csv", (10.0, 8.0), throughput),
+    "protections": Figure("protections.csv", (WIDTH, 9.5), overhead),
+    "protections_lost_progress": Figure("protections.csv", (WIDTH, 9.0), lost_progress),
+    "protections_recovering": Figure("protections.csv", (WIDTH, 9.0), recovering),
+    "protections_copies": Figure("protections.csv", (WIDTH, 10.0), copies),
+    "protections_rebuild": Figure("protections.csv", (WIDTH, 6.0), rebuild),
+    "protections_timeline": Figure("protections_timeline.csv", (WIDTH, 9.0), throughput),
     "server-dies": Figure("protections_timeline.csv", (8.0, 4.0), server_dies),
-    "protections_size": Figure("protections_size.csv", (7.0, 3.8), size),
-    "protections_accuracy": Figure("protections_accuracy.csv", (13.0, 4.2), accuracy),
-    "protections_model": Figure("protections_model.csv", (12.0, 4.2), model),
+    "protections_size": Figure("protections_size.csv", (WIDTH, 4.2), size),
+    "protections_accuracy": Figure("protections_accuracy.csv", (WIDTH, 11.0), accuracy),
+    "protections_model": Figure("protections_model.csv", (WIDTH, 8.5), model),
 }

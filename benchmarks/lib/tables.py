@@ -739,9 +739,16 @@ TABLES: dict[str, Table | Picture] = {
     "protections accuracy": Table("protections_accuracy.csv", protections_accuracy),
     "protections bytes": Table("protections_bytes.csv", protections_bytes),
     "protections model": Table("protections_model.csv", protections_model),
-    "protections figure": picture(
-        "protections",
-        "Overhead, training time lost to a kill and throughput while recovering, by protection",
+    "protections figure": picture("protections", "Overhead by protection and regime"),
+    "protections lost progress figure": picture(
+        "protections_lost_progress",
+        "Lost progress after a SIGKILL, by protection and regime",
+        "protections.csv",
+    ),
+    "protections recovering figure": picture(
+        "protections_recovering",
+        "Training speed while recovering, by protection and regime",
+        "protections.csv",
     ),
     "protections copies figure": picture(
         "protections_copies", "Effect of k and of the number of copies", "protections.csv"
