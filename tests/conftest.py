@@ -88,7 +88,7 @@ def committed_results() -> Iterator[None]:
 
 @pytest.fixture
 def benchmark_data(criteo_rows: Path, tmp_path: Path) -> Path:
-    """A folder in which benchmarks find the generated data of a smoke run, so that none makes its own."""
+    """The generated data of a smoke run, so that no benchmark makes its own."""
     folder = tmp_path / "kept"
     folder.mkdir()
     for kind in program("lib.measure").DATA:

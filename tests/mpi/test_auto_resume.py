@@ -1,4 +1,4 @@
-"""`--resume auto`: the same line starts a run, goes on with it whatever was killed when, and does nothing once it is complete."""
+"""`--resume auto`: one line starts a run, resumes it after any kill, and ends once it is complete."""
 
 from __future__ import annotations
 

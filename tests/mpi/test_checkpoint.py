@@ -19,7 +19,7 @@ from support.drilling import (
 def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(
     tmp_path, criteo_rows, next_day, killed_run
 ):
-    """More ranks die than the protection covers, before the run has a checkpoint of its own, and after that."""
+    """More ranks die than protection covers, before and after the first checkpoint of the run."""
     sets = {
         **BASE,
         "train.sparse_lr": 0.02,

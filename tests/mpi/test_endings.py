@@ -1,4 +1,4 @@
-"""Runs that end in a way of their own: parity that does not match at the end, losses that are not finite."""
+"""Runs whose parity does not match at the end, and runs whose losses are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guard and its rank as two processes without MPI: stopped and continued, asked to stop, in trouble of its own."""
+"""A guard and its rank as two processes without MPI: stopped, continued, failing, asked to stop."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def test_a_rank_that_calls_or_waits_in_a_call_is_left_alone(start, after, stuck)
 def test_a_guard_does_not_wait_until_the_memory_of_its_rank_is_taken_back_and_has_that_done_beside(
     start,
 ):
-    """1 GiB in small pages, which takes some 85 ms, while the guard needs a few: one of three has to show it on a busy machine."""
+    """Taking back 1 GiB in small pages takes some 85 ms; the guard needs a few.
+
+    On a busy machine one of three attempts has to show it.
+    """
     fill = """
 import ctypes, mmap
 memory = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

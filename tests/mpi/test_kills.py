@@ -41,8 +41,10 @@ def _scores(run):
 def test_servers_killed_in_every_phase_with_spares(
     tmp_path, criteo_rows, undisturbed, interval, backend
 ):
-    """Eight servers die, one in each phase, each after the one before was rebuilt; the heir dies like the first owner. In the second the rows are
-    FBGEMM's and the kernels those of plain C++, in the undisturbed run they are neither.
+    """Eight servers die, one in each phase, each after the one before was rebuilt.
+
+    The heir dies like the first owner. In the second case rows are FBGEMM's and kernels plain C++;
+    in the undisturbed run they are neither.
 
     Phases that only a step which commits has come first: with an interval of 8 that is step 7, and
     step 10, 8 after the rebuilding.
@@ -77,7 +79,7 @@ def test_servers_killed_in_every_phase_with_spares(
 
 
 def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
-    """A server, then a trainer, then another server: six servers (2,1) on eight ranks keep stripes apart throughout."""
+    """A server, a trainer and another server die; six servers (2,1) on eight ranks keep stripes apart."""
     sets = {**BASE, "cluster.servers": 6, "cluster.spares": 0, "protection.commit_interval": 8}
     sets["protection.rebuild_rows_per_step"] = 100_000
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@5:parity", "7@13:dense", "2@21:update"))
@@ -101,7 +103,7 @@ def test_ranks_that_sleep_while_they_wait_lose_nothing(tmp_path, criteo_rows, un
 
 
 def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_run):
-    """With a trainer dead in the evaluation, another rank runs its slot, and the evaluation comes out the same."""
+    """A trainer dies in the evaluation; another rank runs its slot, with the same result."""
     sets = {**BASE, "cluster.servers": 4, "cluster.spares": 3, "protection.k": 2, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 100_000
     run = drill(
@@ -151,7 +153,10 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     "layout", ["dedicated", pytest.param("colocated", marks=pytest.mark.drill)]
 )
 def test_more_than_m_at_once_ends_cleanly(tmp_path, criteo_rows, layout):
-    """The printed mpirun line by itself, each rank under a program that notes its exit code: nobody else cleans up."""
+    """The printed mpirun line by itself: nobody else cleans up.
+
+    Each rank runs under a program that notes its exit code.
+    """
     sets = {
         **BASE,
         "cluster.servers": 3,

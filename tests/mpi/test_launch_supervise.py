@@ -1,4 +1,4 @@
-"""Watching over mpirun: whatever dies, hangs or is stopped, nothing is left, and success is the run's own marker."""
+"""Watching over mpirun: nothing is left of any run, and success is the run's own marker."""
 
 import json
 import os

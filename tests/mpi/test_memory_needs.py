@@ -12,7 +12,7 @@ def near(estimated: float, measured: float, share: float = 0.15) -> bool:
 
 
 def test_what_is_estimated_is_what_a_run_holds(undisturbed_run, criteo_rows):
-    """A real run: rows, parity and dense replicas as it counted them, its processes as the system did."""
+    """Rows, parity and replicas as a real run counted them, its processes as the system did."""
     summary = undisturbed_run.summary
     config = load_config(
         "tiny", [f"data.path={criteo_rows}", *(f"{key}={value}" for key, value in BASE.items())]

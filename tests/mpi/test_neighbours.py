@@ -1,4 +1,4 @@
-"""A guard that stands stopped is killed by its neighbours, and only that: real processes, a clock of the test's."""
+"""A guard that stands stopped is killed by its neighbours: real processes, the test's own clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks started in a wrong way leave at once, all of them, with one line that says what to type; under a real mpirun."""
+"""Ranks that mpirun starts in a wrong way all leave at once, with one line that says what to type."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def dataset(criteo_rows):
 
 
 def train(dataset: str, *mpirun_words: str, config: str = "tiny", **environment: str) -> list[str]:
-    """Run `ecrm train` under mpirun; returns the lines of its stderr that are ours, checks the exit code."""
+    """Run `ecrm train` under mpirun, check its exit code, return ECRM's lines of its stderr."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     began = time.monotonic()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The whole of training against TorchRec: its own EmbeddingBagCollection and FBGEMM optimizer in one process."""
+"""Training compared with TorchRec: EmbeddingBagCollection and FBGEMM's optimizer in one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _ours(tmp_path: Path, data: Path, optimizer: str, arch: str) -> dict:
 
 
 def _torchrec(data: Path, optimizer: str) -> dict:
-    """The same model, initial values and batches: TorchRec's DLRM over its fused FBGEMM EmbeddingBagCollection."""
+    """TorchRec's DLRM over its fused EmbeddingBagCollection: same model, initial values and batches."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.models.dlrm import DLRM
@@ -110,7 +110,7 @@ def _torchrec(data: Path, optimizer: str) -> dict:
     ],
 )
 def test_protected_training_is_torchrecs(tmp_path, criteo_rows, optimizer, arch):
-    """Losses of 100 steps and the tables at the end agree with one undistributed process to float tolerance."""
+    """Losses of 100 steps and the final tables agree with one process to float tolerance."""
     ours, theirs = _ours(tmp_path, criteo_rows, optimizer, arch), _torchrec(criteo_rows, optimizer)
     assert len(ours["losses"]) == STEPS
     torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A rank on another host, its agent and its client as real processes on this machine; each may fall silent or die."""
+"""A rank on another host, its agent and its client, as real processes: each falls silent or dies."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_rank_that_cannot_be_started_is_told_and_given_up(reach, starter, comm
 
 
 def test_a_host_that_falls_silent_is_given_up(reach, tmp_path):
-    """The agent is stopped, so that the connection stays open and says nothing: what a cut cable looks like."""
+    """The agent is stopped: the connection stays open and silent, like that of a cut cable."""
     client = reach(sys.executable, "-c", RANK, str(tmp_path / "rank"))
     rank, its_agent = rank_and_agent(tmp_path / "rank")
     os.kill(its_agent, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_a_head_that_falls_silent_has_its_rank_killed(reach, tmp_path):
 
 
 def test_the_agent_gives_up_before_the_head_does():
-    """So that a host cut off has killed its ranks when the others go on without them, beats on their way and all."""
+    """A host that is cut off has killed its ranks when the others go on without them."""
     assert remote_agent.PATIENCE["agent"] + remote_agent.BEAT < remote_agent.PATIENCE["head"] < 1
 
 
@@ -301,7 +301,7 @@ def test_a_starter_that_cannot_be_killed_is_left_to_itself(monkeypatch):
 
 
 def test_a_rank_that_stands_stopped_is_killed(reach, tmp_path):
-    """It is a guard, and its own rank may stand stopped too; the agent, which still runs, is heard by the head."""
+    """It is a guard, and its own rank may be stopped too. The head still hears the agent."""
     client = reach(sys.executable, "-c", RANK, str(tmp_path / "rank"))
     rank, _ = rank_and_agent(tmp_path / "rank")
     for number, seconds in ((signal.SIGSTOP, 0.6), (signal.SIGCONT, 0.1), (signal.SIGSTOP, 0.6)):
@@ -360,7 +360,7 @@ def test_what_a_rank_has_started_ends_with_it(reach, tmp_path):
 
 
 def test_a_stranger_is_sent_away(reach, tmp_path):
-    """One who says nothing, one with a wrong token, one who talks nonsense: before the agent comes, and it still may."""
+    """Silent ones, wrong tokens and nonsense are sent away before the agent comes, which still may."""
     go = tmp_path / "go"
     client = reach(
         "echo",

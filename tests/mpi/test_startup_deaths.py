@@ -1,4 +1,4 @@
-"""Ranks killed or stopped before MPI is up, under a plain mpirun: the run ends at once with one line, or survives it."""
+"""Ranks killed or stopped before MPI is up: the run ends at once with one line, or survives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from support.drilling import RUN_SECONDS, Mpirun, mpirun_line
 from support.paths import PROGRAMS
 
 WITHIN_SECONDS = 10.0
-"""From a death to the end of mpirun: 1.5 s to be sure, half a second between looks, and a machine that is not idle."""
+"""From a death to the end of mpirun.
+
+1.5 s to be sure, half a second between looks, and a machine that is not idle.
+"""
 
 LATE = (str(PROGRAMS / "late.py"),)
 
@@ -34,7 +37,7 @@ class Start(Mpirun):
         self.folder = folder
 
     def ranks(self, rank: int) -> list[int]:
-        """Processes of a rank: first the one that mpirun started, which becomes the guard, then the guarded one."""
+        """Processes of a rank: the one that mpirun started, which becomes the guard, then the guarded."""
         found = []
         for pid in self.members:
             try:
@@ -98,7 +101,7 @@ drill = pytest.mark.drill
     ],
 )
 def test_a_rank_killed_while_it_starts(tmp_path, criteo_rows, instant):
-    """Killed at its first sign of life, and so on, until it may be through MPI_Init, after which the run survives."""
+    """Killed ever later, from its first sign of life on; after MPI_Init the run survives."""
     start = Start(tmp_path / "run", criteo_rows)
     os.kill(start.wait_for(instant), signal.SIGKILL)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A rank asked to stop takes the time that it needs while it has its guard, and a bounded time without."""
+"""A rank asked to stop takes the time that it needs; without its guard a bounded time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_limit_begins_with_the_end_of_the_guard():
 
 
 def test_that_mpirun_goes_is_heard_also_after_a_request_to_stop():
-    """As where everything is asked to stop at once: the rank hears it first, then what its guard makes of mpirun's."""
+    """All are asked to stop at once: a rank gets the signal, then its guard's for mpirun's end."""
     program = PROGRAM.replace(
         "    time.sleep(100)",
         f"""

@@ -1,4 +1,4 @@
-"""The stripes of a running job are pyeclib's, byte for byte, before and after a rank was killed and rebuilt."""
+"""Stripes of a running job are pyeclib's, byte for byte, before and after a kill."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def program(name: str) -> ModuleType:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The lines of a benchmark's CSV, after its figure, if it has one, and its tables were made from it."""
+    """The lines of a benchmark's CSV; its figure, if it has one, and its tables are made from it."""
     figures, tables = program("lib.figures"), program("lib.tables")
     if path.stem in figures.FIGURES:
         drawn = path.with_suffix(".png")

@@ -1,4 +1,4 @@
-"""Broken engines that fault schedules must catch: how each is broken, in which suite, and within how many seeds."""
+"""Broken engines that fault schedules must catch, each in its suite and within so many seeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from ecrm.storage.undo import UndoLog
 
 @dataclass(frozen=True)
 class Canary:
-    """`damage(engine)` breaks each engine as it is made, `patch(monkeypatch)` the code of all; caught within `seeds` seeds."""
+    """How an engine is broken, to be caught within `seeds` seeds.
+
+    `damage(engine)` breaks each engine as it is made, `patch(monkeypatch)` the code of all.
+    """
 
     seeds: int
     damage: Callable | None = None
@@ -149,7 +152,7 @@ def _unawaited_left_out(patch):
 
 
 def _computed_for_another_step(patch):
-    """What slots computed is kept also where the engine has gone further back than the beginning of that step."""
+    """What slots computed is kept even after the engine has gone back beyond that step."""
     right = Computed.begin
 
     def begin(self, engine):
@@ -170,7 +173,7 @@ def _marked_whole(patch):
 
 
 def _healthy_shard_moved(patch):
-    """A recovery that gives a lost shard's heir a healthy one instead, and the lost one to that one's host."""
+    """A recovery that swaps a lost shard with a healthy one."""
 
     def swapping(view, dead, shape, replicas, *words):
         after = plan_recovery(view, dead, shape, replicas, *words)
@@ -202,7 +205,7 @@ def _back_past_the_commit(engine):
 
 
 def _own_view(engine):
-    """A recovery after which the lowest rank sees the holders of the dense replica in another order."""
+    """A recovery after which the lowest rank sees holders of the dense replica in another order."""
     right = engine.recovery._take_over
 
     def take_over():
@@ -226,7 +229,7 @@ def _no_spares(patch):
 
 
 def _all_rebuild(patch):
-    """A recovery after which every shard counts as rebuilding, so that nobody may die for a while."""
+    """A recovery after which every shard counts as rebuilding: nobody may die for a while."""
 
     def anxious(view, dead, shape, replicas, *words):
         after = plan_recovery(view, dead, shape, replicas, *words)
@@ -277,7 +280,7 @@ def _promises_more(patch):
 
 
 def _another_code(patch):
-    """One that decodes all that the promised one does, while nobody reads parity that was written by that one."""
+    """Another code that decodes as much: only its parity bytes differ from the documented ones."""
     right = code_module.make_coefficients
     patch.setattr(code_module, "make_coefficients", lambda k, m: PRODUCT[3][right(k, m)])
 

@@ -1,4 +1,4 @@
-"""Real runs for tests: `ecrm launch` under mpirun, real SIGKILL, and what the run folder says afterwards."""
+"""Real runs: `ecrm launch` under mpirun, real SIGKILL, and what the run folder says afterwards."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Mpirun:
         return session_members(self.process.pid)
 
     def end(self, seconds: float) -> tuple[int, str]:
-        """mpirun's exit code and what was printed, within `seconds`; nothing of the run may be left."""
+        """mpirun's exit code and output, within `seconds`; nothing of the run may be left."""
         try:
             output, _ = self.process.communicate(timeout=seconds)
         finally:
@@ -178,7 +178,7 @@ def launch(
 def drill(
     folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()
 ) -> Run:
-    """A run that must complete, with every scheduled kill fired, recovered, and parity right at the end."""
+    """A run that must complete: every kill fired and was recovered, and parity is right at the end."""
     run = launch(folder, data, {"protection.verify_parity_at_end": True, **(sets or {})}, kills)
     assert run.code == 0, run.output
     fired = {event["scheduled"] for event in run.events_of("kill")}
@@ -214,7 +214,7 @@ def kill_everything_once(
     sets: dict[str, Any],
     given: Path | None = None,
 ) -> None:
-    """Start a run, or go on from `given`, and SIGKILL all of its processes `wait` seconds after something was `begun`."""
+    """Start a run, or resume `given`, and SIGKILL all of it `wait` seconds after `begun()`."""
     run = Mpirun(
         mpirun_line(folder, data, sets, more=() if given is None else ("--resume", str(given)))
     )
@@ -254,7 +254,7 @@ def niceness(pid: int) -> int:
 
 
 def _state(pid: int) -> tuple[str, int, int]:
-    """State, flags and niceness of a process as proc_pid_stat(5) has them; a zombie where there is none."""
+    """State, flags and niceness of a process (proc_pid_stat(5)); a zombie where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

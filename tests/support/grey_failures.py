@@ -14,7 +14,7 @@ from support.paths import PROGRAMS
 
 
 def misbehaving(how: str) -> tuple[str, ...]:
-    """tests/support/programs/misbehaving.py is `ecrm` in which a rank, by default 1, does that in step 30."""
+    """`ecrm` in which a rank, by default 1, misbehaves so in step 30 (programs/misbehaving.py)."""
     return (str(PROGRAMS / "misbehaving.py"), how)
 
 
@@ -89,6 +89,10 @@ HANG_SECONDS = 2.0
 
 
 def longest_gap(run: Run) -> float:
-    """Seconds; a rank stopped inside the agreement on a commit holds up that step, not the one in which its death is noticed."""
+    """Seconds between two steps.
+
+    A rank stopped inside the agreement on a commit holds up that step, and its death is noticed in
+    another.
+    """
     finished = sorted(when for event in run.events_of("progress") for _, when in event["finished"])
     return max(later - earlier for earlier, later in zip(finished, finished[1:]))

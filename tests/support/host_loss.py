@@ -183,7 +183,7 @@ def lose(training: Training, name: str) -> float:
 
 
 def check(run: Run, model: str, lost: list[list[int]]) -> None:
-    """The run is complete, lost exactly these ranks, host by host, and has the model of an undisturbed one."""
+    """The run is complete, lost exactly these ranks by host, and has the undisturbed model."""
     assert run.code == 0, run.output
     assert run.model == model, run.output
     dead = [sorted(failure["ranks"]) for failure in run.summary["failures"]]
@@ -215,7 +215,7 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
 
 
 def survives_the_loss(training: Training, name: str, ranks: list[int], model: str) -> None:
-    """In step 30 or soon after, a host with these ranks is lost; the run goes on in time, to the same model."""
+    """A host with these ranks is lost in step 30 or soon after; the run goes on to the same model."""
     training.wait_for_step(30)
     assert training.ranks_of(name) == ranks
     when = lose(training, name)

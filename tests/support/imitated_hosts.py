@@ -1,4 +1,4 @@
-"""Hosts imitated on this machine: network namespaces whose virtual cables go into a bridge on the head machine."""
+"""Imitated hosts: network namespaces with virtual cables to a bridge on the head machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 20
 
 
 class ImitatedHosts:
-    """Hosts by name, h1 to hN; their namespaces and devices have names that no other process uses."""
+    """Hosts h1 to hN; names of their namespaces and devices are used by no other process."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"h{number}" for number in range(1, count + 1)]
@@ -81,7 +81,7 @@ class ImitatedHosts:
         _ip("link", "set", self._cable(name), "up")
 
     def mute(self, name: str) -> None:
-        """The cable out one way: nothing that a host sends comes to the head machine any more, the other hosts hear it."""
+        """Cut a cable one way: the head machine no longer hears the host; other hosts do."""
         _ip(
             "-n",
             self.namespace(name),

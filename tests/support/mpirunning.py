@@ -13,7 +13,10 @@ from ecrm.launch.supervise import session_base
 
 
 def mpirun(ranks: int, program: Path, *arguments: object, seconds: float = 120) -> str:
-    """What the run printed; its processes are gone on return. mpirun's exit code says nothing: look at what was left."""
+    """What the run printed; its processes are gone on return.
+
+    mpirun's exit code says nothing: look at what the run left.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     words = [
         str(beside) if beside.exists() else str(shutil.which("mpirun")),

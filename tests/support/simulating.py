@@ -8,7 +8,10 @@ from collections.abc import Callable
 def dies_once(
     doomed: set[int], allowed: Callable[[int], bool]
 ) -> Callable[[int, tuple[int, ...]], bool]:
-    """A `may_kill` of RandomFaults: any rank that is `allowed` to, once; those that do are added to `doomed`."""
+    """A `may_kill` of RandomFaults: any rank that is `allowed` to die does so once.
+
+    Those that do are added to `doomed`.
+    """
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
         if rank in doomed or not allowed(rank):

@@ -1,4 +1,4 @@
-"""A real Slurm cluster over imitated hosts: munged and slurmctld on the head machine, slurmd on every host."""
+"""A real Slurm cluster: munged and slurmctld on the head machine, slurmd on imitated hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 # slurmd wants some, whatever it is to do with them.
-CGROUPS = "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/freezer && mount -t cgroup -o freezer none /sys/fs/cgroup/freezer"
+CGROUPS = (
+    "mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/freezer "
+    "&& mount -t cgroup -o freezer none /sys/fs/cgroup/freezer"
+)
 
 
 def why_no_slurm() -> str | None:
@@ -57,7 +60,9 @@ def why_no_slurm() -> str | None:
 
 
 class SlurmCluster:
-    """Started with its hosts as nodes, where nothing of `private` is seen; `variables` are those that its commands need.
+    """Started with its hosts as nodes, where nothing of `private` is seen.
+
+    `variables` are those of the environment that its commands need.
 
     slurmd is left out of what `hosts.pids` tells, and killed with its host.
     """
@@ -96,7 +101,10 @@ class SlurmCluster:
         self._until(lambda: (folder / "munge.socket").exists(), "munge.log")
         self._begin("unshare", "--uts", "sh", "-c", "hostname head && exec slurmctld -D")
         for name in hosts.names:
-            inside = f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} && mount -t tmpfs none /dev/shm && {CGROUPS} && exec slurmd -D"
+            inside = (
+                f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} "
+                f"&& mount -t tmpfs none /dev/shm && {CGROUPS} && exec slurmd -D"
+            )
             (folder / f"spool-{hosts.namespace(name)}").mkdir()
             slurmd = self._begin(
                 "ip",

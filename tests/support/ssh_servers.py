@@ -40,7 +40,9 @@ def why_no_ssh() -> str | None:
 
 
 def serve(hosts: ImitatedHosts, folder: Path, private: Path) -> str:
-    """Start sshd on every host, with keys in `folder`, where nothing of `private` is seen; the default starter, with these keys.
+    """Start sshd on every host, with keys in `folder`, where nothing of `private` is seen.
+
+    Returns the default starter, with these keys.
 
     It is left out of what `hosts.pids` tells, and killed with its host.
     """

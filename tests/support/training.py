@@ -28,7 +28,7 @@ from ecrm.transport.simulated import RankKilled, SimulatedCluster
 
 @dataclass(frozen=True)
 class Telling:
-    """A rank that dies as it tells the progress of a step: before it has written it, or once it `has_written` it."""
+    """A rank that dies as it tells the progress of a step, before or once it `has_written` it."""
 
     rank: int
     step: int
@@ -76,7 +76,7 @@ def train(
     resume: Path | None = None,
     seed: int = 0,
 ) -> Trained:
-    """The tiny config with `sets`, to its end or to the death of its last rank; checkpoints where they are on."""
+    """The tiny config with `sets`, to its end or to the death of its last rank."""
     config = load_config("tiny", [f"data.path={data}", *sets])
     dataset = CriteoDataset.open(
         config.data.path, config.model.max_rows_per_table, config.data.eval_fraction

@@ -1,4 +1,7 @@
-"""`python -m ecrm ...` that adds a line to the file named first whenever a slot's backward is run: the cores it may run on."""
+"""`python -m ecrm ...` that notes each backward of a slot: a line with the cores it may run on.
+
+The first argument names the file of these lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs a command as a rank of mpirun does, and notes how it ended in FOLDER/RANK. Arguments: FOLDER COMMAND..."""
+"""Runs a command as a rank of mpirun and notes its exit code in FOLDER/RANK.
+
+Arguments: FOLDER COMMAND...
+"""
 
 import os
 import signal

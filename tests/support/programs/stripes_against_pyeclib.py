@@ -1,4 +1,4 @@
-"""Under mpirun: a running job's stripes, before and after a kill, encoded and decoded with pyeclib on the reporter.
+"""Under mpirun: pyeclib encodes and decodes stripes of a running job, before and after a kill.
 
 Arguments: K M SERVERS FILE. Writes to FILE one line per check: step, stripes, "same" or what
 differs.
@@ -29,7 +29,7 @@ driver = ECDriver(k=k, m=m, ec_type="isa_l_rs_vand" if m <= 3 else "isa_l_rs_cau
 
 
 def units_of(engine: Engine) -> dict[int, list[bytes]] | None:
-    """On the reporter, for each row space and residue: the bytes of every unit, stripes in order."""
+    """On the reporter: the bytes of every unit by row space and residue, stripes in order."""
     shape = engine.state.protection.shape
     outgoing = []
     for (shard, space), hosted in engine.state.hosted.items():
@@ -56,7 +56,7 @@ def units_of(engine: Engine) -> dict[int, list[bytes]] | None:
 
 
 def check(units: list[bytes]) -> str:
-    """pyeclib's parity of the data units is ours; pyeclib rebuilds the data from any k of our units."""
+    """pyeclib computes the same parity, and rebuilds the data from any k of our units."""
     padded = [unit + bytes(-len(unit) % ALIGNMENT) for unit in units]
     fragments = driver.encode(b"".join(padded[:k]))
     if [f[HEADER : HEADER + len(u)] for f, u in zip(fragments, units, strict=True)] != units:

@@ -1,4 +1,4 @@
-"""What every transport must do, as one program for seven ranks; as a script it runs on MPI and writes what it saw.
+"""What every transport must do, for seven ranks; as a script it runs on MPI.
 
     mpirun --with-ft ulfm --oversubscribe -n 7 python transport_contract.py RESULT_FOLDER poll|sleep
 
@@ -98,12 +98,12 @@ def counts_what_others_are_given(transport: Transport) -> None:
 
 
 def writes(sender: int, to: int) -> bool:
-    """Some pairs do not write, the last rank writes to nobody but itself, everybody writes to itself."""
+    """Some pairs do not write; the last rank writes to itself alone; everybody writes to itself."""
     return sender == to or (sender != WORLD_SIZE - 1 and (sender + 2 * to) % 5 != 0)
 
 
 def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
-    """Tensors of many dtypes and shapes, some empty, odd sizes, some longer than one packet; one in four is only empty."""
+    """Tensors of many dtypes, shapes and odd sizes, some longer than a packet, one in four empty."""
     if (sender + to) % 4 == 3:
         return [torch.empty(0, 5)]
     generator = torch.Generator().manual_seed(1000 * turn + 10 * sender + to)
@@ -225,7 +225,7 @@ def agrees(transport: Transport) -> None:
 
 
 def carries_large_messages(transport: Transport, large_bytes: int) -> None:
-    """Of many kinds among all; of one large tensor from each of two ranks to the other and to itself."""
+    """Many kinds among all; one large tensor from each of two ranks to the other and to itself."""
     received = transport.exchange({to: parcel(transport.rank, to)[0] for to in transport.live})
     for sender, tensors in received.items():
         check_equal(tensors, parcel(sender, transport.rank)[1])
@@ -277,7 +277,7 @@ def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
 
 
 def outgrows_a_room(transport: Transport) -> None:
-    """Memory that has been lent and given up is taken back by the system, and not what came in its place."""
+    """The system takes back shared memory that was given up, and not what came in its place."""
     room = ReusableBuffer(64, transport.allocate_shared)
     for number, rows in enumerate((10, 3, 400, 400, 2000, 1000)):
         there = room.of(rows)
@@ -293,7 +293,7 @@ def outgrows_a_room(transport: Transport) -> None:
 
 
 def interrupts_everybody_when_one_rank_shrinks(transport: Transport) -> str:
-    """Nobody has died; the others wait in an exchange or an agree, or have yet to learn that the first agree is over."""
+    """Nobody has died; others wait in an exchange or agree, or do not know yet that one is over."""
     live = transport.live
     told = "began"
     if transport.rank == 0:
@@ -349,7 +349,7 @@ def survives(
 
 
 def recover(transport: Transport) -> bool:
-    """Shrink, then check that all survivors have the same `live`; False if somebody died meanwhile."""
+    """Shrink, and check that all survivors have one `live`; False if somebody died meanwhile."""
     transport.shrink()
     try:
         for _turn in range(3):
@@ -362,7 +362,7 @@ def recover(transport: Transport) -> bool:
 
 
 def leaves_one_by_one(transport: Transport) -> dict[str, object]:
-    """The last rank leaves while the other computes, in bounded time; the other finds out and goes on alone."""
+    """The last rank leaves in bounded time; the other, which computes, finds out and goes on."""
     first, _last = transport.live
     if transport.rank == first:
         time.sleep(CLOSE_SECONDS + 1)
@@ -385,7 +385,7 @@ def kill_this_process(seconds: float) -> None:
 
 
 def waits(transport: Transport, sleeps: bool) -> float:
-    """The share of its time that this rank is busy while it waits half a second for rank 0, which sleeps."""
+    """The share of half a second that this rank is busy while it waits for rank 0, which sleeps."""
     transport.sleeps = sleeps
     transport.share([])
     began, busy = time.monotonic(), time.process_time()

@@ -1,4 +1,4 @@
-"""A loop of steps on MPI in which some ranks kill themselves at random instants; survivors must stay in step.
+"""Steps on MPI in which ranks kill themselves at random instants; survivors stay in step.
 
     mpirun --with-ft ulfm --oversubscribe -n RANKS python transport_drill.py RESULT_FOLDER
     poll|sleep SEED KILLS STEPS
