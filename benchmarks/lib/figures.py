@@ -107,6 +107,24 @@ def checkpoint(canvas: Canvas, rows: Sequence[Row]) -> None:
     legend(axes, columns=4)
 
 
+def checkpoint_runs(canvas: Canvas, rows: Sequence[Row]) -> None:
+    """Overhead of each checkpoint beside training, by mode and regime."""
+    axes = canvas.subplots()
+    found = groups(rows, "regime", "mode")
+    modes = [mode for (mode,) in groups(rows, "mode")]
+    percent = {
+        regime: [
+            [100 * value for value in numbers(found.get((regime, mode), []), "overhead")]
+            for mode in modes
+        ]
+        for (regime,) in groups(rows, "regime")
+    }
+    axes.set_title("Training time that a checkpoint costs")
+    bars(axes, modes, percent, sideways=True)
+    axes.set_xlabel("% of the steps from one checkpoint to the next")
+    legend(axes)
+
+
 def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
     """Time of our kernel over each contender's, with p20 and p80, and the target as a line."""
     shown = [row for row in rows if row["contender"] in KERNEL_BARS]
@@ -218,6 +236,7 @@ FIGURES = {
     "recovery": Figure("recovery.csv", (WIDTH, 9.0), recovery),
     "scrub": Figure("scrub.csv", (WIDTH, 3.8), scrub),
     "checkpoint": Figure("checkpoint.csv", (WIDTH, 4.2), checkpoint),
+    "checkpoint_runs": Figure("checkpoint_runs.csv", (WIDTH, 4.0), checkpoint_runs),
     "kernels": Figure("kernels.csv", (WIDTH, 12.0), kernels),
     "step": Figure("step.csv", (WIDTH, 10.5), step),
     "scaling": Figure("scaling.csv", (WIDTH, 8.5), scaling),

@@ -727,6 +727,9 @@ TABLES: dict[str, Table | Picture] = {
     "checkpoint figure": picture(
         "checkpoint", "Seconds of writing, checking and loading a checkpoint, by mode"
     ),
+    "checkpoint runs figure": picture(
+        "checkpoint_runs", "Overhead of checkpoints while training, by mode and regime"
+    ),
     "kernels figure": picture("kernels", "Time of each kernel over that of its peers and floors"),
     "step figure": picture(
         "step", "Samples per second with and without protection and of TorchRec, and their ratios"
