@@ -147,7 +147,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@STEP[:PHASE]",
         help="kill this rank when this phase of this step begins; repeatable. "
         "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
-        f"PHASE is by default input, or one of {', '.join(PHASES)}",
+        f"PHASE is one of {', '.join(PHASES)}; by default input",
     )
 
 
