@@ -7,6 +7,8 @@ import runpy
 
 import pytest
 
+from ecrm import errors
+from ecrm.events import EVENTS
 from support.paths import ROOT
 
 PAGES = sorted(
@@ -35,6 +37,40 @@ def test_every_test_and_file_that_a_page_names_exists(page):
         r"`((?:ecrm|tests|kernels|benchmarks|configs)/[\w./]+\.(?:py|cpp|h|md|toml))`", text
     ):
         assert (ROOT / path).exists(), path
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ +(.+)$", without_code(page), re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-") for text in texts}
+
+
+def without_code(page: str) -> str:
+    return re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    text, wrong = page.read_text(), []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_the_runbook_says_what_to_do_at_every_event_and_exit_code():
+    first_cells = re.findall(
+        r"^\| ([^|]+) \|", (ROOT / "docs/operations/runbook.md").read_text(), re.MULTILINE
+    )
+    codes = {str(kind.exit_code) for kind in vars(errors).values() if hasattr(kind, "exit_code")}
+    assert len(codes) >= 7
+    assert codes <= set(first_cells)
+    assert set(EVENTS) <= {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_each_guarantee_has_a_line_in_the_table_of_tests():
