@@ -86,7 +86,7 @@ def measure(rows: int, mode: str, folder: Path) -> dict[str, object]:
         CheckpointPolicy(steps=1, every_steps=1, mode=mode),
         told.append,
     )
-    engine.step = engine.committed = 1
+    engine.state.step = engine.state.committed = 1
     checkpoints.finish()
     (event,) = told
     checkpoint = find(folder)[0][0]

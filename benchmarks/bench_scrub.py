@@ -61,14 +61,15 @@ def act_as_ecrm(arguments: list[str]) -> int:
         apply, scrubs = Engine.apply, {}
 
         def apply_and_scrub_so_much(self: Engine, *values: object, **options: object) -> None:
-            scrub = scrubs.setdefault(id(self), self.scrub)
+            state = self.state
+            scrub = scrubs.setdefault(id(self), state.scrub)
             rows = ROWS_PER_STEP[self.step % len(ROWS_PER_STEP)]
             scrub._rows_per_step = rows
-            self.scrub = self.protection._scrub = scrub if rows else None
+            state.scrub = state.protection._scrub = scrub if rows else None
             try:
                 apply(self, *values, **options)
             finally:
-                self.scrub = self.protection._scrub = scrub
+                state.scrub = state.protection._scrub = scrub
 
         Engine.apply = apply_and_scrub_so_much
     from ecrm.cli.commands import main
