@@ -134,7 +134,7 @@ SHORT = (
     "stateless-30",
     "mapped-none",
 )
-"""Those in the README's table."""
+"""Those in the short table of docs/benchmarks/protections.md."""
 
 
 @dataclass(frozen=True)
