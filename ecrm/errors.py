@@ -28,6 +28,8 @@ class EcrmError(Exception):
 
     exit_code = 1
     told = False  # whether the user has been told already
+    speaker: int
+    """Set where all ranks end with this error: the one that tells the user."""
 
 
 @dataclass(frozen=True)

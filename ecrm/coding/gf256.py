@@ -87,4 +87,5 @@ def invert_matrix(matrix: np.ndarray) -> np.ndarray:
 
 def multiply_matrices(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The product uint8 [p, r] of uint8 [p, q] and uint8 [q, r]."""
-    return np.bitwise_xor.reduce(PRODUCT[a[:, :, None], b[None, :, :]], axis=1)
+    products = PRODUCT[a[:, :, None], b[None, :, :]]
+    return np.asarray(np.bitwise_xor.reduce(products, axis=1))

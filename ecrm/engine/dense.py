@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ecrm.errors import Unrecoverable
 from ecrm.transport.base import Transport
+from ecrm.transport.message import tensors
+from ecrm.transport.piggyback import Outgoing
 
 
 class DenseReplica(Protocol):
@@ -85,6 +87,7 @@ def spread_dense(
         )
     if not needing:
         return None
-    outgoing = dict.fromkeys(needing, export()) if transport.rank == holders[0] else {}
+    sends = transport.rank == holders[0]
+    outgoing: Outgoing = dict.fromkeys(needing, export()) if sends else {}
     received = transport.exchange(outgoing)
-    return received[holders[0]] if transport.rank in needing else None
+    return tensors(received[holders[0]]) if transport.rank in needing else None

@@ -52,7 +52,7 @@ from ecrm.requests.routing import (
 from ecrm.storage import StoreFactory
 from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Part
+from ecrm.transport.message import Part, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
 
 
@@ -204,12 +204,13 @@ class Engine:
         """
         self.enter("repair")
         repair = lookup.repair
+        assert repair is not None
         self._note_repair(repair.report)
         if repair.urgent:
             repair.finish(self._transport.exchange(repair.answers()))
             replies = lookup.shard_side.late_replies()
             late, rest = exchange(self._transport, replies, attached=repair.rest())
-            repair.finish(rest)
+            repair.finish(rest or {})
             return late
         if at_once:
             repair.finish(self._transport.exchange(repair.rest()))
@@ -256,21 +257,24 @@ class Engine:
         `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
         rank, before anything is changed, and may end the run. Raises StepAborted after a failure.
         """
-        state, flight = self.state, self._in_flight
+        state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
         with self.recovery.recovering():
+            assert lookup is not None, "a step begins with lookup()"
             self.enter("update")
             flight.updating = True
             foresees = flight.confirmed and state.protection.foresees_repair
-            flight.replay = StepReplay(self.step, flight.lookup, self.view) if foresees else None
+            flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
             ahead = self._lookup_ahead(rows_ahead, rows_soon)
             results = self._results(
-                row_gradients, contributions, ahead, notes or {}, troubles or {}
+                lookup, row_gradients, contributions, ahead, notes or {}, troubles or {}
             )
-            came = self._exchange_results(results)
+            came = self._exchange_results(lookup, results)
             flight.changed = True
-            flight.lookup.shard_side.update(came.gradients, state.protection.keeps_deltas)
+            lookup.shard_side.update(came.gradients, state.protection.keeps_deltas)
             state.note_undo_bytes()
-            committing = commit or came.stop or bool(self.view.rebuilding) or self._commit_is_due()
+            committing = (
+                commit or bool(came.stopping) or bool(self.view.rebuilding) or self._commit_is_due()
+            )
             self._exchange_redundancy(came, ahead, committing)
             if committing and state.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
@@ -281,7 +285,7 @@ class Engine:
                 flight.phase = "commit"
                 state.hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
-                self.recovery.stopping = self.recovery.stopping or came.stop
+                self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
             if not self.recovery.stopping and not (committing and state.put_right):
                 flight.ahead = ahead
             flight.replay = None
@@ -302,6 +306,7 @@ class Engine:
 
     def _results(
         self,
+        lookup: Lookup,
         row_gradients: Mapping[int, Sequence[Tensor]],
         contributions: Mapping[int, Tensor],
         ahead: Lookup | None,
@@ -312,16 +317,16 @@ class Engine:
 
         Row gradients to shards, slices and notes to dense holders, and the next lookup's requests.
         """
-        slot_side, holders = self._in_flight.lookup.slot_side, SlicedSum(self.view.dense)
-        outgoing = slot_side.gradients(row_gradients)
-        slot_side.keep(row_gradients, self.step)
+        holders = SlicedSum(self.view.dense)
+        outgoing = lookup.slot_side.gradients(row_gradients)
+        lookup.slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in holders.slices(contribution).items():
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
                 if slot in notes:
                     outgoing[holder].extend(((NOTE, slot), notes[slot]))
-        for rank, tensors in ahead.requests().items() if ahead is not None else ():
-            outgoing.setdefault(rank, []).extend(tensors)
+        for rank, requests in ahead.requests().items() if ahead is not None else ():
+            outgoing.setdefault(rank, []).extend(requests)
         for rank in self.view.live if self.state.hooks.asks() else ():
             outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
         for slot, trouble in troubles.items():
@@ -330,16 +335,16 @@ class Engine:
                 outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
         return outgoing
 
-    def _exchange_results(self, results: Outgoing) -> StepResults:
+    def _exchange_results(self, lookup: Lookup, results: Outgoing) -> StepResults:
         """A step's first exchange: what slots have computed, and the rest of a round of repair."""
-        lookup = self._in_flight.lookup
-        attached = lookup.repair.rest() if lookup.repair_goes_with_results else None
+        repair = lookup.repair if lookup.repair_goes_with_results else None
+        attached = None if repair is None else repair.rest()
         received, rest = exchange(self._transport, results, attached)
         came = StepResults.of(received)
         if came.troubles:
-            self._heed(came.troubles)
-        if rest is not None:  # before the rows that it was read from are updated
-            lookup.repair.finish(rest)
+            self._heed(dict(sorted(came.troubles.items())))
+        if repair is not None:  # before the rows that it was read from are updated
+            repair.finish(rest or {})
         return came
 
     def _exchange_redundancy(
@@ -367,7 +372,7 @@ class Engine:
         replies = StepReplies.of(collected)
         if ahead is not None:
             ahead.receive_replies(replies)
-        if committing and held is not None:
+        if committing and ahead is not None and held is not None:
             state.protection.retain(ahead.slot_side, replies.replies)
         if state.dense is not None:
             state.dense.apply(SlicedSum(self.view.dense).assemble(replies.dense))
@@ -417,8 +422,10 @@ class Engine:
         state = self.state
         present = None if state.dense is None else state.present_dense
         state.protection.prepare(self.step, present)
-        if not self._transport.agree(state.scrub is None or state.scrub.clean):
-            state.scrub.tell()
+        scrub = state.scrub
+        if not self._transport.agree(scrub is None or scrub.clean):
+            assert scrub is not None
+            scrub.tell()
             if not self._transport.agree(True):
                 raise AssertionError("a live rank refused the commit")
         state.accept_commit()
@@ -510,5 +517,5 @@ class Engine:
         with self.recovery.recovering():
             mine = self.state.protection.verify(self.view)
             shared = self._transport.share([torch.tensor([mine.stripes, mine.mismatches])])
-            of_all = torch.stack([tensors[0] for tensors in shared.values()])
+            of_all = torch.stack([tensors(parts)[0] for parts in shared.values()])
             return VerifyReport(*of_all.sum(0).tolist())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ecrm.placement.view import View
 from ecrm.transport.base import PeerFailure, Transport
-from ecrm.transport.message import Received
+from ecrm.transport.message import Received, tensors
 
 
 class Noticed(NamedTuple):
@@ -68,17 +68,19 @@ class Ledger:
         if not transport.agree(True):
             raise PeerFailure("a rank died in recovery")
         said = []
-        for rank, (numbers, view, words, *told) in sorted(shared.items()):
-            commits, begun, asks, doubts, state_lost, holds, replays, in_vain = numbers.tolist()
-            flags = bool(asks), bool(doubts), bool(state_lost)
-            noticed, *texts = json.loads(_from_bytes(words))
+        for rank, parts in sorted(shared.items()):
+            numbers_said, view, reasons, told = _said(parts)
+            commits, begun, asks, doubts, state_lost, holds, replays, in_vain = numbers_said
+            noticed, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
                     commits,
-                    View.from_json(_from_bytes(view)),
+                    View.from_json(view),
                     begun,
-                    *flags,
+                    bool(asks),
+                    bool(doubts),
+                    bool(state_lost),
                     (rank,) if holds else (),
                     Noticed(*noticed),
                     replays,
@@ -102,11 +104,17 @@ class Ledger:
                 0
             ],
             replayed.pop()[0] if len(replayed) == 1 else -1,
-            {rank: tensors for ledger in said for rank, tensors in ledger.told.items()},
+            {rank: told for ledger in said for rank, told in ledger.told.items()},
             min(ledger.in_vain for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
         )
+
+
+def _said(parts: Sequence[Received]) -> tuple[list[int], str, str, Sequence[Received]]:
+    """What a rank has shared: numbers, its view, what it has to say, and what its slots ask for."""
+    numbers, view, words = tensors(parts[:3])
+    return numbers.tolist(), _from_bytes(view), _from_bytes(words), parts[3:]
 
 
 def _to_bytes(text: str) -> Tensor:

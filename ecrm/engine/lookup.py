@@ -114,8 +114,8 @@ class Lookup:
             self.repair = protection.begin_repair(
                 self.shard_side.awaited(), missing, self._context.rebuild_rows, view
             )
-            for rank, tensors in self.repair.requests().items():
-                outgoing.setdefault(rank, []).extend(tensors)
+            for rank, parts in self.repair.requests().items():
+                outgoing.setdefault(rank, []).extend(parts)
         return outgoing
 
     def receive_replies(self, came: StepReplies) -> None:

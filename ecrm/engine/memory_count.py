@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ecrm.transport.base import Transport
+from ecrm.transport.message import tensors
 
 MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
@@ -29,7 +30,7 @@ def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Mem
     shared = transport.share([torch.tensor((shards, *held))])
     names = ("shards", *MEMORY_KINDS)
     per_rank = [
-        {"rank": rank, **dict(zip(names, tensors[0].tolist(), strict=True))}
-        for rank, tensors in shared.items()
+        {"rank": rank, **dict(zip(names, tensors(parts)[0].tolist(), strict=True))}
+        for rank, parts in shared.items()
     ]
     return Memory({name: sum(rank[name] for rank in per_rank) for name in MEMORY_KINDS}, per_rank)

@@ -18,6 +18,7 @@ from ecrm.protection.base import Protection
 from ecrm.protection.context import ProtectionContext
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import tensors
 
 
 class Durable(Protocol):
@@ -82,6 +83,6 @@ def _newest(
     shared = transport.share([torch.tensor(list(mine), dtype=torch.uint8)])
     if not transport.agree(True):  # nobody died: what was shared is what was sent
         raise PeerFailure("a rank died while rolling back")
-    said = [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]
+    said = [json.loads(bytes(tensors(parts)[0].tolist())) for parts in shared.values()]
     _, _, (shards, k, m), text = max(said, key=lambda words: words[0])
     return View.from_json(text), StripeShape(shards, k, m), max(words[1] for words in said) + 1

@@ -172,8 +172,9 @@ class EngineState:
             self.live_at_commit = self.view.live
         self.committed = self.context.committed = self.step
         self.failures.committed(self.step)
-        if self.reshape is not None:
-            self._adopt_reshaped()
+        adopted, self.reshape = self.reshape, None
+        if adopted is not None:
+            self._adopt_reshaped(adopted)
         for hosted in self.hosted.values():
             hosted.committed()
         self.protection.committed()
@@ -190,11 +191,9 @@ class EngineState:
     def _count_whole(self) -> None:
         """Shards that had nothing missing at the last round of repair rebuild no more."""
         report, self.repaired = self.repaired, None
-        whole = (
-            []
-            if report is None
-            else [shard for shard in self.view.rebuilding if report.left[shard] == 0]
-        )
+        if report is None:
+            return
+        whole = [shard for shard in self.view.rebuilding if report.left[shard] == 0]
         if not whole:
             return
         self.view = mark_whole(self.view, whole)
@@ -208,9 +207,8 @@ class EngineState:
             self.failures.restored += accounts
             self.hooks.event(restored_event(self.step, self.view, accounts))
 
-    def _adopt_reshaped(self) -> None:
+    def _adopt_reshaped(self, adopted: Reshape) -> None:
         """From this commit on the new layout is the one."""
-        adopted, self.reshape = self.reshape, None
         self.adopt(adopted)
         self.reshape_considered = self.view.epoch
         self.hooks.event(
@@ -265,11 +263,13 @@ class EngineState:
         self.log.undo(self.committed)
 
     def export_dense(self) -> list[Tensor]:
-        """The committed dense state, and the notes of the steps in it, for another holder or a checkpoint."""
+        """The committed dense state and the notes of its steps, for another holder or a checkpoint."""
+        assert self.dense is not None
         return [*self.dense.export(), *self.log.export(self.committed)]
 
     def present_dense(self) -> list[Tensor]:
         """As `export_dense` will be if what has been done so far is committed."""
+        assert self.dense is not None
         return [*self.dense.present(), *self.log.export(self.step)]
 
     def load_dense(self, state: Sequence[Tensor] | None) -> None:

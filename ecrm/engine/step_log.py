@@ -20,8 +20,8 @@ class StepLog:
         """Empty, or as `export` gave it."""
         self._notes: dict[int, dict[int, Tensor]] = {}
         if state:
-            heads, data = state
-            heads = heads.view(-1, 3).tolist()
+            numbers, data = state
+            heads = numbers.view(-1, 3).tolist()
             for (step, slot, _), note in zip(
                 heads, data.split([size for *_, size in heads]), strict=True
             ):

@@ -31,7 +31,7 @@ def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
                     rows = torch.arange(first, min(first + CHUNK_ROWS, offset + table.rows))
                     chunk = gather_rows(engine, space, rows, part, to)
                     if chunk is not None:
-                        digest.update(chunk.numpy())
+                        digest.update(chunk.numpy().data)
             digests[table.name] = digest.hexdigest()
     return digests if engine.rank == to else None
 

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ecrm.placement.stripes import StripeShape
 
@@ -54,12 +55,9 @@ class View:
 
     @staticmethod
     def from_json(text: str) -> View:
-        return View(
-            **{
-                key: value if key == "epoch" else tuple(value)
-                for key, value in json.loads(text).items()
-            }
-        )
+        fields: dict[str, Any] = json.loads(text)
+        epoch = fields.pop("epoch")
+        return View(**{key: tuple(value) for key, value in fields.items()}, epoch=epoch)
 
 
 def dense_holders(view: View, replicas: int) -> tuple[int, ...]:

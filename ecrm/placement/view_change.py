@@ -146,7 +146,7 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
     """
     near = {shard: shape.sharing_a_stripe(shard) for shard in movable}
     hosts: list[int | None] = list(view.shards)
-    best = [_pairs(movable, near, hosts, view), view.shards]
+    best, best_hosts = _pairs(movable, near, view.shards, view), view.shards
     tries = 0
     shards_of, slots_of = (
         Counter(host for shard, host in enumerate(hosts) if shard not in near),
@@ -158,13 +158,13 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
     def around(shard: int) -> Counter[int]:
         """How many members of the shard's stripes are in each failure domain."""
         return Counter(
-            view.domains[hosts[other]] for other in near[shard] if hosts[other] is not None
+            view.domains[host] for other in near[shard] if (host := hosts[other]) is not None
         )
 
     def place(left: frozenset[int], pairs: int) -> None:
-        nonlocal tries
+        nonlocal tries, best, best_hosts
         if not left:
-            best[:] = pairs, tuple(hosts)
+            best, best_hosts = pairs, tuple(host for host in hosts if host is not None)
             return
         meets = {shard: around(shard) for shard in left}
         shard = max(left, key=lambda s: (len(meets[s]), -s))
@@ -181,16 +181,16 @@ def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> t
             )
             best_of[domain] = min(cost, best_of.get(domain, cost))
         for more, *_, rank in sorted(best_of.values()):
-            if pairs + more >= best[0] or tries >= MOST_TRIES:
+            if pairs + more >= best or tries >= MOST_TRIES:
                 return
             tries += 1
             hosts[shard], shards_of[rank] = rank, shards_of[rank] + 1
             place(left - {shard}, pairs + more)
             hosts[shard], shards_of[rank] = None, shards_of[rank] - 1
 
-    if best[0]:
+    if best:
         place(frozenset(movable), 0)
-    return best[1]
+    return best_hosts
 
 
 def _pairs(

@@ -20,8 +20,10 @@ def make_protection(
 ) -> Protection:
     """The protection that a config names; `mapped` is the folder of mapped files, `rows` the durable tier by shards."""
     if config.protection.name == "mapped":
+        assert mapped is not None
         return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")
     if config.protection.name == "stateless":
+        assert rows is not None
         return StatelessProtection(config.cluster.servers, rows, config.protection.last_seen_rows)
     if config.protection.name == "none":
         return NoProtection(config.cluster.servers)

@@ -101,7 +101,6 @@ class Protection(ABC):
     rebuilding_may_move = True
     exact = True
     stand_in: StandIn | None = None
-    repairs_ahead = False
     foresees_repair = False
     redundancy = ""
 
@@ -109,6 +108,11 @@ class Protection(ABC):
     def dense_replicas(self) -> int:
         """Failure domains to hold the dense replica: one more than may be lost at once."""
         return self.shape.m + 1
+
+    @property
+    def repairs_ahead(self) -> bool:
+        """Whether `begin_repair` can begin the next round of repair; the same on all ranks."""
+        return False
 
     @property
     def in_words(self) -> str:

@@ -55,9 +55,10 @@ class ChainProtection(ErasureProtection):
         self, deltas: dict[ShardSpace, Deltas], view: View, ahead: ShardRequests | None = None
     ) -> Rounds:
         """One exchange per link after the head; each rank sends on what it was sent before."""
-        for (shard, space), parts in deltas.items() if self._scrub is not None else ():
-            for rows, _ in parts:
-                self._scrub.used(shard, space, rows)
+        if self._scrub is not None:
+            for (shard, space), parts in deltas.items():
+                for rows, _ in parts:
+                    self._scrub.used(shard, space, rows)
         # (shard of the head, space): its rows, each a period of stripes by itself, and their
         # changes, on the rank of the link that has them last.
         held = dict(deltas)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
+from ecrm.protection.backup import BackupRows
 from ecrm.protection.rebuild import Group, Probe, Rebuild
 
 
@@ -18,17 +21,20 @@ class CopyRebuild(Rebuild):
     def _sources(self, shard: int, unit: int) -> tuple[int, ...]:
         return tuple(self._whole(self._shape.residue_of_unit(shard, unit)))
 
+    def _stale(self, shard: int, space: int, local: Tensor | slice) -> Tensor:
+        return cast(BackupRows, self._parity[shard, space]).stale(local)
+
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
         """Records of one unit hosted here, with a byte more that is 1 where they are current, uint8 [R, record bytes + 1]."""
         current = torch.ones(local.numel(), 1, dtype=torch.uint8)
         if unit:
-            current[:, 0] = ~self._parity[shard, space].stale(local)
+            current[:, 0] = ~self._stale(shard, space, local)
         return torch.cat([self._held(shard, space, unit, local), current], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """As for parity; other than zero where the record is stale, which says nothing."""
         last = super()._probe(shard, space, unit, local)
-        return last | self._parity[shard, space].stale(local) if unit else last
+        return last | self._stale(shard, space, local) if unit else last
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
         return (torch.stack(sent) == 0).any(dim=0)

@@ -6,6 +6,8 @@ parity are of one step. The engine commits every step while anything is being re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,6 @@ class ErasureProtection(Protection):
     name = "erasure"
     redundancy = "parity rows"
     keeps_deltas = True
-    repairs_ahead = True
     foresees_repair = True
     rows_kind = ParityRows
     rebuild_kind = Rebuild
@@ -46,6 +47,10 @@ class ErasureProtection(Protection):
         self._coefficients = torch.tensor(self.code.coefficients)
         self.parity: dict[ShardSpace, ParityRows] = {}
         self._scrub: Scrub | None = None
+
+    @property
+    def repairs_ahead(self) -> bool:
+        return True
 
     @property
     def in_words(self) -> str:
@@ -118,6 +123,7 @@ class ErasureProtection(Protection):
             self._context.layouts[space],
             *split_by_unit(rows, self.shape.k),
         )
+        of_unit: Iterable[tuple[Tensor, Part]]
         if in_order:
             of_unit = zip(periods.split(counts), delta.split(counts), strict=True)
         else:

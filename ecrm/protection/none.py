@@ -23,12 +23,18 @@ class NoProtection(Protection):
     """Rows on one shard each, nothing kept beside them."""
 
     name = "none"
-    redundancy_bytes = 0
-    log_bytes = 0
 
     def __init__(self, shards: int) -> None:
         self.shape = StripeShape(shards, k=1, m=0)
         self.keeps_deltas = False
+
+    @property
+    def redundancy_bytes(self) -> int:
+        return 0
+
+    @property
+    def log_bytes(self) -> int:
+        return 0
 
     def with_shape(self, shape: StripeShape) -> NoProtection:
         return type(self)(shape.shards)

@@ -36,6 +36,7 @@ class ParityRows:
         """Fill in missing parity rows, uint8 [R, B]."""
         self.records[rows] = records
         if rows.numel():
+            assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
 
     def apply(self, rows: Tensor, coefficient: int, deltas: Tensor) -> None:

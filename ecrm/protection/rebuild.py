@@ -91,7 +91,9 @@ class Rebuild(RepairRound):
         """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
         probe, headed (REPAIR, number of what is asked, shard, space, unit, whether wanted, first period, last + 1)."""
         status = self._statuses
-        outgoing = {rank: [(REPAIR,), status] for rank in self._view.live} if status.numel() else {}
+        outgoing: dict[int, list[Part]] = {}
+        if status.numel():
+            outgoing = {rank: [(REPAIR,), status] for rank in self._view.live}
         for number, ask in enumerate(self._asks):
             for rank, head, local in self._of_sources(number, ask, self._view.live):
                 outgoing.setdefault(rank, []).extend(((REPAIR, *head), local))
@@ -106,8 +108,10 @@ class Rebuild(RepairRound):
         here = [
             (source, holder) for source, holder in holders if self._view.shards[holder] in ranks
         ]
+        if not here:
+            return
         if isinstance(ask, Group):
-            stripes, how = self._stripes(ask) if here else None, (int(ask.wanted), 0, 0)
+            stripes, how = self._stripes(ask), (int(ask.wanted), 0, 0)
         else:
             stripes, how = torch.empty(0, dtype=torch.int64), (0, ask.first, ask.last)
         for source, holder in here:
@@ -209,7 +213,7 @@ class Rebuild(RepairRound):
         for key in sorted(self._parity):
             shard, _space = key
             hosted, parity = self._context.hosted[key], self._parity[key]
-            if hosted.missing_rows:
+            if hosted.missing is not None and hosted.missing_rows:
                 now = wanted.get(key, none)
                 both = asked.get(key, none)
                 background = _without(hosted.missing.first(left[shard] + both.numel()), both)[
@@ -221,7 +225,7 @@ class Rebuild(RepairRound):
                     key, range(k), both[now.numel() :], background, wanted=False
                 )
                 groups += self._probes_of(key, range(k), hosted.missing, budget)
-            if parity.missing_rows:
+            if parity.missing is not None and parity.missing_rows:
                 background = parity.missing.first(left[shard])
                 left[shard] -= background.numel()
                 groups += self._groups_of(key, range(k, k + m), none, background, wanted=False)
@@ -310,12 +314,12 @@ class Rebuild(RepairRound):
             if (number, group.sources[0]) in units
         }
         for number, sent in answered.items():
-            if isinstance(self._asks[number], Group):
-                self._fill(self._asks[number], sent)
+            if isinstance(group := self._asks[number], Group):
+                self._fill(group, sent)
         # after those, which lie within these: of each row either is done once
         for number, sent in answered.items():
-            if isinstance(self._asks[number], Probe):
-                self._fill_zeros(self._asks[number], sent)
+            if isinstance(probe := self._asks[number], Probe):
+                self._fill_zeros(probe, sent)
 
     def _target(self, unit: Unit) -> HostedShard | ParityRows:
         key = (unit.shard, unit.space)
@@ -326,13 +330,15 @@ class Rebuild(RepairRound):
         target.restore(
             *self._recovered(group, [part.view(group.local.numel(), -1) for part in sent])
         )
-        if group.asked:
+        if isinstance(target, HostedShard) and group.asked:
             target.on_demand_rows += group.asked
 
     def _fill_zeros(self, probe: Probe, sent: list[Tensor]) -> None:
-        target, rows = self._target(probe), self._of_periods(probe.unit, probe.first, probe.last)
-        target.missing.remove_zeros(rows, self._zeros(probe, sent))
-        target.missing.probed(rows.stop)
+        missing = self._target(probe).missing
+        assert missing is not None, "only missing rows are probed"
+        rows = self._of_periods(probe.unit, probe.first, probe.last)
+        missing.remove_zeros(rows, self._zeros(probe, sent))
+        missing.probed(rows.stop)
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
         """Which records of a unit are zeros, bool [R], from the last bytes of its sources, uint8 [R]: those of data that was never updated,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,6 +106,9 @@ class ReplicateProtection(ChainProtection):
     def with_shape(self, shape: StripeShape) -> ReplicateProtection:
         return ReplicateProtection(shape.shards, shape.m + 1)
 
+    def _backup(self, shard: int, space: int) -> BackupRows:
+        return cast(BackupRows, self.parity[shard, space])  # `rows_kind` has made it
+
     def adopt(self, view: View, missing: bool = True) -> None:
         super().adopt(view, missing)
         self._delivered = not view.rebuilding
@@ -129,9 +133,9 @@ class ReplicateProtection(ChainProtection):
                 if kind == TAIL:
                     self._tails[slot, shard, space] = where, records.view(where.numel(), -1)
                 elif kind == STALE:
-                    self.parity[shard, space].passed_over(where)
+                    self._backup(shard, space).passed_over(where)
                 else:
-                    self.parity[shard, space].put(where, records.view(where.numel(), -1))
+                    self._backup(shard, space).put(where, records.view(where.numel(), -1))
 
     def _spread(
         self,
@@ -176,7 +180,7 @@ class ReplicateProtection(ChainProtection):
             outgoing.setdefault(rank, []).extend(
                 ((TAIL, shard, space, slot), places[here], store.read_tail(rows[here]))
             )
-        places = {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
+        link_of = {holder: link for link, holder in zip(reversed(range(m)), links, strict=True)}
         sent = {holder: torch.zeros(rows.numel(), dtype=torch.bool) for holder in links}
         for holder in links:
             domain = view.domains[view.shards[holder]]
@@ -186,7 +190,7 @@ class ReplicateProtection(ChainProtection):
                 copies += sent[holder]
         for holder in links:
             sent[holder] |= copies < m
-            local = layout.local_parity(rows, places[holder])
+            local = layout.local_parity(rows, link_of[holder])
             for kind, here in ((BACKUP, sent[holder]), (STALE, ~sent[holder])):
                 here = here.nonzero().squeeze(1)
                 if here.numel():
@@ -197,6 +201,7 @@ class ReplicateProtection(ChainProtection):
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
         """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
+        assert self._next is not None, "protect() comes first"
         found = asked.found(replies) if self._tails else {}
         for (slot, shard, space), (places, tails) in self._tails.items():
             local = asked.local(slot, shard, space)

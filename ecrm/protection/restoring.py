@@ -69,6 +69,7 @@ class Restoring:
                 for hosted in self._hosted.values():
                     hosted.restore_rest()
                 break
+            assert self._rest is not None
             space, local, records = self._rest
             now, self._rest = local[:budget], (space, local[budget:], records[budget:])
             hosted, some = self._hosted[space], records[:budget]

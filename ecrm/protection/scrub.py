@@ -144,13 +144,14 @@ class Scrub:
 
     def tell(self) -> None:
         """Collective, after some rank was not `clean`: share what was found."""
-        message: list[Part] = []
-        for finding in self._window.found:
+        window, message = self._window, list[Part]()
+        assert window is not None
+        for finding in window.found:
             unit = -1 if finding.unit is None else finding.unit
             message += ((finding.space, finding.stripe, unit, int(finding.exact)), finding.error)
         for tensors in self._context.transport.share(message).values():
             for (space, stripe, unit, exact), error in in_groups(tensors, 2):
-                self._window.told.append(
+                window.told.append(
                     Finding(space, stripe, None if unit < 0 else unit, error, bool(exact))
                 )
 
@@ -241,6 +242,7 @@ class Scrub:
 
     def _put_right(self, finding: Finding) -> None:
         """XOR the error away, if the unit is held here; at a commit, when no log holds anything to take back."""
+        assert finding.unit is not None
         shard = self._shape.shard_of_unit(finding.stripe % self._shape.shards, finding.unit)
         key = (shard, finding.space)
         if key not in self._parity:

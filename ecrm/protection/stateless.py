@@ -27,7 +27,7 @@ from ecrm.protection.restoring import Restoring, RowSource
 from ecrm.requests.routing import GRADIENTS, ShardRequests
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import ShardSpace
-from ecrm.transport.message import Part, Received, in_groups
+from ecrm.transport.message import Part, Picked, Received, in_groups, tensors
 
 DENSE_REPLICAS = 2
 
@@ -42,7 +42,7 @@ class StatelessProtection(NoProtection):
     name = "stateless"
     any_shards_may_be_lost = True
     exact = False
-    dense_replicas = DENSE_REPLICAS
+    stand_in: StandIn
 
     def __init__(self, shards: int, source: RowSource, last_seen_rows: int) -> None:
         super().__init__(shards)
@@ -54,6 +54,10 @@ class StatelessProtection(NoProtection):
         # shards that got what was kept since the commit: their accounts
         self._delivered: dict[int, dict[str, Any]] = {}
         self._counted: dict[int, dict[str, Any]] = {}  # the same of the commit before
+
+    @property
+    def dense_replicas(self) -> int:
+        return DENSE_REPLICAS
 
     @property
     def in_words(self) -> str:
@@ -72,6 +76,7 @@ class StatelessProtection(NoProtection):
 
     def start(self, context: ProtectionContext, view: View) -> None:
         self._context = context
+        assert context.initial is not None
         self.stand_in = StandIn(context.layouts, context.initial, self._last_seen_rows)
 
     def adopt(self, view: View) -> None:
@@ -114,7 +119,8 @@ class StatelessProtection(NoProtection):
     ) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
         """Of every rebuilding shard: rows left to restore; the step of its checkpoint and why others are not used; what all ranks
         together kept and gave out."""
-        hosts, slots = [], []
+        hosts: list[list[Any]] = []
+        slots: list[list[int]] = []
         for shard, restoring in sorted(self._restoring.items()):
             hosts.append(
                 [shard, restoring.left, restoring.reader.step or 0, restoring.reader.refused]
@@ -125,11 +131,14 @@ class StatelessProtection(NoProtection):
             slots.append([len(kept), rows, served.seen, served.initial])
         said = torch.tensor(list(json.dumps(hosts).encode()), dtype=torch.uint8)
         shared = self._context.transport.share([said, torch.tensor(slots)])
-        left, found = {}, {}
-        for text, _ in shared.values():
+        left: dict[int, int] = {}
+        found: dict[int, tuple[int, list[str]]] = {}
+        all_counts = []
+        for text, counts in map(tensors, shared.values()):
+            all_counts.append(counts.view(len(view.rebuilding), 4))
             for shard, missing, step, refused in json.loads(bytes(text.tolist())):
                 left[shard], found[shard] = missing, (step, refused)
-        totals = sum(counts.view(len(view.rebuilding), 4) for _, counts in shared.values()).tolist()
+        totals = torch.stack(all_counts).sum(dim=0).tolist()
         return left, found, dict(zip(view.rebuilding, totals, strict=True))
 
     def _account(
@@ -156,16 +165,16 @@ class StatelessProtection(NoProtection):
         outgoing: dict[int, list[Part]] = {}
         for shard in due:
             for entry in self.stand_in.kept(shard):
-                for space, local, gradients in entry.parts:
+                for space, local, sums in entry.parts:
                     head = (entry.step, GRADIENTS, entry.slot, shard, space)
-                    outgoing.setdefault(view.shards[shard], []).extend((head, local, gradients))
+                    outgoing.setdefault(view.shards[shard], []).extend((head, local, sums))
         asked: dict[int, dict[int, list[Received]]] = {}
-        gradients: dict[int, dict[tuple[int, int, int], Tensor]] = {}
-        for rank, tensors in self._context.transport.exchange(outgoing).items():
-            for head, local, flat in in_groups(tensors, 3):
-                step, key = head[0], head[1:]
-                asked.setdefault(step, {}).setdefault(rank, []).extend((key, local))
-                gradients.setdefault(step, {})[key[1:]] = flat
+        gradients: dict[int, dict[tuple[int, int, int], Tensor | Picked]] = {}
+        for rank, parts in self._context.transport.exchange(outgoing).items():
+            for (step, *key), local, flat in in_groups(parts, 3):
+                asked.setdefault(step, {}).setdefault(rank, []).extend((tuple(key), local))
+                slot, of_shard, of_space = key[1:]
+                gradients.setdefault(step, {})[slot, of_shard, of_space] = flat
         for step in sorted(asked):
             ShardRequests.of(asked[step], self._context.hosted).update(
                 gradients[step], keep_deltas=True

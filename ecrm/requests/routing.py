@@ -154,7 +154,9 @@ class SlotRequests:
 
     def keep(self, gradients: Mapping[int, Sequence[Tensor]], step: int) -> None:
         """Leave the gradients of a step that shards which are away should get to the stand-in."""
-        for slot in self._rows if self._stand_in is not None else ():
+        if self._stand_in is None:
+            return
+        for slot in self._rows:
             parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {
                 shard: [] for shard in self._stand_in.away
             }
@@ -283,7 +285,9 @@ class ShardRequests:
         for shard, space in keys:
             asked = self._asked[shard, space]
             waiting = [(slot, place) for slot, place in asked.places if slot in self._waiting]
-            rows = self._hosted[shard, space].lookup(asked.rows) if waiting else None
+            if not waiting:
+                continue
+            rows = self._hosted[shard, space].lookup(asked.rows)
             for slot, place in waiting:
                 outgoing.setdefault(self._ranks[slot], []).extend(
                     ((ROWS, slot, shard, space), Picked(rows, place))
@@ -334,40 +338,43 @@ def soon_requests(
 
 @dataclass(frozen=True)
 class StepResults:
-    """What slots sent at the end of a step: {(slot, shard, space): `gradients`}, `dense`, {slot: slice of its contribution},
-    `notes`, {slot: its note},
-    `requests`, {rank: its requests for the next step}, `soon`, {(shard, space): local rows that slots want in the step after that,
-    by slot}, whether a rank asks to `stop`, and {slot: its trouble} in slot order, `troubles`."""
+    """What slots sent in a step's first exchange.
 
-    gradients: dict[tuple[int, ...], Tensor | Picked]
+    `gradients` by (slot, shard, space); `dense`, {slot: slice of its contribution}; `notes`, {slot:
+    its note}; `requests`, {rank: its requests for the next step}; `soon`, {(shard, space): local
+    rows that slots want in the step after that, by slot}; `troubles`, {slot: its trouble};
+    `stopping`, ranks that ask to stop.
+    """
+
+    gradients: dict[tuple[int, int, int], Tensor | Picked]
     dense: dict[int, Tensor]
     notes: dict[int, Tensor]
     requests: dict[int, list[Received]]
     soon: dict[ShardSpace, list[Tensor]]
-    stop: bool
     troubles: dict[int, str]
+    stopping: set[int]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        gradients, dense, notes, requests, soon, troubles, stop = {}, {}, {}, {}, {}, {}, False
+        found = cls({}, {}, {}, {}, {}, {}, set())
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
                 if kind == GRADIENTS:
-                    gradients[key] = payload
+                    found.gradients[key] = payload
                 elif kind == DENSE:
-                    dense[key[0]] = payload
+                    found.dense[key[0]] = payload
                 elif kind == NOTE:
-                    notes[key[0]] = payload
+                    found.notes[key[0]] = payload
                 elif kind == SOON:
-                    soon.setdefault(key, []).append(payload)
+                    found.soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
-                    stop = True
+                    found.stopping.add(rank)
                 elif kind == TROUBLE:
-                    troubles[key[0]] = bytes(payload.tolist()).decode()
+                    found.troubles[key[0]] = bytes(payload.tolist()).decode()
                 else:
-                    requests.setdefault(rank, []).extend((head, payload))
-        return cls(gradients, dense, notes, requests, soon, stop, dict(sorted(troubles.items())))
+                    found.requests.setdefault(rank, []).extend((head, payload))
+        return found
 
 
 @dataclass(frozen=True)

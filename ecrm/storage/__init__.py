@@ -31,8 +31,13 @@ ever updated."""
 
 def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
     """Makes stores of that backend."""
+    kind: Callable[..., Store]
     if backend == "fbgemm":
-        from ecrm.storage.fbgemm import FbgemmStore as Kind
+        from ecrm.storage.fbgemm import FbgemmStore
+
+        kind = FbgemmStore
     else:
-        from ecrm.storage.base import NativeStore as Kind
-    return lambda rows, dim, initial, allocate=None: Kind(rows, dim, optimizer, initial, allocate)
+        from ecrm.storage.base import NativeStore
+
+        kind = NativeStore
+    return lambda rows, dim, initial, allocate=None: kind(rows, dim, optimizer, initial, allocate)

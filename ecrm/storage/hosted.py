@@ -58,6 +58,7 @@ class HostedShard:
         """Fill in missing rows with recovered records, uint8 [R, record bytes]."""
         self.store.write(rows, records)
         if rows.numel():
+            assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
 
     def restore_rest(self) -> None:

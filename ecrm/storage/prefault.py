@@ -86,7 +86,7 @@ def _pages(tensor: Tensor) -> tuple[int, int]:
 
 def _advise(first: int, size: int, advice: int) -> int:
     """0 where the system has taken the advice on these pages, which for _MADV_POPULATE_WRITE means that it has handed them out."""
-    return _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)
+    return int(_libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice))
 
 
 @functools.cache

@@ -122,6 +122,7 @@ class UndoLog:
 
     def _merge_first(self) -> None:
         """A second update comes: the one there is becomes the first that is merged."""
+        assert self._update is not None
         rows, delta = self._update
         counts = split_by_unit(rows, self._units)[0]
         if not self._merged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,12 @@ Part = Tensor | Picked | Head
 
 Received = Tensor | Picked | Head
 """What comes out of one. A `Picked` only where one was sent: who expects that takes the part by `matrix` or `gathered`."""
+
+
+def tensors(parts: Sequence[Received]) -> list[Tensor]:
+    """Parts that are all tensors, as tensors."""
+    assert all(isinstance(part, Tensor) for part in parts)
+    return cast(list[Tensor], parts)
 
 
 def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
