@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ecrm.engine.engine import Engine
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ecrm.engine.engine import Engine
 
 
 def leave_updates_in_place(engine: Engine) -> None:

@@ -1,6 +1,5 @@
-"""The layers that import-linter checks are those that CONTRIBUTING shows, and kernels are below them."""
+"""The layers that import-linter checks are those that CONTRIBUTING shows."""
 
-import ast
 import re
 import tomllib
 
@@ -21,23 +20,3 @@ def test_contributing_shows_the_layers_of_the_contract():
             shown.append([])
         shown[-1].append(part)
     assert shown == [layer.split(" | ") for layer in contract["layers"]]
-
-
-def test_kernels_import_no_other_part():
-    """import-linter does not see them: they lie outside the folder ecrm/."""
-    files = list((ROOT / "kernels").rglob("*.py"))
-    imported = {
-        name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-        if name.split(".")[0] == "ecrm"
-    }
-    assert "ecrm.kernels" in imported
-    assert [name for name in imported if not name.startswith("ecrm.kernels")] == []
