@@ -67,13 +67,15 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             lookup=lambda wanted: {
                 slot: [torch.zeros(r[0].numel(), 4)] for slot, r in wanted.items()
             },
-            dense=SimpleNamespace(
-                module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)
+            state=SimpleNamespace(
+                dense=SimpleNamespace(
+                    module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)
+                ),
+                spaces=row_spaces([Table("t", 1, 4)]),
+                transport=SimpleNamespace(exchange=exchange, share=share, agree=lambda flag: True),
             ),
-            spaces=row_spaces([Table("t", 1, 4)]),
-            recovering=nullcontext,
+            recovery=SimpleNamespace(recovering=nullcontext),
             heed_stop=lambda: None,
-            transport=SimpleNamespace(exchange=exchange, share=share, agree=lambda flag: True),
         )
         return evaluate(engine, rows, torch.zeros(1, dtype=torch.int64), BATCH)
 
