@@ -1,4 +1,4 @@
-"""What slots have computed in a step, so that a failure before its end costs no second forward and backward."""
+"""What slots have computed in a step, so that a failure costs no second forward and backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Computed(dict[int, Result]):
         self._step = -1
 
     def begin(self, engine: Engine) -> None:
-        """Before a step's lookup: keep what is here if the engine does the same step again, else drop it."""
+        """Before a step's lookup: keep the results if the engine does the same step again."""
         if engine.step != self._step or not engine.confirmed or not engine.state.protection.exact:
             self.clear()
         self._step = engine.step

@@ -23,7 +23,10 @@ class DenseReplica(Protocol):
     memory_bytes: int
 
     def apply(self, total: Tensor) -> None:
-        """Take one step with the sum of all slots' contributions, float32 [P]; may be overwritten."""
+        """Take one step with the sum of all slots' contributions, float32 [P].
+
+        The sum may be overwritten.
+        """
 
     def commit(self) -> None:
         """The present state can no longer be taken back."""
@@ -38,11 +41,14 @@ class DenseReplica(Protocol):
         """The state as it is now, committed or not, as `export` would give it after a commit."""
 
     def load(self, state: Sequence[Tensor]) -> None:
-        """Become a replica whose committed and present state is an exported one; of a new one with the parameters alone, its first tensor."""
+        """Take an exported state as the committed and the present one.
+
+        A state of one tensor is the parameters alone: the optimizer then begins anew.
+        """
 
 
 class SlicedSum:
-    """The sum of all slots' contributions on every holder of the dense replica, each holder summing a slice of it.
+    """The sum of all slots' contributions; each holder of the dense replica sums one slice.
 
     Slots are added in slot order, element by element, so the result has the same bits as one sum
     over whole contributions, while every holder receives each of them by a slice only.
@@ -75,7 +81,9 @@ def spread_dense(
     holders: Sequence[int],
     export: Callable[[], list[Tensor]],
 ) -> list[Tensor] | None:
-    """Collective: send what the lowest of its `holders`, known to all, `export`s to those ranks of `due` that have none.
+    """Collective: the lowest of `holders` sends what it `export`s to ranks of `due` without a state.
+
+    All ranks know the `holders`.
 
     Returns the state that this rank has been given, if it has. Raises Unrecoverable on every rank
     when nobody holds one.

@@ -133,7 +133,7 @@ class Engine:
         computed: Collection[int] = (),
         apply_follows: bool = False,
     ) -> dict[int, list[Tensor]]:
-        """Collective: current values of rows, each slot's rows of each row space as float32 [U, dim].
+        """Collective: current values of each slot's rows of each row space, float32 [U, dim].
 
         `rows[slot][space]` are unique row numbers, int64 [U], for every slot this rank runs (row r
         of a table is row `offset + r` of its space). Lost rows among them are recovered first, or
@@ -168,7 +168,7 @@ class Engine:
             return ready.rows(late, remember=apply_follows)
 
     def _check(self, rows: Mapping[int, Sequence[Tensor]], step: int) -> None:
-        """Before any of these are asked for: end the run, on all ranks, where a row does not exist."""
+        """End the run on all ranks where a row does not exist, before any is asked for."""
         if problem := stray_row(rows, self.state.spaces):
             self.recovery.refuse(f"step {step}, {problem}")
 
@@ -296,7 +296,10 @@ class Engine:
         rows_ahead: Mapping[int, Sequence[Tensor]] | None,
         rows_soon: Mapping[int, Sequence[Tensor]] | None,
     ) -> Lookup | None:
-        """The next step's lookup, where its messages can go with this step's; the same on all ranks."""
+        """The next step's lookup, if its messages can go with this step's.
+
+        The same on all ranks whether it is None.
+        """
         can = not self.view.rebuilding or self.state.protection.repairs_ahead
         if rows_ahead is None or not can:
             return None
@@ -388,7 +391,10 @@ class Engine:
     def _protect(
         self, ahead: ShardRequests | None = None, attached: Outgoing | None = None
     ) -> Incoming | None:
-        """Bring redundancy up to date; returns what others had `attached`, None if not exchanged."""
+        """Bring redundancy up to date.
+
+        Returns what others had `attached`, None where nothing was exchanged.
+        """
         self.enter("parity")
         state = self.state
         deltas = {key: hosted.deltas_since_commit() for key, hosted in state.hosted.items()}
@@ -410,7 +416,7 @@ class Engine:
             raise StopAgreed
 
     def _heed(self, troubles: Mapping[int, str]) -> None:
-        """Collective, on every rank or none: pass on troubles, once it is certain that all have heard."""
+        """Collective, on every rank or none: pass on troubles once all are known to have them."""
         if not self._transport.agree(True):
             raise PeerFailure("a rank died while others told of trouble")
         self.state.hooks.troubled(self.step, troubles)
@@ -474,7 +480,7 @@ class Engine:
         self._in_flight.ahead = self._in_flight.replayed = None
 
     def rebuild_all(self, in_time: Callable[[], bool] | None = None) -> bool:
-        """Collective, at a commit: recover everything that is still missing; whether all of it is back.
+        """Collective, at a commit: recover all missing rows. Returns whether all are back.
 
         With `in_time` it ends early once a rank is not; without it raises StopAgreed where one asks
         to stop. Raises StepAborted after a failure.

@@ -16,8 +16,11 @@ FLOAT_BYTES = 4
 def failure_event(
     failure: Failure, before: View, view: View, committed: int, left: int, left_when_rebuilt: int
 ) -> dict[str, object]:
-    """Ranks died; `view` says who has their roles now, `left` how many more may be lost at once now, and once rebuilt. What was being
-    rebuilt on others and begins again elsewhere is `moved`."""
+    """Ranks died; `view` says who has their roles now.
+
+    `left` is how many more ranks may be lost at once now, `left_when_rebuilt` the same once all is
+    rebuilt. `moved` in the event are shards whose rebuilding begins again on another rank.
+    """
     moved = [
         shard
         for shard in before.rebuilding

@@ -10,7 +10,7 @@ from ecrm.errors import LostTouch
 
 @dataclass
 class Failure:
-    """One recovery: who died, in which step and phase most ranks noticed, the same on all, and what it cost.
+    """One recovery: who died, where most ranks noticed it, and what it cost; the same on all.
 
     `stall_seconds` is the time from the last step finished before the failure to the first finished
     after it; `rebuild_seconds` from noticing to the lost shards being whole (0 when none was lost).
@@ -52,12 +52,14 @@ class Failure:
 
 
 MOST_IN_VAIN = 3
-"""Recoveries in a row in which no rank had died and after which no step was committed: at the next one the run ends."""
+"""Recoveries in a row with nobody dead and no step committed: the next one ends the run."""
 
 
 @dataclass
 class FailureLog:
-    """All failures so far, oldest first; `restored`, what did not come back of shards that were restored (`Protection.accounts`).
+    """All failures so far, oldest first.
+
+    `restored` says what did not come back of restored shards (`Protection.accounts`).
 
     `interruptions` counts recoveries in which no rank had died, `in_vain` those of them since a
     step was last committed for the first time or a rank died. All ranks count the same, but for
@@ -82,10 +84,11 @@ class FailureLog:
 
     @staticmethod
     def check(in_vain: int, why: str, most: int = MOST_IN_VAIN) -> None:
-        """Raise LostTouch after more recoveries `in_vain` than `most`; `why` is the reason of the last one."""
+        """Raise LostTouch after more than `most` recoveries `in_vain`; `why` is the last reason."""
         if in_vain > most:
             raise LostTouch(
-                f"calls between ranks failed {in_vain} times in a row, no rank died, and no step was finished in between; the last time: "
+                f"calls between ranks failed {in_vain} times in a row, no rank died, "
+                "and no step was finished in between; the last time: "
                 f"{why or 'the reason is not known here'}"
             )
 
@@ -99,7 +102,7 @@ class FailureLog:
     def shards_whole(
         self, whole: list[int], rebuilding: tuple[int, ...], on_demand: dict[int, int], now: float
     ) -> list[Failure]:
-        """Close the rebuild of failures none of whose lost shards is rebuilding any more; returns those."""
+        """Close the rebuild of failures whose lost shards are all whole again; returns those."""
         waiting = [
             failure
             for failure in self.failures

@@ -1,4 +1,4 @@
-"""What an engine is told when it is made, what it tells meanwhile, and the exceptions by which it ends a step."""
+"""An engine's settings, its hooks, and the exceptions by which it ends a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class StepAborted(Exception):
-    """Ranks died; the survivors have recovered and stand at the last commit. Start again from `engine.step`."""
+    """Ranks died and the survivors stand at the last commit. Start again from `engine.step`."""
 
 
 class StopAgreed(Exception):
@@ -16,8 +16,11 @@ class StopAgreed(Exception):
 
 @dataclass(frozen=True)
 class EnginePolicy:
-    """How often to commit, how much to rebuild per step, how many dense replicas to keep, how much to scrub per step,
-    whether to re-lay everything over fewer shards when the ranks left cannot keep stripe members apart.
+    """How often to commit, and how much to rebuild, to replicate and to scrub.
+
+    `commit_interval` is in steps; `rebuild_rows_per_step` and `scrub_rows_per_step` are rows of
+    each shard; `dense_replicas` counts failure domains. With `reshape` everything is laid out anew
+    over fewer shards where the ranks left cannot keep the members of a stripe apart.
     """
 
     commit_interval: int = 1
@@ -38,12 +41,15 @@ def _never() -> bool:
 
 @dataclass
 class Hooks:
-    """What the engine tells the outside: `phase(step, name)` as each begins, `event(fields)` when something happened,
-    `committed()` once this rank has accepted a commit, `recovered()` once a recovery is through, `troubled(step, {slot: trouble})`
-    what slots told of a step, the same on all ranks: it may raise an EcrmError to end the run on all of them.
+    """What the engine tells the outside, and the one question that it asks.
 
-    And what it asks: `asks()`, whether this rank wants all to stop; asked again and again, from any
-    rank.
+    - `phase(step, name)`: a phase begins.
+    - `event(fields)`: something happened.
+    - `committed()`: this rank has accepted a commit.
+    - `recovered()`: a recovery is through.
+    - `troubled(step, {slot: trouble})`: what slots told of a step, the same on all ranks. It may
+      raise an EcrmError to end the run on all of them.
+    - `asks()`: whether this rank wants all to stop. It is asked again and again, on any rank.
     """
 
     phase: Callable[[int, str], None] = _ignore

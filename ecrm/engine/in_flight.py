@@ -32,7 +32,7 @@ class StepInFlight:
     confirmed: bool = False
 
     def give_up(self) -> StepReplay | None:
-        """Forget what was asked, with all that it holds; returns what the step can be replayed with."""
+        """Forget what was asked; returns what the step can be replayed with."""
         replay, self.replay = self.replay, None
         self.lookup = self.ahead = self.replayed = None
         self.recovered = True

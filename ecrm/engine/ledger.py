@@ -26,13 +26,19 @@ class Noticed(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """`commits` accepted; the `view`; steps `begun` since the last commit that may have changed rows; whether this rank `asks` to
-    stop; whether it `doubts` its input; whether its state is lost, since it was rolling back; which ranks hold a `dense` replica, as far as
-    is known; where it `noticed` that a recovery is needed; the step that this rank `resumes` if that is next, -1 for none, and what its slots ask
-    of lost shards then, `told` by rank.
+    """What one rank, or all of them together, say when a recovery begins.
 
-    `in_vain` is as in `FailureLog`; by rank, `why` has what failed where that was seen, and
-    `refusals` why a rank wants all to end."""
+    - `commits`: how many it has accepted. `view`: its view.
+    - `begun`: steps begun since the last commit that may have changed rows.
+    - `asks`: whether it asks to stop. `doubts`: whether it doubts its input.
+    - `state_lost`: whether it was rolling back, so that it has no state.
+    - `dense`: ranks that hold a dense replica, as far as is known.
+    - `noticed`: where it noticed that a recovery is needed.
+    - `replays`: the step that it can replay if that is next, -1 for none. `told`, by rank: what its
+      slots ask of lost shards then.
+    - `in_vain`: as in `FailureLog`.
+    - `why`, by rank: what failed, where that was seen. `refusals`, by rank: why it wants all to end.
+    """
 
     commits: int
     view: View
@@ -54,10 +60,15 @@ class Ledger:
         return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(self.why.items()))
 
     def agreed(self, transport: Transport) -> Ledger:
-        """Collective: the newest commit and view of all survivors, most steps begun since that commit, whether any asks, doubts or has
-        lost its state, all that hold a dense replica, where most of those who have seen a call fail noticed (of equal
-        numbers the lowest rank's), the step that all resume, from one view, and all reasons and refusals. Of the counts `in_vain` the lowest is right: that rank has seen the newest commit.
-        Raises PeerFailure if a rank died meanwhile: what was shared then may not be what was sent."""
+        """Collective: what all survivors say together.
+
+        That is the newest commit and view; the most steps begun since that commit; whether any
+        asks, doubts or has lost its state; all holders of a dense replica; where most of those who
+        have seen a call fail noticed it, and of equal numbers the lowest rank's; the step that all
+        replay, from one view; and all reasons and refusals. Of the counts `in_vain` the lowest is
+        right, since that rank has seen the newest commit.
+        Raises PeerFailure if a rank died meanwhile: it may have shared something else with others.
+        """
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
         numbers = torch.tensor([self.commits, self.begun, *flags, self.replays, self.in_vain])

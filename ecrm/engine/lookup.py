@@ -1,4 +1,4 @@
-"""One lookup, in the parts in which its messages travel: by itself, or a step ahead with a step's results and parity."""
+"""One lookup of rows, by itself or with the messages of the step before."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from ecrm.transport.message import Part, Received
 
 @dataclass(frozen=True)
 class LookupContext:
-    """What a lookup finds on this rank: the view, the row layouts, the shards hosted here, their protection, and how many rows a step
-    rebuilds in the background."""
+    """What a lookup finds on this rank.
+
+    `hosted` are this rank's shards; `rebuild_rows` is how many rows a step rebuilds in the
+    background.
+    """
 
     view: View
     layouts: Sequence[RowLayout]
@@ -35,12 +38,12 @@ class LookupContext:
 
 
 class Lookup:
-    """The slots' and the shards' side of one lookup on this rank, and the round of `repair` that goes with it, or None; `repair_goes_with_results` while
-    its answers ride along with the step's results.
+    """The slots' and the shards' side of one lookup on this rank.
 
-    `requests`, `receive_requests`, `replies` and `receive_replies` are called in that order by every live rank, what the
-    first and the third return being exchanged in between; the slots' `rows` may then be collected,
-    once.
+    `repair` is the round of repair that goes with it, or None; `repair_goes_with_results` says that
+    its answers are sent with the step's results. Every live rank calls `requests`,
+    `receive_requests`, `replies` and `receive_replies` in that order, and exchanges what the first
+    and the third return. The slots' `rows` may then be collected, once.
     """
 
     def __init__(
@@ -64,14 +67,17 @@ class Lookup:
         soon: Mapping[int, Sequence[Tensor]] | None = None,
         computed: Collection[int] = (),
     ) -> Lookup:
-        """One that asks for `rows[slot][space]`; `soon`, likewise, is what the next one will ask for."""
+        """One that asks for `rows[slot][space]`; `soon` is what the next one will ask for."""
         stand_in = context.protection.stand_in
         slot_side = SlotRequests.of(rows, context.layouts, context.view, stand_in, computed)
         return cls(context, slot_side, soon)
 
     def again(self, context: LookupContext, told: Mapping[int, Sequence[Received]]) -> Lookup:
-        """The same lookup for slots that have computed, after shards were lost; `told[rank]` is what its slots ask of those. No message is needed
-        for it: `rows` may be collected at once."""
+        """The same lookup for slots that have computed, after shards were lost.
+
+        `told[rank]` is what its slots ask of the lost shards. No message is needed: `rows` may be
+        collected at once.
+        """
         lookup = Lookup(context, self.slot_side.again(context.view))
         lookup.shard_side = self.shard_side.again(told, context.hosted)
         if context.view.rebuilding:
@@ -80,7 +86,7 @@ class Lookup:
         return lookup
 
     def requests(self) -> dict[int, list[Part]]:
-        """What this rank's slots ask of shards, and tell those being rebuilt that they will ask for a step later."""
+        """What this rank's slots ask of shards, and will soon ask of those being rebuilt."""
         outgoing = self.slot_side.requests()
         for rank, tensors in (
             soon_requests(self._soon, self._context.layouts, self._context.view).items()
@@ -95,8 +101,11 @@ class Lookup:
         self.shard_side = ShardRequests.of(requests, self._context.hosted)
 
     def replies(self, soon: Mapping[ShardSpace, Sequence[Tensor]]) -> dict[int, list[Part]]:
-        """Rows for slots that wait, where none of a shard's are missing, and what a round of repair asks for, which begins here if it can:
-        that brings the missing ones, and of those that slots will ask for `soon`."""
+        """Rows for slots that wait, and what a round of repair asks for.
+
+        A shard of which asked rows are missing sends none yet. The round, where it can begin here,
+        brings the missing rows and those that slots will ask for `soon`.
+        """
         outgoing = self.shard_side.replies()
         if self._context.repairs_ahead:
             hosted, protection, view = (
@@ -127,14 +136,17 @@ class Lookup:
     def rows(
         self, late: Mapping[int, Sequence[Received]], remember: bool
     ) -> dict[int, list[Tensor]]:
-        """Rows of each slot that waits and space in the order asked, float32 [U, dim]; `late` are replies that came after a repair. Whether a stand-in
-        is to `remember` them, and count those that it gives."""
+        """Rows of each slot that waits, by space, in the order asked, float32 [U, dim].
+
+        `late` are replies that came after a repair. A stand-in is to `remember` the rows, and to
+        count those that it gives.
+        """
         came, self._came = self._came, {}  # buffers of a step, which nobody needs any more
         return self.slot_side.collect(came, late, remember=remember)
 
 
 def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) -> str:
-    """Which of `rows[slot][space]`, int64, is not in its row space, in words; empty where all are."""
+    """Which of `rows[slot][space]`, int64, is not in its row space, in words; or nothing."""
     for slot, of_slot in rows.items():
         for number, (wanted, space) in enumerate(zip(of_slot, spaces, strict=True)):
             if not wanted.numel():
@@ -146,7 +158,7 @@ def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) 
                     (space.tables[0], 0) if row < 0 else (space.tables[-1], space.offsets[-1])
                 )
                 return (
-                    f"slot {slot}: id {row - offset} is not in table {table.name}, whose ids are 0 to {table.rows - 1} "
-                    f"(row {row} of row space {number}, which has rows 0 to {space.rows - 1})"
+                    f"slot {slot}: id {row - offset} is not in table {table.name}, "
+                    f"whose ids are 0 to {table.rows - 1} (row {row} of row space {number}, which has rows 0 to {space.rows - 1})"
                 )
     return ""

@@ -15,15 +15,21 @@ MEMORY_KINDS = ("data", "parity", "undo", "dense")
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes over all ranks and by rank: `data` is rows with optimizer state, `parity`, `undo` logs at their peak, deltas lent
-    counted where they lie and where they are read, `dense` replicas. Rows and gradients of a step are not counted."""
+    """Bytes over all ranks and by rank.
+
+    `data` is rows with optimizer state, `parity` all redundancy, `undo` the logs at their peak,
+    `dense` the replicas. Deltas in shared memory count where they lie and where they are read. Rows
+    and gradients of a step are not counted.
+    """
 
     total: dict[str, int]
     per_rank: list[dict[str, int]]
 
 
 def gather_memory(transport: Transport, shards: int, held: Sequence[int]) -> Memory:
-    """Collective: `held`, bytes of this rank in the order of MEMORY_KINDS, and how many shards it hosts, of all ranks.
+    """Collective: the memory of all ranks.
+
+    `held` are bytes of this rank in the order of MEMORY_KINDS, `shards` how many it hosts.
 
     Raises PeerFailure as transport calls do.
     """

@@ -1,4 +1,4 @@
-"""Records on their way to where a layout puts them, wherever they come from: another layout, or a checkpoint."""
+"""Records on their way to where a layout puts them, from another layout or a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Message = dict[int, list[Part]]
 
 
 def by_shard(layout: RowLayout, numbers: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(shard, places in `numbers`, local rows) of row numbers of a space, int64 [R], for each shard that holds some."""
+    """(shard, places in `numbers`, local rows) for each shard that holds some of the rows.
+
+    `numbers` are row numbers of a space, int64 [R].
+    """
     counts, places, local = layout.split(numbers)
     for shard, (here, rows) in enumerate(
         zip(places.split(counts), local.split(counts), strict=True)
@@ -37,7 +40,9 @@ def place(
     hosted: Mapping[ShardSpace, HostedShard],
     begins: bool = False,
 ) -> dict[ShardSpace, Deltas]:
-    """Write what was addressed to shards hosted here; what each record changed by, for parity. A row comes once at most.
+    """Write what was addressed to shards hosted here; returns the changes, for parity.
+
+    A row comes once at most.
 
     Where a run `begins` with the rows of another, only their values are taken.
     """

@@ -1,4 +1,4 @@
-"""What survivors do when ranks die: agree on the last commit, go back to it, share out the roles."""
+"""What survivors do when ranks die: go back to the last commit and share out the roles."""
 
 from __future__ import annotations
 

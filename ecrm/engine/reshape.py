@@ -1,4 +1,4 @@
-"""Laying all rows and their parity out anew over other stripes, beside the old layout until all have agreed."""
+"""Laying all rows and parity out over other stripes, beside the old layout until all agree."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ WINDOW_BYTES = 1 << 22
 
 
 class Reshape:
-    """The new layout while it is being filled: `shape`, `view`, `layouts`, `hosted`, `protection` and its `context`;
-    `began`, by the engine's clock; `moved_bytes`, of records, over all ranks once `run` is through.
+    """The new layout while it is being filled.
 
+    That is `shape`, `view`, `layouts`, `hosted`, `protection` and its `context`. `began` is by the
+    engine's clock; `moved_bytes` counts records over all ranks, once `run` is through.
     Takes no row from the old layout, so that a failure before the agreement only drops this.
     """
 
@@ -48,7 +49,7 @@ class Reshape:
         self._old = old
 
     def run(self) -> None:
-        """Collective, at a commit with nothing missing: send every row ever updated to its new place and encode it there."""
+        """Collective, at a commit, nothing missing: move every row ever updated and encode it."""
         transport = self._old.transport
         for space, layout in enumerate(self._old.layouts):
             rows = max(1, WINDOW_BYTES // self._old.record_bytes[space])
@@ -62,7 +63,7 @@ class Reshape:
         self.moved_bytes = sum(int(tensors(parts)[0]) for parts in moved.values())
 
     def _outgoing(self, space: int, window: Tensor) -> dict[int, list[Part]]:
-        """(new shard, space), new local rows, records, of the rows of a window of every shard hosted here."""
+        """Messages of (new shard, space), new local rows, records, of a window of each shard."""
         outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._old.hosted.items()):
             if this != space:

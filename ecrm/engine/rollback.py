@@ -1,4 +1,4 @@
-"""Everything loaded anew from the durable tier on the ranks that are left, when more was lost than the protection covers."""
+"""All state loaded anew from the durable tier, when more was lost than the protection covers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class Durable(Protocol):
         protection: Protection,
         view: View,
     ) -> tuple[int, list[Tensor] | None]:
-        """Collective: fill shards that are all zeros, and their redundancy; the steps that are in it, and the dense state.
+        """Collective: fill shards that are all zeros, and their redundancy.
 
-        That is an exported one, given to the holders of the dense replica; None for the undisturbed
+        Returns the steps that are in it, and the dense state. That is an exported one, given to the holders of the dense replica; None for the undisturbed
         start, step 0. Raises PeerFailure as transport calls do, an EcrmError on every rank when
         there is nothing to go on from.
         """
 
 
 class Rollback:
-    """The state of a checkpoint on the ranks that are left: `view`, `layouts`, `hosted`, `protection` and its `context`, `step`,
-    `dense` (exported state or None), `commits`, more than any rank has counted.
+    """The state of a checkpoint on the ranks that are left.
+
+    That is `view`, `layouts`, `hosted`, `protection` and its `context`, `step`, `dense` (exported
+    state or None), and `commits`, more than any rank has counted.
 
     Collective; which ranks are left must be known to all. `mine` is this rank's (commits, view,
     shape), of which the newest counts. Nothing of the state before is used.

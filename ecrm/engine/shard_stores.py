@@ -19,8 +19,11 @@ from ecrm.storage.initial_rows import InitialRows
 
 
 class ShardStores:
-    """Makes shards: `spaces`, their row spaces, and `record_bytes`, the size of a record of each, and `allocate`, which gives the memory; `allocate_shared` gives
-    that of rows looked up and of what they send at a commit."""
+    """Makes shards.
+
+    `spaces` are their row spaces, `record_bytes` is the size of a record of each. `allocate` gives
+    the memory of rows, `allocate_shared` that of rows looked up and of deltas.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,10 @@ class ShardStores:
         protection: Protection,
         missing: bool,
     ) -> dict[ShardSpace, HostedShard]:
-        """New shards, all rows of which are `missing` or were never updated, unless `protection` gives memory that holds some."""
+        """New shards whose rows are all `missing`, or were never updated.
+
+        `protection` may give memory that holds some rows.
+        """
         return {
             (shard, space): HostedShard(
                 self._new(shard, space, layout, protection),
@@ -83,7 +89,7 @@ class ShardStores:
         )
 
     def memory_of_a_shard(self, layouts: Sequence[RowLayout]) -> list[Tensor]:
-        """New memory such as one more shard's rows and redundancy would be in, of which the system has handed out nothing yet."""
+        """Memory for one more shard's rows and redundancy, none of it handed out yet."""
         memory: list[Tensor] = []
         for space, layout, size in zip(self.spaces, layouts, self.record_bytes, strict=True):
             # a lone one: it may be no time to load FBGEMM

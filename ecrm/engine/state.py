@@ -1,4 +1,4 @@
-"""What one rank of a run holds, and how a commit, an undo, another view or another layout changes it."""
+"""What one rank holds, and how a commit, an undo, a view or a layout changes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ecrm.transport.base import Transport
 
 
 class EngineState:
-    """One rank's shards, redundancy and dense replica at the last commit, with what it takes to go back to it.
+    """One rank's shards, redundancy and dense replica, with what it takes to undo a step.
 
     `step` is the step to run next, `committed` the number of steps that cannot be taken back,
     `view` the current map of roles, `dense` this rank's dense replica or None, `log` what slots
@@ -123,12 +123,12 @@ class EngineState:
         )
 
     def lost_since_commit(self, live: Collection[int]) -> int:
-        """Failure domains with ranks that were live at the last commit of a step and are not among `live`."""
+        """How many failure domains have lost a rank since the last commit of a step."""
         return len({self.view.domains[rank] for rank in self.live_at_commit if rank not in live})
 
     @property
     def failures_left_when_rebuilt(self) -> int:
-        """`failures_left` as it will be once nothing is rebuilding any more and everything is re-laid, if it must be."""
+        """`failures_left` once all is rebuilt, and laid out anew where it must be."""
         whole = mark_whole(self.view, self.view.rebuilding)
         plan = plan_reshape(whole, self.protection.shape) if self.policy.reshape else None
         shape, view = plan or (self.protection.shape, whole)
@@ -263,7 +263,7 @@ class EngineState:
         self.log.undo(self.committed)
 
     def export_dense(self) -> list[Tensor]:
-        """The committed dense state and the notes of its steps, for another holder or a checkpoint."""
+        """The committed dense state and the notes of its steps, to give to others."""
         assert self.dense is not None
         return [*self.dense.export(), *self.log.export(self.committed)]
 
@@ -273,7 +273,7 @@ class EngineState:
         return [*self.dense.present(), *self.log.export(self.step)]
 
     def load_dense(self, state: Sequence[Tensor] | None) -> None:
-        """Become a holder of an exported dense state, of the undisturbed start where that is None."""
+        """Take an exported dense state, or the undisturbed start where that is None."""
         self.dense, self.log = self._make_dense(), StepLog()
         if state is not None:
             size = len(self.dense.export())
@@ -281,7 +281,10 @@ class EngineState:
             self.log = StepLog(state[size:])  # nothing in checkpoints of earlier versions
 
     def host_shards(self, missing: bool) -> None:
-        """Hold exactly the shards that the view gives this rank; new ones start with their initial values or missing."""
+        """Hold exactly the shards of this rank in the view.
+
+        The rows of new ones are `missing`, or have their initial values.
+        """
         mine = self.view.shards_of(self.rank)
         for key in [key for key in self.hosted if key[0] not in mine]:
             del self.hosted[key]

@@ -1,4 +1,4 @@
-"""What slots have noted of the steps that were finished: small notes that the engine carries, keeps and undoes, and never looks into."""
+"""Small notes of slots on finished steps: the engine carries, keeps and undoes them unread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class StepLog:
         self._notes = {known: notes for known, notes in self._notes.items() if known >= before}
 
     def export(self, before: int) -> list[Tensor]:
-        """All notes of steps before `before`: int64 [n, 3] of step, slot and size of each, and uint8 of all together; nothing where there are none."""
+        """All notes of steps before `before`; nothing where there are none.
+
+        Two tensors: step, slot and size of each note, int64 [n, 3], and all notes, uint8.
+        """
         kept = [
             (step, slot, note)
             for step, notes in sorted(self._notes.items())

@@ -17,14 +17,17 @@ from ecrm.transport.message import Received
 
 @dataclass(frozen=True)
 class StepReplay:
-    """What this rank can do `step` again with: the `lookup` of it, whose slots have computed, in `view`."""
+    """What this rank can do `step` again with: its `lookup` in `view`; its slots have computed."""
 
     step: int
     lookup: Lookup
     view: View
 
     def told(self, live: Collection[int]) -> list[Received]:
-        """What this rank's slots ask of shards whose hosts are not `live`: heads and local rows; nothing where `again` will be None."""
+        """What this rank's slots ask of shards whose hosts are not `live`.
+
+        Heads and local rows; nothing where `again` will be None.
+        """
         lost = lost_shards(self.view, live)
         if not set(self.view.rebuilding) <= lost or not set(self.view.slots) <= set(live):
             return []
@@ -37,10 +40,11 @@ class StepReplay:
         live: Collection[int],
         told: Mapping[int, Sequence[Received]],
     ) -> Lookup | None:
-        """The lookup for the step done again in the view of `where`, which comes from `before`, when all ranks were `told` what they are; None
-        where that is not the view of the step, as after a recovery that was broken off, and where others than new hosts would have to be told more.
+        """The lookup for the step done again, in the view of `context`; None where that cannot be.
 
-        The same on all ranks whether it is None.
+        The view comes from `before`, and all ranks were `told` what they are asked. It cannot be
+        where `before` is not the view of the step, as after a recovery that was broken off, and
+        where others than new hosts would have to be told more. All ranks find the same.
         """
         view, lost = context.view, lost_shards(self.view, live)
         if before != self.view or view.slots != before.slots or set(view.rebuilding) != lost:

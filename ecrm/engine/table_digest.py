@@ -16,7 +16,7 @@ CHUNK_ROWS = 65_536
 
 
 def table_digests(engine: Engine, to: int) -> dict[str, str] | None:
-    """Collective, with nothing missing: {table: sha256 of its rows, then its optimizer state, in row order}.
+    """Collective, nothing missing: {table: sha256 of its rows, then its optimizer state}.
 
     Rank `to` gets the digests, every other rank None. Raises PeerFailure as transport calls do, and
     StopAgreed.

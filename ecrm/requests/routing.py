@@ -1,4 +1,4 @@
-"""Which rows of a step go where: slots ask shards for unique rows and send gradients the same way back."""
+"""Which rows go where: slots ask shards for unique rows and send gradients the same way."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class SlotRequests:
         return cls(in_order, parts, away, view, stand_in, computed)
 
     def requests(self) -> dict[int, list[Part]]:
-        """Message per shard host: (ROWS, or COMPUTED where no values are wanted, slot, shard, space), local rows."""
+        """Message per shard host: (kind, slot, shard, space), local rows.
+
+        The kind is ROWS, or COMPUTED where no values are wanted.
+        """
         outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
             kind = COMPUTED if slot in self._computed else ROWS
@@ -85,7 +88,7 @@ class SlotRequests:
         return outgoing
 
     def of_shards(self, shards: Collection[int]) -> list[Received]:
-        """What is asked of some shards by slots that have computed: (COMPUTED, slot, shard, space), local rows."""
+        """What slots that have computed ask of some shards, as in `requests`."""
         asked: list[Received] = []
         for (slot, space), parts in self._parts.items():
             for shard, _, local in parts:
@@ -113,8 +116,11 @@ class SlotRequests:
     def collect(
         self, *replies: Mapping[int, Sequence[Received]], remember: bool = True
     ) -> dict[int, list[Tensor]]:
-        """Rows of each slot that wants them and space in the order asked, float32 [U, dim], from all replies together; a stand-in is to `remember`
-        what came, and count what it gives."""
+        """Rows of each slot that wants them, by space, in the order asked, float32 [U, dim].
+
+        They come from all `replies` together. A stand-in is to `remember` them, and to count what
+        it gives.
+        """
         found = self.found(*replies)
         result: dict[int, list[Tensor]] = {
             slot: [] for slot in self._rows if slot not in self._computed
@@ -142,7 +148,7 @@ class SlotRequests:
         return result
 
     def gradients(self, gradients: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Part]]:
-        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in the order of the rows requested."""
+        """Message per shard host: (GRADIENTS, slot, shard, space), gradients in requested order."""
         outgoing: dict[int, list[Part]] = {}
         for (slot, space), parts in self._parts.items():
             for shard, place, _ in parts:
@@ -171,7 +177,10 @@ class SlotRequests:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Unique local rows of one hosted shard and space, as `unique_by_unit` orders them, and each slot's places among them, slots ascending."""
+    """Unique local rows that are asked of one hosted shard and space.
+
+    `rows` are in the order of `unique_by_unit`; `places` are each slot's among them, by slot.
+    """
 
     rows: Tensor
     places: list[tuple[int, Tensor]]
@@ -220,7 +229,7 @@ class ShardRequests:
     def again(
         self, told: Mapping[int, Sequence[Received]], hosted: Mapping[ShardSpace, HostedShard]
     ) -> ShardRequests:
-        """The same requests by slots that have computed, and with them what these are `told` to ask of shards that are hosted here now."""
+        """The same requests of slots that have computed, and what shards new here are `told`."""
         mine = {
             rank: [part for pair in in_groups(tensors, 2) if pair[0][2:] in hosted for part in pair]
             for rank, tensors in told.items()
@@ -231,7 +240,7 @@ class ShardRequests:
         return ShardRequests({**kept, **new._asked}, ranks, new._waiting, hosted)
 
     def missing(self) -> dict[ShardSpace, Tensor]:
-        """Rows asked for that must be recovered before they are updated, unique, by hosted shard and space."""
+        """Unique rows that must be recovered before they are updated, by shard and space."""
         return self._missing_of(self._ranks)
 
     def awaited(self) -> dict[ShardSpace, Tensor]:
@@ -256,8 +265,11 @@ class ShardRequests:
         return {key: rows for key, rows in missing.items() if rows.numel()}
 
     def askers(self, shard: int, space: int, rows: Tensor) -> dict[int, tuple[int, Tensor]]:
-        """{slot: (its rank, place of each of `rows`, unique int64 [R], in what it asks of that shard or -1, int64 [R])}, of shards of whole
-        rows: one unit."""
+        """Who asks for `rows` of a shard, unique int64 [R], and where in what it asks.
+
+        {slot: (its rank, place of each row in what it asks or -1, int64 [R])}. Only for shards of
+        whole rows, which are one unit.
+        """
         asked = self._asked.get((shard, space))
         if asked is None or not asked.rows.numel():
             return {}
@@ -272,7 +284,10 @@ class ShardRequests:
         return result
 
     def replies(self) -> dict[int, list[Part]]:
-        """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked; where some are missing, none of that shard."""
+        """Message per waiting slot's rank: (ROWS, slot, shard, space), rows in the order asked.
+
+        Where rows of a shard are missing, none of that shard.
+        """
         self._late = list(self.awaited())
         return self._replies(key for key in self._asked if key not in self._late)
 
@@ -297,7 +312,7 @@ class ShardRequests:
     def update(
         self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool
     ) -> None:
-        """Sum gradients in slot order and run the sparse optimizer on every hosted shard that was asked.
+        """Sum gradients in slot order and run the sparse optimizer on every shard asked.
 
         `gradients[slot, shard, space]` are float32, in the order of the rows requested.
         """
@@ -313,7 +328,7 @@ class ShardRequests:
 
 
 def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:
-    """Unique local rows that slots ask of each shard and space, int64, from messages of heads and local rows."""
+    """Unique local rows that slots ask of each shard and space, int64, from their messages."""
     asked: dict[ShardSpace, list[Tensor]] = {}
     for tensors in told.values():
         for head, local in in_groups(tensors, 2):
@@ -324,7 +339,10 @@ def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]
 def soon_requests(
     rows: Mapping[int, Sequence[Tensor]], layouts: Sequence[RowLayout], view: View
 ) -> dict[int, list[Part]]:
-    """Message per host of a rebuilding shard: (SOON, shard, space), those of `rows[slot][space]` that are its local rows."""
+    """Message per host of a rebuilding shard: (SOON, shard, space), its local rows.
+
+    They are its part of `rows[slot][space]`.
+    """
     outgoing: dict[int, list[Part]] = {}
     for spaces in rows.values():
         for space, wanted in enumerate(spaces):
@@ -379,8 +397,11 @@ class StepResults:
 
 @dataclass(frozen=True)
 class StepReplies:
-    """What rode along with the parity deltas: `replies`, {rank: rows of the next step}, `dense`, {holder: its slice of the dense sum},
-    `repairs`, {rank: what it asks for to repair}."""
+    """What ranks had attached to a step's second exchange.
+
+    `replies`, {rank: rows of the next step}; `dense`, {holder: its slice of the dense sum};
+    `repairs`, {rank: what it asks for to repair}.
+    """
 
     replies: dict[int, list[Received]]
     dense: dict[int, Tensor]

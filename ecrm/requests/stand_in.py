@@ -1,4 +1,4 @@
-"""What stands in for lost shards on the ranks that run slots: rows as they were last seen, and gradients kept for later."""
+"""What stands in for lost shards: rows as they were last seen, and gradients kept for later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrm.kernels.records import scatter_records
 from ecrm.placement.stripes import RowLayout
 
 KeptPart = tuple[int, Tensor, Tensor]
-"""(row space, unique local rows int64 [R], their summed gradients float32 [R, dim]) of one slot and shard."""
+"""Of one slot and shard: (row space, unique local rows int64 [R], summed gradients [R, dim])."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,17 @@ class Kept:
 
 @dataclass
 class Served:
-    """Rows given out in place of a shard's own, one per slot and step that asked: as last `seen`, or never seen and `initial`."""
+    """Rows given out in place of a shard's own, one per slot and step that asked.
+
+    `seen` were last seen so; `initial` were never seen.
+    """
 
     seen: int = 0
     initial: int = 0
 
 
 class StandIn:
-    """One rank's part: `away` are the shards that do not answer for themselves, set by the protection.
+    """One rank's part. `away`, set by the protection, are shards that do not answer.
 
     `initial(space, rows)` gives initial values, float32 [R, dim]; at most `entries` rows of each
     row space are remembered. What is kept and counted since the commit goes again with `undo`.
@@ -63,7 +66,10 @@ class StandIn:
         return sum(rows.nbytes + gradients.nbytes for _, rows, gradients in every)
 
     def saw(self, space: int, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
-        """Rows of a row space, unique int64 [R], were sent by their shard with these values, float32 [R, dim], or `values[picked]`, int64 [R]."""
+        """Remember rows of a row space, unique int64 [R], that their shard has sent.
+
+        `values`, float32 [R, dim], are theirs, or `values[picked]`, int64 [R].
+        """
         if not rows.numel():
             return
         if space not in self._last_seen:
@@ -73,7 +79,10 @@ class StandIn:
         self._last_seen[space].put(rows, values, picked)
 
     def values(self, shard: int, space: int, rows: Tensor, count: bool = True) -> Tensor:
-        """Rows of a shard that is away, as last seen here, or their initial values, float32 [R, dim]; whether they `count` as `served`."""
+        """Rows of a shard that is away, as last seen or initial, float32 [R, dim].
+
+        With `count` they count as `served`.
+        """
         served = self._served.setdefault(shard, Served()) if count else Served()
         if space not in self._last_seen:
             served.initial += rows.numel()
@@ -121,7 +130,7 @@ class StandIn:
 
 
 class LastSeen:
-    """A direct-mapped cache: row r has place r mod `entries`, where the row seen last displaces any other.
+    """A direct-mapped cache: row r has place r mod `entries`; the last row seen displaces others.
 
     With as many entries as rows nothing is ever displaced. Arguments named `rows` are unique int64
     row numbers [R], values are float32 [R, dim].
@@ -137,7 +146,10 @@ class LastSeen:
         return self._rows.nbytes + self._values.nbytes
 
     def put(self, rows: Tensor, values: Tensor, picked: Tensor | None = None) -> None:
-        """These rows have these values now, or `values[picked]`, int64 [R], of any number; of several with one place any one stays."""
+        """Remember rows with `values`, or `values[picked]`, int64 [R].
+
+        Of several rows with one place any one stays.
+        """
         places, marks = rows % self._rows.numel(), rows + 1
         self._rows[places] = marks
         # of each place one row: rows and values must not be mixed up
