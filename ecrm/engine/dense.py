@@ -81,7 +81,7 @@ def spread_dense(
     holders: Sequence[int],
     export: Callable[[], list[Tensor]],
 ) -> list[Tensor] | None:
-    """Collective: the lowest of `holders` sends what it `export`s to ranks of `due` without a state.
+    """Collective: the lowest of `holders` sends its state to ranks of `due` that have none.
 
     All ranks know the `holders`.
 

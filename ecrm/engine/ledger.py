@@ -37,7 +37,7 @@ class Ledger:
     - `replays`: the step that it can replay if that is next, -1 for none. `told`, by rank: what its
       slots ask of lost shards then.
     - `in_vain`: as in `FailureLog`.
-    - `why`, by rank: what failed, where that was seen. `refusals`, by rank: why it wants all to end.
+    - `why`, by rank: what failed, where it was seen. `refusals`, by rank: why all are to end.
     """
 
     commits: int

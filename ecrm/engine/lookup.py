@@ -159,6 +159,7 @@ def stray_row(rows: Mapping[int, Sequence[Tensor]], spaces: Sequence[RowSpace]) 
                 )
                 return (
                     f"slot {slot}: id {row - offset} is not in table {table.name}, "
-                    f"whose ids are 0 to {table.rows - 1} (row {row} of row space {number}, which has rows 0 to {space.rows - 1})"
+                    f"whose ids are 0 to {table.rows - 1} "
+                    f"(row {row} of row space {number}, which has rows 0 to {space.rows - 1})"
                 )
     return ""

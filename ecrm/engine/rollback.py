@@ -34,8 +34,8 @@ class Durable(Protocol):
     ) -> tuple[int, list[Tensor] | None]:
         """Collective: fill shards that are all zeros, and their redundancy.
 
-        Returns the steps that are in it, and the dense state. That is an exported one, given to the holders of the dense replica; None for the undisturbed
-        start, step 0. Raises PeerFailure as transport calls do, an EcrmError on every rank when
+        Returns the steps that are in it, and the dense state. That is an exported one, given to the
+        holders of the dense replica; None for the undisturbed start, step 0. Raises PeerFailure as transport calls do, an EcrmError on every rank when
         there is nothing to go on from.
         """
 
