@@ -169,20 +169,25 @@ class CheckpointFolder:
         self.disk.rename(link, self.path / BEST)
         self.disk.sync_folder(self.path)
 
-    def inherit_best(self, began_from: Checkpoint) -> None:
-        """Let `best` lead where it does beside the checkpoint that this run begins from, in another folder, unless that is a later one."""
-        best = CheckpointFolder(began_from.path.parent).best
-        if (
-            best is not None
-            and self.path.resolve()
-            not in (
-                best.parent,
-                began_from.path.parent.resolve(),
-            )
-            and Checkpoint.open(best).step <= began_from.step
-        ):
-            self.disk.make_folder(self.path)
-            self.mark_best(best)
+    def inherit_best(self, began_from: Checkpoint) -> str:
+        """Let `best` lead where it does beside the checkpoint that this run begins from.
+
+        Not where that is in this very folder, or later than the checkpoint. Returns a line for the
+        user where the best checkpoint cannot be had, and is left behind; else "".
+        """
+        there = began_from.path.parent
+        link = there / BEST
+        best = link.resolve()
+        if not link.is_symlink() or self.path.resolve() in (best.parent, there.resolve()):
+            return ""
+        try:
+            if Checkpoint.open(best).step <= began_from.step:
+                self.disk.make_folder(self.path)
+                self.mark_best(best)
+        except (EcrmError, OSError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            return f"{link}, the best checkpoint so far, is left behind: {why}"
+        return ""
 
     @property
     def best(self) -> Path | None:

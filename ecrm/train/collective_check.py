@@ -61,6 +61,18 @@ def together(transport: Transport, action: Callable[[], Any]) -> Any:
     return result
 
 
+def on_one_rank(transport: Transport, action: Callable[[], Any]) -> Any:
+    """Collective: what `action`, which does not raise, gives on the lowest rank; JSON must have it.
+
+    Where that rank dies meanwhile, the next one runs it again.
+    """
+    while True:
+        first = transport.live[0]
+        said = share_json(transport, action() if transport.rank == first else None)
+        if first in said:
+            return said[first]
+
+
 def own_folder(
     transport: Transport, folder: Path, host: str, check: Callable[[], None]
 ) -> tuple[RunLock, list[int]]:

@@ -66,7 +66,7 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import check_run_dir
 from ecrm.storage import resolve_backend
 from ecrm.storage.base import SparseOptimizer
-from ecrm.train.collective_check import introduce, own_folder, share_json, together
+from ecrm.train.collective_check import introduce, on_one_rank, own_folder, share_json, together
 from ecrm.train.consistency import Given, given, unlike
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.history import History
@@ -309,9 +309,9 @@ def _run(
             began_from=None if loaded is None else loaded.path,
         )
         if goes_on_measured and config.checkpoint.keep_best != "none":
-            together(
-                transport, lambda: engine.rank == engine.view.reporter and own.inherit_best(loaded)
-            )
+            left_behind = on_one_rank(transport, lambda: own.inherit_best(loaded))
+            if left_behind and transport.rank == transport.live[0]:
+                say(left_behind)
     trainer = Trainer(
         engine,
         dataset,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,9 +13,10 @@ from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find, locate, n
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.checkpoint.restore import Restorer
 from ecrm.simulate.workload import Workload, run_workload
+from ecrm.train.collective_check import on_one_rank
 from ecrm.train.evaluate import Evaluation
 from ecrm.train.history import History
-from ecrm.transport.simulated import RandomFaults, SimulatedCluster
+from ecrm.transport.simulated import RandomFaults, RankKilled, SimulatedCluster
 from support.simulating import dies_once
 
 
@@ -158,3 +161,39 @@ def test_the_best_is_kept_whoever_dies_and_where_another_run_goes_on(tmp_path, k
         old += (on / "best").resolve().parent == half.resolve()
     assert (died > 0) == (deaths > 0)
     assert old > 0, "in no run the best was one of the first half"
+
+
+@pytest.mark.parametrize("damage", ["a file cut short", "no manifest", "nothing there"])
+def test_a_damaged_best_is_told_and_left_behind(tmp_path, damage):
+    workload = Workload(steps=7)
+    policy = CheckpointPolicy(steps=7, every_steps=3, keep_best="auc")
+    old, new = tmp_path / "old", tmp_path / "new"
+    run(old, workload, policy, seed=2)
+    best = (old / "best").resolve()
+    (newest,) = [checkpoint for checkpoint in find(old)[0] if checkpoint.step == 7]
+    assert Checkpoint.open(best).step < 7
+    if damage == "a file cut short":
+        os.truncate(best / "dense.bin", 3)
+    elif damage == "no manifest":
+        (best / "manifest.json").unlink()
+    else:
+        shutil.rmtree(best)
+    (line,) = CheckpointFolder(new).inherit_best(newest).splitlines()
+    assert line.startswith(f"{old / 'best'}, the best checkpoint so far, is left behind: ")
+    assert not (new / "best").is_symlink()
+
+
+def test_a_rank_that_dies_as_it_inherits_leaves_that_to_the_next():
+    did = []
+
+    def act(rank: int) -> str:
+        did.append(rank)
+        if rank == 0:
+            raise RankKilled
+        return f"done by {rank}"
+
+    def program(transport) -> str:
+        return on_one_rank(transport, lambda: act(transport.rank))
+
+    outcome = SimulatedCluster(3, 1).run(program)
+    assert did == [0, 1] and outcome.results == {1: "done by 1", 2: "done by 1"}
