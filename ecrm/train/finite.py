@@ -38,28 +38,25 @@ class FiniteWatch:
     def losses(self, step: int, where: Mapping[int, str]) -> None:
         """The losses of slots in a step are not finite; `where` that began, by slot. Raises NotFinite where that ends the run."""
         slot, began = min(where.items())
-        self._heard(
-            step,
-            slot,
-            f"the loss of step {step} is not finite: in slot {slot} it began {began}",
-            began,
-        )
+        why = f"the loss of step {step} is not finite: in slot {slot} it began {began}"
+        self._heard("step", step, slot, why, began)
         self._quiet_until = (step // self._window + 1) * self._window
 
     def evaluation(self, step: int, slot: int, began: str) -> None:
         """The same of the log loss of an evaluation after `step` steps."""
         why = f"the log loss of the evaluation at step {step} is not finite: in slot {slot} it began {began}"
-        self._heard(step, slot, why, began)
+        self._heard("evaluation", step, slot, why, began)
 
     def checkpoint(self, step: int, why: str) -> None:
         """A checkpoint of `step` was not written since it would hold what is not finite."""
         if self._stop:
             self._end(f"no checkpoint of step {step}: {why}")
 
-    def _heard(self, step: int, slot: int, why: str, began: str) -> None:
+    def _heard(self, found_in: str, step: int, slot: int, why: str, began: str) -> None:
         if self._stop:
             self._end(why)
-        self._tell({"event": "not_finite", "step": step, "slot": slot, "where": began, "why": why})
+        fields = {"step": step, "found_in": found_in, "slot": slot, "where": began, "why": why}
+        self._tell({"event": "not_finite", **fields})
 
     def _end(self, why: str) -> None:
         kept = self._kept()

@@ -30,7 +30,7 @@ MOST_FINISHED = 1000
 Told = tuple[dict[str, Any], str]
 """The fields of a progress event, and its line, empty for none."""
 
-Tell = Callable[[int, Callable[[], Told], bool], None]
+Tell = Callable[[int, Callable[[], Told]], None]
 """See `Progress`."""
 
 
@@ -75,10 +75,9 @@ def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, An
 
 
 class Progress:
-    """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make, again)`.
+    """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make)`.
 
-    `make()`, on a holder of the dense replica, gives what is told; `again` is whether it may have
-    been told before the step was undone. A line comes every `every` steps (0: only at the end), an
+    `make()`, on a holder of the dense replica, gives what is told. A line comes every `every` steps (0: only at the end), an
     event without one every `MOST_FINISHED`.
     """
 
@@ -86,7 +85,7 @@ class Progress:
         self._steps, self._global_batch, self._every, self._tell = steps, global_batch, every, tell
         self._look_back = max(1, MOST_SCORED // global_batch)
         self.step_seconds: list[float] = []
-        self._reported = self._reached = self._in_doubt = self._forgotten = 0
+        self._reported = self._forgotten = 0
         # commits by then, and the first step needed, of what may have to be told by another
         self._told: list[tuple[int, int]] = []
         self._last = self._window_start = time.monotonic()
@@ -104,7 +103,6 @@ class Progress:
 
     def went_back(self, engine: Engine) -> None:
         """Steps were undone, and will be told when they are finished once more; or this rank has only now heard that the last one is finished."""
-        self._in_doubt = self._reached + 1  # which another rank had perhaps finished, and told
         self._reported = min(self._reported, engine.step)
         self._forgotten = 0
         self._report_if_due(engine)
@@ -126,7 +124,6 @@ class Progress:
         self.step_seconds.append(now - self._last)
         self._last = now
         self._finished_at.append((engine.step, time.time()))
-        self._reached = max(self._reached, engine.step)
         self._report_if_due(engine)
         self._forget(engine)
 
@@ -150,7 +147,7 @@ class Progress:
             "finished": self._finished_at,
         }
         self._told.append((engine.state.commits, first))
-        self._tell(step, partial(self._made, engine, first, fields), step <= self._in_doubt)
+        self._tell(step, partial(self._made, engine, first, fields))
         self._reported, self._window_start, self._finished_at = step, self._last, []
 
     def _made(self, engine: Engine, first: int, fields: dict[str, Any]) -> Told:

@@ -20,6 +20,12 @@ from ecrm.wording import counted, named
 
 PROGRESS = "progress"
 
+TOLD_AGAIN = frozenset((PROGRESS, "evaluation", "overfitting", "ended_early"))
+"""Events that come again whenever their step does."""
+
+ONCE_A_STEP = TOLD_AGAIN | {"not_finite"}
+"""Events of which a run tells one a step, however often that is done."""
+
 Name = tuple[object, ...]
 
 KEPT_COMMITS = 3
@@ -43,25 +49,31 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def _name_of(fields: dict[str, Any], rollbacks: int) -> Name:
-    """What two ranks' accounts of one event have in common: ranks die once, views have numbers, the stripes of a
-    step's corruptions differ; steps come again after a rollback, of which there were so many before the event."""
-    event = fields["event"]
+def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
+    """What two ranks' accounts of one event have in common.
+
+    Ranks die once, views have numbers, and the stripes of a step's corruptions differ. A rollback
+    has steps come again: `rolled_back` is the number of the view of the last one, -1 before any.
+    """
+    event, step = fields["event"], fields.get("step")
     if event == "corruption":
-        return event, fields["step"], rollbacks, fields["space"], fields["stripe"]
+        return event, step, rolled_back, fields["space"], fields["stripe"]
+    if event == "not_finite":
+        return event, step, rolled_back, fields["found_in"]
     if event == "interrupted":
         return event, fields["number"]
     if fields.get("ranks"):
         return event, tuple(fields["ranks"])
-    return (event, fields["epoch"]) if "epoch" in fields else (event, fields.get("step"), rollbacks)
+    return (event, fields["epoch"]) if "epoch" in fields else (event, step, rolled_back)
 
 
 def _names(events: list[dict[str, Any]]) -> set[Name]:
     """The names of all events of a file, which has them in their order."""
-    names, rollbacks = set(), 0
+    names, rolled_back = set(), -1
     for fields in events:
-        names.add(_name_of(fields, rollbacks))
-        rollbacks += fields["event"] == "rolled_back"
+        names.add(_name_of(fields, rolled_back))
+        if fields["event"] == "rolled_back":
+            rolled_back = fields["epoch"]
     return names
 
 
@@ -85,7 +97,8 @@ class Reporter:
         self._any_shards = any_shards
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
-        self._rollbacks = 0
+        self._last_rollback = -1
+        self._told: set[Name] | None = None  # ONCE_A_STEP; None where others may have told more
 
     def watch(self, engine: Engine) -> None:
         """Report on this engine from now on."""
@@ -128,43 +141,53 @@ class Reporter:
             return
         self._tell(fields, getattr(self, f"_{fields['event']}")(fields))
 
-    def progress(
-        self, step: int, make: Callable[[], tuple[dict[str, Any], str]], again: bool
-    ) -> None:
-        """What is told every so many steps; `make` gives the fields and the line, once it is known that this rank tells it; whether some
-        rank may have told it before the step was undone and done `again`."""
-        self._write_or_keep((PROGRESS, step, self._rollbacks), make, again)
+    def progress(self, step: int, make: Callable[[], tuple[dict[str, Any], str]]) -> None:
+        """What is told every so many steps.
+
+        `make` gives the fields and the line, once it is known that this rank tells it.
+        """
+        self._write_or_keep((PROGRESS, step, self._last_rollback), make)
 
     def _tell(self, fields: dict[str, Any], in_words: str = "") -> None:
-        name = _name_of(fields, self._rollbacks)
-        self._rollbacks += fields["event"] == "rolled_back"
+        name = _name_of(fields, self._last_rollback)
+        if fields["event"] == "rolled_back":
+            self._last_rollback = fields["epoch"]
         self._write_or_keep(name, lambda: (fields, in_words))
 
-    def _write_or_keep(
-        self, name: Name, make: Callable[[], tuple[dict[str, Any], str]], again: bool = False
-    ) -> None:
-        """Write an event, after those that a reporter before this one may have left out; or keep it. Progress of steps that were
-        undone is not kept: it is told again with them, and may have been written before."""
+    def _write_or_keep(self, name: Name, make: Callable[[], tuple[dict[str, Any], str]]) -> None:
+        """Write an event, after those that a reporter before this one may have left out; or keep it.
+
+        What is told again with its step is not kept once the step is undone.
+        """
         commits = self._engine.state.commits
         self._kept = [
             (at, *rest)
             for at, *rest in self._kept
-            if at >= commits - KEPT_COMMITS and not self._is_undone(rest[0])
+            if at >= commits - KEPT_COMMITS and not self._comes_again(rest[0])
         ]
         self._kept.append((commits, name, make))
         if not self._speaks:
+            self._told = None
             return
-        before = _names(self._folder.events()) if len(self._kept) > 1 or again else set()
+        before = _names(self._folder.events()) if self._told is None else self._told
+        self._told = {one for one in before if one[0] in ONCE_A_STEP and self._may_come(one)}
         for _, kept, made in self._kept:
-            if kept not in before:
-                fields, text = made()
-                self._folder.event({"event": kept[0], **fields})
-                if text:
-                    say(text)
+            if kept in before or kept in self._told:
+                continue
+            if kept[0] in ONCE_A_STEP:
+                self._told.add(kept)
+            fields, text = made()
+            self._folder.event({"event": kept[0], **fields})
+            if text:
+                say(text)
         self._kept = []
 
-    def _is_undone(self, name: Name) -> bool:
-        return name[0] == PROGRESS and name[1] > self._engine.step
+    def _comes_again(self, name: Name) -> bool:
+        return name[0] in TOLD_AGAIN and name[1] > self._engine.step
+
+    def _may_come(self, name: Name) -> bool:
+        """Whether the step of an event may yet be undone."""
+        return name[1] >= self._engine.committed
 
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
@@ -225,6 +248,17 @@ class Reporter:
 
     def _checkpoint_failed(self, fields: dict[str, Any]) -> str:
         return f"! no checkpoint of step {fields['step']}: {fields['why']}"
+
+    def _evaluation(self, fields: dict[str, Any]) -> str:
+        if not fields["samples"]:
+            return ""
+        area, loss = (
+            "-" if value is None else f"{value:.4f}"
+            for value in (fields["auc"], fields["log_loss"])
+        )
+        away = fields["shards_away"]
+        without = f" without {named('shard', away)}" if away else ""
+        return f"evaluation at step {fields['step']}{without}: auc {area}  log loss {loss}"
 
     def _overfitting(self, fields: dict[str, Any]) -> str:
         return (

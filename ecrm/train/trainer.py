@@ -36,7 +36,7 @@ from ecrm.train.progress import Progress, Tell
 from ecrm.train.reporter import say
 from ecrm.train.traffic import Traffic
 from ecrm.train.traffic import gather as gather_traffic
-from ecrm.wording import counted, named
+from ecrm.wording import counted
 
 
 class Trainer:
@@ -55,7 +55,7 @@ class Trainer:
         about: dict[str, Any],
         traffic: Traffic,
         profile: Profile | None = None,
-        tell: Tell = lambda step, make, again: None,
+        tell: Tell = lambda step, make: None,
         asked: Callable[[], signal.Signals | None] = lambda: None,
         checkpoints: Checkpoints | None = None,
         watch: FiniteWatch | None = None,
@@ -215,25 +215,17 @@ class Trainer:
         self._evaluated_at = self._engine.step
         if result.not_finite is not None:
             self._watch.evaluation(self._engine.step, *result.not_finite)
-        if self._engine.rank == self._engine.view.reporter:
-            self._folder.event(
-                {
-                    "event": "evaluation",
-                    "step": self._engine.step,
-                    "samples": result.samples,
-                    "auc": result.auc,
-                    "auc_error": result.auc_error,
-                    "log_loss": result.log_loss,
-                    "shards_away": away,
-                }
-            )
-            if result.samples:
-                area, loss = (
-                    "-" if value is None else f"{value:.4f}"
-                    for value in (result.auc, result.log_loss)
-                )
-                without = f" without {named('shard', away)}" if away else ""
-                say(f"evaluation at step {self._engine.step}{without}: auc {area}  log loss {loss}")
+        self._event(
+            {
+                "event": "evaluation",
+                "step": self._engine.step,
+                "samples": result.samples,
+                "auc": result.auc,
+                "auc_error": result.auc_error,
+                "log_loss": result.log_loss,
+                "shards_away": away,
+            }
+        )
         self._judge(result, keep)
         self._progress.restart_clock()
         return result

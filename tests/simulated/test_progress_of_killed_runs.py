@@ -108,6 +108,23 @@ def test_the_reporter_dies_as_it_reports(has_written, interval, trainers, data, 
     assert said(run) == said(calm)
 
 
+@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize("killed", [SERVER, TRAINER])
+def test_an_evaluation_that_a_death_has_done_again_is_told_once(killed, interval, data, tmp_path):
+    sets = ("train.eval_every_steps=5", f"protection.commit_interval={interval}")
+    faults = [PhaseFault(killed, 10, "update")]
+    runs = [
+        train(tmp_path / name, data, *sets, faults=those)
+        for name, those in (("calm", ()), ("killed", faults))
+    ]
+    told = [
+        [(event["step"], event["auc"], event["log_loss"]) for event in run.of("evaluation")]
+        for run in runs
+    ]
+    assert [step for step, *_ in told[0]] == [5, 10, 15, 20]
+    assert runs[1].killed == [killed] and told[1] == told[0]
+
+
 def test_random_deaths_and_commit_intervals(data, calm, tmp_path):
     deaths = 0
     for seed in range(12):

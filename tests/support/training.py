@@ -127,6 +127,7 @@ def train(
             Traffic(transport),
             tell=reporter.progress,
             checkpoints=checkpoints,
+            event=reporter.event,
         ).run()
 
     if config.protection.name == "mapped":

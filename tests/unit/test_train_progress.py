@@ -21,17 +21,16 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
     engine = SimpleNamespace(
         rank=0,
         view=SimpleNamespace(reporter=0),
-        log=StepLog(),
         step=0,
         committed=0,
-        commits=0,
-        failures_left=1,
-        rebuild_fraction=1.0,
+        state=SimpleNamespace(
+            log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0
+        ),
     )
 
-    def tell(step, make, again):
+    def tell(step, make):
         fields, in_words = make()
-        assert fields["step"] == step and not again
+        assert fields["step"] == step
         RunFolder(folder).event({"event": "progress", **fields})
         if in_words:
             print(in_words)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+import pytest
+
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.reporter import KEPT_COMMITS, Reporter
 
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
     reporter = Reporter(folder, {}, 1)
-    reporter.watch(SimpleNamespace(rank=number, view=cluster, commits=0, step=0))
+    reporter.watch(SimpleNamespace(rank=number, view=cluster, step=0, committed=0, state=SimpleNamespace(commits=0)))
     return reporter
 
 
-def told(reporter: Reporter, step: int, line: str = "", again: bool = False) -> None:
+def told(reporter: Reporter, step: int, line: str = "") -> None:
     reporter._engine.step = max(reporter._engine.step, step)
-    reporter.progress(step, lambda: ({"step": step}, line), again)
+    reporter.progress(step, lambda: ({"step": step}, line))
 
 
 def steps(folder: RunFolder) -> list[int]:
@@ -173,8 +175,8 @@ def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_pa
     cluster.reporter, second._engine.step = 1, 1
     second.event({"event": "resumed", "ranks": [0], "stall_seconds": 0.0})
     assert steps(folder)[:2] == [1, 2] and len(folder.events()) == 3
-    told(second, 2, "line 2 again", again=True)
-    told(second, 3, "line 3", again=True)
+    told(second, 2, "line 2 again")
+    told(second, 3, "line 3")
     assert [event["step"] for event in folder.events() if event["event"] == "progress"] == [1, 2, 3]
     assert capsys.readouterr().out.splitlines() == [
         "line 1",
@@ -195,3 +197,107 @@ def test_a_line_that_does_not_fit_is_not_left_half_written(tmp_path, monkeypatch
     monkeypatch.undo()
     folder.event({"event": "progress"})
     assert len(folder.events()) == 1  # in trouble once, it writes no more
+
+
+def evaluation(step: int) -> dict:
+    return {
+        "event": "evaluation",
+        "step": step,
+        "samples": 9,
+        "auc": 0.5,
+        "auc_error": 0.0,
+        "log_loss": 0.7,
+        "shards_away": [],
+    }
+
+
+def not_finite(step: int, found_in: str = "step") -> dict:
+    more = {"slot": 0, "where": "in row 7", "why": f"the loss of {found_in} {step}"}
+    return {"event": "not_finite", "step": step, "found_in": found_in, **more}
+
+
+def ended_early(step: int) -> dict:
+    return {"event": "ended_early", "step": step, "steps_wanted": 99, "best_step": 1, "why": ""}
+
+
+def overfitting(step: int) -> dict:
+    numbers = {"evaluations": 3, "auc": 0.4, "auc_before": 0.5, "step_before": 1}
+    return {"event": "overfitting", "step": step, **numbers}
+
+
+ONCE = [evaluation, not_finite, overfitting, ended_early]
+
+
+@pytest.mark.parametrize("event", ONCE)
+@pytest.mark.parametrize("interval", [1, 9])
+@pytest.mark.parametrize("dies", ["the reporter", "the reporter before it writes", "another"])
+def test_what_a_step_has_to_tell_is_told_once_whoever_dies(tmp_path, capsys, event, interval, dies):
+    """Step 4 is done, its event told, and both happen again after a recovery."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    ranks = [rank(number, folder, cluster) for number in (0, 1)]
+    for number, one in enumerate(ranks):
+        one._engine.step, one._engine.committed = 4, 4 if interval == 1 else 0
+        if number or dies != "the reporter before it writes":
+            one.event(event(4))
+    if dies != "another":
+        del ranks[0]
+        cluster.reporter = 1
+    for one in ranks:
+        one._engine.step = one._engine.committed
+        one.event({"event": "resumed", "ranks": [7], "stall_seconds": 0.0})
+        one._engine.step = 4
+        one.event(event(4))
+        one._engine.step = one._engine.committed = 5
+        one.event(event(5))
+    kind = event(4)["event"]
+    assert [told["step"] for told in folder.events() if told["event"] == kind] == [4, 5]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_step_and_the_evaluation_before_it_are_two_things_that_may_not_be_finite(tmp_path):
+    folder = RunFolder(tmp_path)
+    reporter = rank(0, folder, SimpleNamespace(reporter=0))
+    for event in (not_finite(4, "evaluation"), not_finite(4, "step"), not_finite(4, "step")):
+        reporter.event(event)
+    assert [event["found_in"] for event in folder.events()] == ["evaluation", "step"]
+
+
+def test_what_is_not_told_once_a_step_is_told_each_time(tmp_path):
+    folder = RunFolder(tmp_path)
+    reporter = rank(0, folder, SimpleNamespace(reporter=0))
+    for why in ("the disk is full", "no link can be made"):
+        reporter.event({"event": "checkpoint_failed", "step": 4, "why": why})
+    assert [event["why"] for event in folder.events()] == [
+        "the disk is full",
+        "no link can be made",
+    ]
+
+
+def test_ranks_that_have_rolled_back_a_different_number_of_times_know_the_same_events(tmp_path):
+    """The second rank has not heard of a rollback that another death broke off."""
+    cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
+    first, second = rank(0, folder, cluster), rank(1, folder, cluster)
+    rolled_back = {"event": "rolled_back", "step": 0, "from_step": 2, "why": "", "seconds": 1.0}
+    first.event({**rolled_back, "epoch": 1})
+    for one in (first, second):
+        one.event({**rolled_back, "epoch": 2})
+        told(one, 1)
+        one.event(evaluation(1))
+    cluster.reporter = 1
+    second.event(evaluation(1))
+    told(second, 2)
+    assert [event["event"] for event in folder.events()] == [
+        "rolled_back",
+        "rolled_back",
+        "progress",
+        "evaluation",
+        "progress",
+    ]
+
+
+def test_names_of_steps_that_cannot_come_again_are_forgotten(tmp_path):
+    reporter = rank(0, RunFolder(tmp_path), SimpleNamespace(reporter=0))
+    for step in range(50):
+        reporter._engine.committed = step
+        told(reporter, step)
+    assert len(reporter._told) < 3
