@@ -31,7 +31,8 @@ class Part:
     From now on the engine's shards note what is touched, if `noting`. `run` writes the files; after
     `copy` it may do so while training goes on: with `rooms`, by (shard, row space), which keep the
     memory of copies from one part to the next. `entries` are then those of the manifest, `trouble`
-    why there are none; not `finite` where that is a NaN or an infinity.
+    why there are none; not `finite` where that is a NaN or an infinity in rows, dense parameters or
+    the state of their optimizers.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Part:
         self.trouble, self.finite, self._spaces = "", True, engine.state.spaces
         self.dense: list[Tensor] | None = None
         if engine.rank == engine.view.reporter:
-            self.dense = engine.state.export_dense()
+            self.dense, self._replica = engine.state.export_dense(), engine.state.dense
         self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
         for (shard, space), hosted in sorted(engine.state.hosted.items()):
             touched = hosted.touched if changed_only else None
@@ -111,7 +112,7 @@ class Part:
         return window
 
     def _write_dense(self) -> dict[str, Any]:
-        if not all(bool(tensor.isfinite().all()) for tensor in self.dense):
+        if not self._replica.is_finite(self.dense):
             raise FloatingPointError(
                 "what is not finite is in the dense parameters or their optimizer's state"
             )

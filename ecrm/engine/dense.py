@@ -40,6 +40,9 @@ class DenseReplica(Protocol):
     def present(self) -> list[Tensor]:
         """The state as it is now, committed or not, as `export` would give it after a commit."""
 
+    def is_finite(self, state: Sequence[Tensor]) -> bool:
+        """Whether parameters and optimizer state in an exported state are; what else is in it may not be."""
+
     def load(self, state: Sequence[Tensor]) -> None:
         """Take an exported state as the committed and the present one.
 

@@ -138,6 +138,10 @@ class FlatDenseReplica:
     def present(self) -> list[Tensor]:
         return self._tensors()
 
+    def is_finite(self, state: Sequence[Tensor]) -> bool:
+        trained = state[: len(self.state_tensors)]  # not the sum of losses, nor notes of steps
+        return all(bool(tensor.isfinite().all()) for tensor in trained)
+
     def load(self, state: Sequence[Tensor]) -> None:
         # the parameters alone: all else is as it was
         for received, saved in zip(state, self._saved, strict=len(state) > 1):

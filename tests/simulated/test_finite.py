@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,15 +10,19 @@ import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder, find
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.data.generate import generate_criteo
+from ecrm.data.prepare import prepare
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.errors import NotFinite
 from ecrm.model.dlrm import build_dense_parts
+from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.train.finite import FiniteWatch, origin
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
+from support.training import train
 
 (SPACE,) = row_spaces([Table("a", 5, 4), Table("b", 7, 4)])
 
@@ -205,3 +210,28 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
     if stop:
         assert text.startswith("no checkpoint of step 8: what is not finite is in ")
         assert ("dense" if wrong == "the dense state" else "of table ") in text
+
+
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_loss_that_was_not_finite_costs_no_checkpoint(tmp_path, monkeypatch, kind, mode):
+    """The state is finite after it: the loss of step 2 alone was not, and a run goes on from there."""
+    generate_criteo(2400, 3, str(tmp_path / "rows.txt"))
+    prepare([str(tmp_path / "rows.txt")], str(tmp_path / "data"), 1000)
+    apply = FlatDenseReplica.apply
+
+    def apply_and_spoil(self, total):
+        if self.loss_sum and self.spoil_at == float(self._state[0]):
+            total[-1] = float("nan")
+        apply(self, total)
+
+    monkeypatch.setattr(FlatDenseReplica, "apply", apply_and_spoil)
+    monkeypatch.setattr(FlatDenseReplica, "spoil_at", 2.0, raising=False)
+    sets = ("checkpoint.every_steps=4", f"checkpoint.mode={mode}", f"checkpoint.kind={kind}")
+    sets += ("train.dense_optimizer=adagrad", "train.on_nonfinite=warn", "checkpoint.keep=9")
+    first = train(tmp_path / "run", tmp_path / "data", *sets, "train.steps=12")
+    assert math.isnan(first.summary["train_logloss"])
+    assert [event["step"] for event in first.of("checkpoint")] == [4, 8, 12]
+    assert not first.of("checkpoint_failed")
+    on = train(tmp_path / "on", tmp_path / "data", *sets, resume=tmp_path / "run")
+    assert on.summary["steps"] == 20 and max(event["step"] for event in on.of("checkpoint")) == 20
