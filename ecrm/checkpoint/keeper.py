@@ -76,7 +76,7 @@ class Checkpoints:
         background: Callable[[Callable[[], None]], None] = _in_a_thread,
         first: int | None = None,
         not_finite: Callable[[int, str], None] = lambda step, why: None,
-        evaluations: Callable[[int], list[list[float]]] = lambda step: [],
+        evaluations: Callable[[int], list[list[float | None]]] = lambda step: [],
         began_from: Path | None = None,
     ) -> None:
         self._engine, self._folder, self._identity, self._policy = engine, folder, identity, policy

@@ -39,7 +39,7 @@ class Manifest:
     space_rows: list[int]
     files: list[dict[str, Any]]
     dense: list[dict[str, Any]]
-    evaluations: list[list[float]] = field(default_factory=list)
+    evaluations: list[list[float | None]] = field(default_factory=list)
 
     @property
     def kind(self) -> str:

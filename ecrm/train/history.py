@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,12 +14,15 @@ FALLS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation: `step` steps trained, AUC, log loss, and the sum of the mean training losses of these steps."""
+    """An evaluation: `step` steps trained, AUC, log loss, and the sum of the mean training losses of these steps.
+
+    None is what was undefined: the AUC of one class, or what is not finite.
+    """
 
     step: int
-    auc: float
-    log_loss: float
-    train_loss: float
+    auc: float | None
+    log_loss: float | None
+    train_loss: float | None
 
 
 class History:
@@ -28,19 +32,24 @@ class History:
     those of a run that this one goes on with.
     """
 
-    def __init__(self, by: str = "auc", entries: Iterable[list[float]] = ()) -> None:
+    def __init__(self, by: str = "auc", entries: Iterable[list[float | None]] = ()) -> None:
         self._by = by
-        self._all = [Measured(int(step), *rest) for step, *rest in entries]
+        self._all: list[Measured] = []
+        for step, *rest in entries:
+            self._keep(Measured(int(step), *rest))
 
     def add(self, step: int, evaluation: Evaluation) -> None:
         """The evaluation after `step` steps; later ones are forgotten, since those steps are done again."""
         self._all = [measured for measured in self._all if measured.step < step]
-        if evaluation.auc is not None:
-            self._all.append(
-                Measured(step, evaluation.auc, evaluation.log_loss, evaluation.train_loss)
-            )
+        total = evaluation.train_loss if math.isfinite(evaluation.train_loss) else None
+        self._keep(Measured(step, evaluation.auc, evaluation.log_loss, total))
 
-    def to_json(self, below: int) -> list[list[float]]:
+    def _keep(self, measured: Measured) -> None:
+        """An evaluation counts where what tells the better of two is defined."""
+        if (measured.auc if self._by == "auc" else measured.log_loss) is not None:
+            self._all.append(measured)
+
+    def to_json(self, below: int) -> list[list[float | None]]:
         """The evaluations before step `below`, for `entries` of the run that begins there."""
         return [[m.step, m.auc, m.log_loss, m.train_loss] for m in self._all if m.step < below]
 
@@ -67,18 +76,23 @@ class History:
     @property
     def overfit(self) -> tuple[Measured, Measured] | None:
         """(the evaluation before, the last) where the AUC has just fallen the FALLS-th time in a row while the training loss fell."""
+        measured = [one for one in self._all if one.auc is not None]
         falls = [
-            after.auc < before.auc for before, after in zip(self._all, self._all[1:], strict=False)
+            after.auc < before.auc for before, after in zip(measured, measured[1:], strict=False)
         ]
         if len(falls) < FALLS or not all(falls[-FALLS:]) or falls[-FALLS - 1 : -FALLS] == [True]:
             return None
-        means = self._training_losses()
-        return (self._all[-FALLS - 1], self._all[-1]) if means[-1] < means[-FALLS - 1] else None
+        means = _training_losses(measured)
+        if means[-1] is None or means[-FALLS - 1] is None or means[-1] >= means[-FALLS - 1]:
+            return None
+        return measured[-FALLS - 1], measured[-1]
 
-    def _training_losses(self) -> list[float]:
-        """The mean training loss of the steps before each evaluation, since the one before it."""
-        means, step, total = [], 0, 0.0
-        for measured in self._all:
-            means.append((measured.train_loss - total) / (measured.step - step))
-            step, total = measured.step, measured.train_loss
-        return means
+
+def _training_losses(evaluations: Iterable[Measured]) -> list[float | None]:
+    """The mean training loss of the steps before each evaluation, since the one before it."""
+    means, step, total = [], 0, 0.0
+    for one in evaluations:
+        known = total is not None and one.train_loss is not None
+        means.append((one.train_loss - total) / (one.step - step) if known else None)
+        step, total = one.step, one.train_loss
+    return means

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import shutil
@@ -50,6 +52,30 @@ def test_a_run_that_goes_on_has_the_evaluations_before_its_step():
     assert again.best == made.best and again.without_gain == 0
     again.add(30, Evaluation(100, 0.65, 0.0, 0.35, 15.0))
     assert again.to_json(99) == made.to_json(99) and len(made.to_json(30)) == 2
+
+
+def one_class(losses: list[float]) -> History:
+    """Evaluations on samples of one class: there is no AUC."""
+    made = History("logloss")
+    for number, loss in enumerate(losses, 1):
+        made.add(10 * number, Evaluation(100, None, None, loss, 5.0 * number))
+    return made
+
+
+def test_log_loss_tells_the_best_where_there_is_no_auc():
+    made = one_class([0.5, 0.3, 0.4])
+    assert made.best.step == 20 and made.without_gain == 1 and made.overfit is None
+    assert made.in_words(made.best) == "log loss 0.3000 at step 20"
+    again = History("logloss", json.loads(json.dumps(made.to_json(99))))
+    assert again.best == made.best
+    assert History("auc", made.to_json(99)).best is None
+
+
+def test_a_training_loss_that_is_not_finite_spoils_no_manifest():
+    made = history([0.7, 0.69, 0.68, 0.67], [0.5, 0.49, math.nan, 0.47])
+    entries = json.loads(json.dumps(made.to_json(99), allow_nan=False))
+    assert [total for *_, total in entries] == [5.0, pytest.approx(9.9), None, None]
+    assert History("auc", entries).best == made.best and made.overfit is None
 
 
 @pytest.mark.parametrize(
