@@ -73,13 +73,13 @@ class Needs:
             else touched * record * (1 + m)
         )
         self._dense = _dense_bytes(config, len(tables))
-        self.trainer = Need(dense=self._dense, parity=_last_seen(config))
+        self.trainer = Need(dense=self._dense, parity=_last_seen(config, sum(tables.values())))
         self.server = Need(rows=rows, parity=parity, undo=undo)
         self.spare = Need()
         updated = sum(min(size, steps * train.global_batch) for size in tables.values())
         share = -(-updated // cluster.servers)
         self._updated = min(rows, share * max(record, PAGE)) + min(
-            parity, share * m * max(record, PAGE)
+            parity, share * config.failures_survived * max(record, PAGE)
         )
 
     def of_ranks(
@@ -99,9 +99,8 @@ class Needs:
     def certain(self) -> int:
         """Bytes that all ranks need at least, whatever rows are updated."""
         config = self.config
-        bytes_of_all = (
-            LEAST_PROCESS_BYTES * config.world_size + self.trainer.dense * config.cluster.trainers
-        )
+        holders = max(config.cluster.trainers, config.failures_survived + 1)
+        bytes_of_all = LEAST_PROCESS_BYTES * config.world_size + self._dense * holders
         if config.storage.prefault:
             bytes_of_all += (self.server.rows + self.server.parity) * config.cluster.servers
         return bytes_of_all
@@ -111,8 +110,12 @@ class Needs:
         """Bytes that all ranks need once every row is updated that the run can update; a row takes a page, or its part of the table."""
         config, cluster = self.config, self.config.cluster
         rows = self.server.rows + self.server.parity if config.storage.prefault else self._updated
-        others = PROCESS_BYTES * config.world_size + self.trainer.dense * cluster.trainers
-        return others + (rows + self.server.undo) * cluster.servers
+        holders = max(cluster.trainers, config.failures_survived + 1)
+        if cluster.failure_domain == "host":  # all trainers may be in one
+            holders = cluster.trainers + config.failures_survived
+        of_slots = self._dense * holders + self.trainer.parity * cluster.trainers
+        of_shards = (rows + self.server.undo) * cluster.servers
+        return PROCESS_BYTES * config.world_size + of_slots + of_shards
 
 
 def _stripes(config: Config) -> tuple[int, int]:
@@ -123,12 +126,11 @@ def _stripes(config: Config) -> tuple[int, int]:
     )
 
 
-def _last_seen(config: Config) -> int:
-    return (
-        config.protection.last_seen_rows * 4 * config.model.embedding_dim
-        if config.protection.name == "stateless"
-        else 0
-    )
+def _last_seen(config: Config, rows: int) -> int:
+    """Bytes of the rows that a rank with slots remembers: a number and the values of each."""
+    if config.protection.name != "stateless":
+        return 0
+    return min(config.protection.last_seen_rows, rows) * (8 + 4 * config.model.embedding_dim)
 
 
 def _dense_bytes(config: Config, tables: int) -> int:

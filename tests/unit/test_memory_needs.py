@@ -11,9 +11,11 @@ from ecrm.errors import UsageError
 from ecrm.launch.memory_needs import Needs, check_memory, in_words
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
+from ecrm.placement.assignment import initial_view
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
+from ecrm.requests.stand_in import LastSeen
 from ecrm.storage.base import NativeStore, SparseOptimizer
 from support.advice import check_advice, dataset
 
@@ -53,6 +55,27 @@ def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
                 "native", 13, 26, config.model.bottom_mlp, config.model.top_mlp, 1
             )
             assert near(need.trainer.dense, FlatDenseReplica(parts, dense, 0.1).memory_bytes, 0.01)
+
+
+ALL = ("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapped")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("trainers", [1, 4])
+def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainers):
+    """Where the data reach every row. Dense replicas and last seen rows are those of the real view."""
+    data = dataset(tmp_path / "data", table_rows=300)
+    sets = [f"cluster.trainers={trainers}", "train.slots=4", "cluster.servers=5", "protection.m=2"]
+    sets += ["protection.copies=3", "protection.last_seen_rows=400", "checkpoint.every_steps=2"]
+    config = load_config("tiny", [f"data.path={data}", f"protection.name={name}", *sets])
+    needs, protection = Needs(config, 10**6), make_protection(config, tmp_path)
+    view = initial_view(
+        "dedicated", protection.shape, trainers, 1, config.slots, protection.dense_replicas
+    )
+    ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
+    assert needs.most == sum(need.total for need in ranks)
+    if name == "stateless":
+        assert needs.trainer.parity == LastSeen(400, config.model.embedding_dim).memory_bytes
 
 
 def test_every_rank_and_host_is_told(tmp_path):
