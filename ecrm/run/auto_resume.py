@@ -59,7 +59,8 @@ def _look(run_dir: Path, mine: bool) -> Found:
     if is_empty(run_dir):
         return Found()
     starts = [event for event in events_of(run_dir) if event.get("event") == "start"]
-    if not starts and not read_json(run_dir / LOCK).get("run"):
+    # a rank must not open the lock that it holds a second time: it has written its own run there
+    if not starts and not mine and not read_json(run_dir / LOCK).get("run"):
         raise UsageError(
             f"--run-dir {run_dir}: neither empty nor the folder of a run; name another folder"
         )

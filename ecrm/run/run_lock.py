@@ -27,6 +27,8 @@ LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
 that is dead here, whose memory the system takes back before the lock."""
 
 POLL_SECONDS = 0.02
+RECORD_BYTES = 512
+"""Of the record of the owner in the file: its run, host, process and start."""
 
 _FLOCK = "hhqqi4x"  # struct flock of fcntl(2)
 _PF_EXITING = 0x4  # linux/sched.h
@@ -49,7 +51,9 @@ class RunLock:
             "pid": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         }
-        self._file.truncate(os.pwrite(self._file.fileno(), json.dumps(owner).encode() + b"\n", 0))
+        # of one size, in one write: nobody reads half of it, or the end of a longer one
+        record = json.dumps(owner).encode().ljust(RECORD_BYTES - 1) + b"\n"
+        self._file.truncate(os.pwrite(self._file.fileno(), record, 0))
         fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def join(self) -> None:
@@ -143,10 +147,12 @@ def _refuse(folder: Path, holder: int | None, seconds: float) -> None:
     if holder is None or seconds < _patience(holder):
         return
     owner: dict[str, Any] = read_json(folder / LOCK)
-    pid = holder or owner.get("pid")
+    # the process that was seen is one of this machine, that in the record one of the owner's
+    where = "this host" if holder else f"host {owner.get('host', '?')}"
     raise UsageError(
-        f"--run-dir {folder}: in use by a run that is alive, on host {owner.get('host', '?')} since {owner.get('since', '?')}: "
-        f"wait for its end, stop it there with kill {pid}, or name another folder"
+        f"--run-dir {folder}: in use by a run that is alive, on host {owner.get('host', '?')} "
+        f"since {owner.get('since', '?')}: wait for its end, stop it with "
+        f"kill {holder or owner.get('pid', '?')} on {where}, or name another folder"
     )
 
 

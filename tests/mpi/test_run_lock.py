@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from ecrm.errors import UsageError
-from ecrm.run.run_lock import LOCK, RunLock, check_run_dir, remove_empty
+from ecrm.run.run_lock import (
+    LOCK,
+    RECORD_BYTES,
+    UNSEEN_SECONDS,
+    RunLock,
+    _refuse,
+    check_run_dir,
+    remove_empty,
+)
 
 HOLD = """
 import os, sys, time
@@ -61,6 +69,32 @@ def test_who_holds_a_folder_is_told_until_its_last_rank_is_gone(tmp_path):
         for process in (first, second):
             process.kill()
             process.wait()
+
+
+def test_the_process_to_kill_goes_with_its_own_host(tmp_path):
+    """A run owned by a rank of another host has one here: of that one the system tells the process."""
+    first = holder(tmp_path, "take")
+    try:
+        record = json.loads((tmp_path / LOCK).read_text())
+        elsewhere = json.dumps({**record, "host": "elsewhere", "pid": 1}).ljust(511) + "\n"
+        descriptor = os.open(tmp_path / LOCK, os.O_WRONLY)  # closing it in a holder lets go
+        os.pwrite(descriptor, elsewhere.encode(), 0)
+        os.close(descriptor)
+        with pytest.raises(UsageError, match=rf"on host elsewhere .*kill {first.pid} on this host"):
+            check_run_dir(tmp_path)
+        with pytest.raises(UsageError, match="on host elsewhere .*kill 1 on host elsewhere, or"):
+            _refuse(tmp_path, 0, UNSEEN_SECONDS)  # as where no process is seen here
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_record_of_an_owner_is_whole_whatever_was_there(tmp_path):
+    (tmp_path / LOCK).write_text("x" * 2 * RECORD_BYTES)
+    RunLock(tmp_path, "here").take()
+    assert (tmp_path / LOCK).stat().st_size == RECORD_BYTES
+    record = json.loads((tmp_path / LOCK).read_text())
+    assert record["host"] == "here" and set(record) == {"run", "host", "pid", "since"}
 
 
 def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path):
