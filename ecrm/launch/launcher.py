@@ -116,11 +116,7 @@ def launch(
         )
     print(shlex.join(line), flush=True)
     if dry_run:
-        names = (
-            [host.name for host in hosts.placed]
-            if hosts is not None
-            else ["this machine"] * config.world_size
-        )
+        names = None if hosts is None else [host.name for host in hosts.placed]
         for told in (*start.changed, *in_words(config, start.steps, names, available)):
             print(f"# {told}")
         return 0

@@ -11,6 +11,7 @@ from ecrm.config.schema import Config
 from ecrm.data.dataset_info import read_manifest
 from ecrm.data.layout import INTEGERS
 from ecrm.errors import UsageError
+from ecrm.run.plan import view_over
 
 PROCESS_BYTES = 165_000_000
 """What a rank holds for itself: Python, torch, MPI, its buffers (measured: 165 MB)."""
@@ -188,27 +189,24 @@ def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, o
     return ways
 
 
-def in_words(config: Config, steps: int, hosts: Sequence[str], available: int | None) -> list[str]:
-    """Lines for `--dry-run`: what each rank needs, and each of the `hosts` of the ranks; `available` here, None where it is not known."""
-    from ecrm.placement.assignment import CannotKeepApart, initial_view
+def in_words(
+    config: Config, steps: int, hosts: Sequence[str] | None, available: int | None
+) -> list[str]:
+    """Lines for `--dry-run`: what each rank needs, and each of the `hosts` of the ranks.
+
+    None for hosts is this machine, and for the bytes `available` here that they are not known.
+    Raises UsageError, with what to type, where the hosts are too few for the config.
+    """
     from ecrm.protection import make_protection
 
-    needs = Needs(config, steps)
-    protection, cluster = make_protection(config, Path("mapped")), config.cluster
-    by_host = cluster.failure_domain == "host" and len(set(hosts)) > 1
-    domains = [hosts.index(name) for name in hosts] if by_host else range(config.world_size)
-    try:
-        view = initial_view(
-            cluster.layout,
-            protection.shape,
-            cluster.trainers,
-            cluster.spares,
-            config.slots,
-            protection.dense_replicas,
-            domains,
-        )
-    except CannotKeepApart as error:
-        return [f"these hosts are too few: {error}"]
+    needs, protection = Needs(config, steps), make_protection(config, Path("mapped"))
+    by_host = hosts is not None and config.cluster.failure_domain == "host"
+    view = view_over(
+        config,
+        protection,
+        hosts if by_host else [f"rank {rank}" for rank in range(config.world_size)],
+    )
+    hosts = ["this machine"] * config.world_size if hosts is None else hosts
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
     lines = [
         "memory once every row is updated; rows never updated take none, what a step works with is not counted:"

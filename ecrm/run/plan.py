@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ecrm.checkpoint.compatibility import (
     KEPT,
@@ -23,6 +25,12 @@ from ecrm.config import Config
 from ecrm.data.dataset_info import check_files, read_manifest, split_rows
 from ecrm.errors import EcrmError, UsageError
 from ecrm.faults.kill import Kill, check_kills
+from ecrm.wording import counted
+
+if TYPE_CHECKING:
+    from ecrm.placement.stripes import StripeShape
+    from ecrm.placement.view import View
+    from ecrm.protection.base import Protection
 
 
 def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int:
@@ -138,3 +146,46 @@ def kept_by(resume: Path | None) -> dict[str, Any]:
     except EcrmError:
         return {}  # plan_start says so
     return {key: said[key] for key in KEPT}
+
+
+def view_over(config: Config, protection: Protection, names: Sequence[str]) -> View:
+    """Where roles are at the start over the failure domains of the ranks, by name.
+
+    Raises UsageError, with what to type, where these are too few.
+    """
+    from ecrm.placement.assignment import CannotKeepApart, initial_view  # torch comes along
+
+    cluster = config.cluster
+    domains = [names.index(name) for name in names]
+
+    def of(shape: StripeShape) -> View:
+        return initial_view(
+            cluster.layout,
+            shape,
+            cluster.trainers,
+            cluster.spares,
+            config.slots,
+            protection.dense_replicas,
+            domains,
+        )
+
+    def is_kept_apart(k: int) -> bool:
+        with contextlib.suppress(CannotKeepApart):
+            return of(replace(protection.shape, k=k)) is not None
+        return False
+
+    try:
+        return of(protection.shape)
+    except CannotKeepApart as error:
+        hosts = Counter(names)
+        given = ", ".join(f"{name} with {counted(count, 'rank')}" for name, count in hosts.items())
+        smaller = (
+            range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
+        )
+        fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
+        raise UsageError(
+            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}",
+            *fewer_units,
+            {"cluster.failure_domain": "rank"},
+            otherwise="start on more hosts",
+        ) from None

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,8 +43,6 @@ from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.kernels import native
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
-from ecrm.placement.assignment import CannotKeepApart, initial_view
-from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.process.cores import AUTO, POLL, Cores
@@ -61,7 +58,7 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.auto_resume import about as run_of
-from ecrm.run.plan import Start, plan, plan_start
+from ecrm.run.plan import Start, plan, plan_start, view_over
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import check_run_dir
 from ecrm.storage import resolve_backend
@@ -381,45 +378,12 @@ def start_view(
     config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]
 ) -> View:
     """Where roles are at the start, `processes` saying which ranks share a host; UsageError when these are too few."""
-    cluster = config.cluster
     unknown = {"failure_domain": None}  # of a rank that has died already
     names = [
         processes.get(rank, unknown)["failure_domain"] or f"rank {rank}"
         for rank in range(config.world_size)
     ]
-    domains = [names.index(name) for name in names]
-
-    def of(shape: StripeShape) -> View:
-        return initial_view(
-            cluster.layout,
-            shape,
-            cluster.trainers,
-            cluster.spares,
-            config.slots,
-            protection.dense_replicas,
-            domains,
-        )
-
-    def is_kept_apart(k: int) -> bool:
-        with contextlib.suppress(CannotKeepApart):
-            return of(replace(protection.shape, k=k)) is not None
-        return False
-
-    try:
-        return of(protection.shape)
-    except CannotKeepApart as error:
-        hosts = Counter(names)
-        given = ", ".join(f"{name} with {counted(count, 'rank')}" for name, count in hosts.items())
-        smaller = (
-            range(protection.shape.k - 1, 0, -1) if config.protection.name == "erasure" else ()
-        )
-        fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
-        raise UsageError(
-            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}",
-            *fewer_units,
-            {"cluster.failure_domain": "rank"},
-            otherwise="start on more hosts",
-        ) from None
+    return view_over(config, protection, names)
 
 
 def build_engine(

@@ -94,7 +94,7 @@ def test_every_rank_and_host_is_told(tmp_path):
     here = in_words(
         load_config("tiny", [f"data.path={data}", "cluster.layout=colocated"]),
         20,
-        ["here"] * 4,
+        None,
         5 * GB,
     )
     assert (
@@ -102,6 +102,20 @@ def test_every_rank_and_host_is_told(tmp_path):
         and "dense" in here[1]
         and here[-2].endswith("MB, 5,000 MB are available")
     )
+
+
+@pytest.mark.parametrize("hosts", [["a", "b"] * 4, ["a"] * 8])
+def test_hosts_that_are_too_few_are_refused(tmp_path, hosts):
+    sets = [f"data.path={dataset(tmp_path / 'data')}", "cluster.failure_domain=host"]
+    sets += ["cluster.servers=4", "cluster.spares=2"]
+
+    def accept(overrides) -> None:
+        in_words(load_config("tiny", overrides), 20, hosts, None)
+
+    with pytest.raises(UsageError, match="cannot keep the units of a stripe apart: .* at least"):
+        accept(sets)
+    check_advice(accept, sets)
+    assert in_words(load_config("tiny", sets), 20, None, None), "where the hosts are not known"
 
 
 def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
