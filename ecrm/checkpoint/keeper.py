@@ -332,6 +332,7 @@ class Checkpoints:
         written = [json.dumps(manifest.dense), ""]
         if reports:
             try:
+                part.name_dense()
                 self._folder.publish(manifest)
                 if self._pruned:
                     self._pruned = False

@@ -46,7 +46,9 @@ class Part:
         rooms: dict[tuple[int, int], Rooms] | None = None,
     ) -> None:
         self.step, self._draft, self._disk = engine.step, draft, disk
+        # of this attempt alone: a writer that was given up may still be inside its last write
         self._name = f"rows-rank{engine.rank:04}-{attempt}"
+        self._dense_draft = draft / f"{DENSE}-rank{engine.rank:04}-{attempt}"
         self.done = self.cancelled = False
         self.entries: list[dict[str, Any]] = []
         self.trouble, self.finite, self._spaces = "", True, engine.state.spaces
@@ -89,7 +91,6 @@ class Part:
                         self._disk, self._draft / f"{self._name}-{space}.bin", space, windows
                     )
                 )
-            # the next part may be of the same step
             if self.dense is not None and not self.cancelled:
                 self.entries.append(self._write_dense())
         except OSError as error:
@@ -116,10 +117,15 @@ class Part:
             raise FloatingPointError(
                 "what is not finite is in the dense parameters or their optimizer's state"
             )
-        with SummedFile(self._disk, self._draft / DENSE) as file:
+        with SummedFile(self._disk, self._dense_draft) as file:
             for tensor in self.dense:
                 file.write(np.ascontiguousarray(tensor.numpy()))
         return {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
+
+    def name_dense(self) -> None:
+        """Give the dense file, where this rank has written it, the name that is in the entries."""
+        if self.dense is not None:
+            self._disk.rename(self._dense_draft, self._draft / DENSE)
 
     @property
     def dense_shapes(self) -> list[dict[str, Any]]:

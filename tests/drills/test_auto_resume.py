@@ -32,7 +32,7 @@ KILLS = [
     after(2.3),
     there("checkpoints/.step-*"),
     after(2.7),
-    there("checkpoints/.step-*/dense.bin"),
+    there("checkpoints/.step-*/dense.bin*"),
     after(3.1),
     there("checkpoints/step-*/.manifest.json"),
     after(3.6),

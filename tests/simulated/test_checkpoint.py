@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections import Counter
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.manifest import DENSE
 from ecrm.checkpoint.mapped_restore import Reopened
 from ecrm.checkpoint.restore import Restorer
+from ecrm.checkpoint.write import Part
 from ecrm.engine.computed import Computed
 from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.record_delivery import place
@@ -777,7 +780,39 @@ def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(
     cluster = SimulatedCluster(workload.world_size, 1, [PhaseFault(trainer, 4, "parity")])
     assert [kill.rank for kill in cluster.run(program).killed] == [trainer]
     assert [checkpoint.step for checkpoint in find(tmp_path)[0]] == [4]
-    assert created.count(DENSE) == 1
+    assert len([name for name in created if name.startswith(DENSE)]) == 1
+
+
+def test_a_writer_that_is_given_up_inside_its_write_spoils_no_other_dense_state(tmp_path):
+    """The next attempt is written to its end while the first one stands in the write of its dense state."""
+
+    def engine(state: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            step=4,
+            rank=0,
+            view=SimpleNamespace(reporter=0),
+            spaces=(),
+            layouts=(),
+            hosted={},
+            export_dense=lambda: [torch.full((3000,), state)],
+            dense=SimpleNamespace(is_finite=lambda state: True),
+        )
+
+    second = Part(engine(2.0), tmp_path, Disk(), False, False, attempt=2)
+
+    class Slow(Disk):
+        def write(self, file, data) -> None:
+            if not second.done:
+                second.run()
+                second.name_dense()
+            super().write(file, data)
+
+    first = Part(engine(1.0), tmp_path, Slow(), False, False, attempt=1)
+    first.run()
+    (entry,) = second.entries
+    assert first.done and second.done and not second.trouble
+    assert (tmp_path / DENSE).stat().st_size == entry["bytes"] == 12_000
+    assert zlib.crc32((tmp_path / DENSE).read_bytes()) == entry["crc32"]
 
 
 def test_all_ranks_together_count_the_bytes_of_all_checkpoints(tmp_path):
