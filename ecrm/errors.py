@@ -79,6 +79,10 @@ class UsageError(EcrmError):
         self.ways_out = ways_out
 
 
+class StrayRow(UsageError):
+    """A training loop has asked for a row that no table has; ends the run on all ranks."""
+
+
 class Unrecoverable(EcrmError):
     """More was lost than the protection can bring back. The message names the ranks and the loss."""
 

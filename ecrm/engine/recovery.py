@@ -15,7 +15,7 @@ from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import Unrecoverable, UsageError
+from ecrm.errors import StrayRow, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
@@ -64,7 +64,7 @@ class Recovery:
     def refuse(self, problem: str) -> NoReturn:
         """Of this rank alone: end the run.
 
-        All ranks come into a recovery, nobody dies, and each raises UsageError with `problem`.
+        All ranks come into a recovery, nobody dies, and each raises StrayRow with `problem`.
         """
         self._refusal = problem
         self.recover()
@@ -159,7 +159,7 @@ class Recovery:
         """Raise what ends the run, the same on all ranks: what one refuses, or LostTouch."""
         if agreed.refusals:
             speaker, problem = min(agreed.refusals.items())
-            error = UsageError(problem)
+            error = StrayRow(problem)
             error.speaker = speaker
             raise error
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)

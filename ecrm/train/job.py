@@ -36,7 +36,7 @@ from ecrm.data.dataset_info import read_manifest
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
-from ecrm.errors import DataError, EcrmError, NotKept, Unrecoverable, UsageError
+from ecrm.errors import DataError, EcrmError, NotKept, StrayRow, Unrecoverable, UsageError
 from ecrm.faults.flip import FlipSwitch, parse_flip
 from ecrm.faults.kill import Kill, KillSwitch
 from ecrm.faults.without_undo import leave_updates_in_place
@@ -508,14 +508,19 @@ def _host() -> str:
 def _end_with(error: EcrmError, transport: Transport, run_dir: Path | None) -> int:
     """An error that all ranks have: say why, once, and leave together with its code."""
     if transport.rank == getattr(error, "speaker", transport.live[0]):
-        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
-        if run_dir is not None and isinstance(error, (Unrecoverable, DataError)):
-            RunFolder(run_dir).failure(str(error), error.exit_code)
+        _say_why(error, run_dir)
     timer = threading.Timer(LAST_WORDS_SECONDS, os.kill, (os.getpid(), signal.SIGKILL))
     timer.daemon = True
     timer.start()
     transport.close()
     return error.exit_code
+
+
+def _say_why(error: EcrmError, run_dir: Path | None) -> None:
+    """The last word of a run, in its folder too. Others come before a folder is this run's."""
+    print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+    if run_dir is not None and isinstance(error, (Unrecoverable, DataError, StrayRow)):
+        RunFolder(run_dir).failure(str(error), error.exit_code)
 
 
 def _die_of(error: EcrmError) -> NoReturn:

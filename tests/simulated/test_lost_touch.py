@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from ecrm.engine.failures import MOST_IN_VAIN
 from ecrm.engine.hooks import Hooks
-from ecrm.errors import LostTouch, Unrecoverable, UsageError
+from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
 from ecrm.simulate import workload as workload_module
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.collective_check import share_json
+from ecrm.train.job import _say_why
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.simulated import SimulatedCluster
 
@@ -151,7 +154,7 @@ def test_calls_that_fail_now_and_then_are_counted_and_cost_nothing(interval):
 @pytest.mark.parametrize("bad", [-3, 47, 1 << 40])
 @pytest.mark.parametrize("look_ahead", [True, False])
 def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_sent(
-    monkeypatch, bad, look_ahead
+    monkeypatch, tmp_path, bad, look_ahead
 ):
     """Row space 0 of this job has tables a, of 40 rows, and b, of 7."""
     workload, right = Workload(look_ahead=look_ahead), workload_module.rows_of
@@ -169,12 +172,20 @@ def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_
         if bad < 0
         else f"id {bad - 40} is not in table b, whose ids are 0 to 6"
     )
-    assert reported == [] and {type(result) for result in results.values()} == {UsageError}
+    assert reported == [] and {type(result) for result in results.values()} == {StrayRow}
     assert {str(result) for result in results.values()} == {
         f"step {FAILS_AT}, slot 1: {named} (row {bad} of row space 0, which has rows 0 to 46)"
     }
     assert len({result.speaker for result in results.values()}) == 1
     assert not any(fields["event"] == "failure" for of in events.values() for fields in of)
+    _say_why(results[0], tmp_path)
+    said = json.loads((tmp_path / "failure.json").read_text())
+    assert (said["message"], said["exit_code"]) == (str(results[0]), 2)
+
+
+def test_what_is_refused_before_a_folder_is_the_runs_leaves_nothing_in_it(tmp_path):
+    _say_why(UsageError("in use by a run that is alive"), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
