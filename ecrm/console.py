@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from ecrm.wording import duration
+
 PATIENCE_SECONDS = 2.0
 AGAIN = 5
 """A wait that lasts is told again after so many times the seconds of the last time."""
@@ -55,7 +57,7 @@ class Progress:
         elapsed = now - self._began
         line = f"{self._verb}: "
         if fraction:  # first: what does not fit a terminal is left out
-            line += f"{fraction:.0%}  ETA {_duration(elapsed * (1 - fraction) / fraction)}  "
+            line += f"{fraction:.0%}  ETA {duration(elapsed * (1 - fraction) / fraction)}  "
         line += f"{done:,} {self._noun}  {more}  {done / elapsed:,.0f} {self._noun}/s"
         if self._terminal:
             line = line[: self._columns() - 1]
@@ -84,15 +86,6 @@ class Progress:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
             return 80
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds, the leading ones left out where they are 0."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 class Waiting:

@@ -14,3 +14,12 @@ def named(noun: str, which: Iterable[object]) -> str:
     """Things by number or name, such as "rank 3" or "ranks 3, 5"."""
     names = [str(one) for one in which]
     return f"{noun}{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
+def duration(seconds: float) -> str:
+    """A duration such as "12s", "3m05s" or "1h02m"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ecrm.launch.run_status import Standing
+from ecrm.wording import duration
 
 REDRAW_SECONDS = 0.5
 LAST_LINES_SECONDS = 2.0
@@ -82,7 +83,7 @@ class Screen:
     def _picture(self, now: float, waited: float, stopping: bool) -> RenderableType:
         standing, width = self._standing, self._console.width
         if not standing.started:
-            return _line(f"starting {self._ranks} ranks  {_clock(waited)}")
+            return _line(f"starting {self._ranks} ranks  {duration(waited)}")
         first = Table.grid(padding=(0, 1), expand=True)
         first.add_column(no_wrap=True)
         first.add_column(ratio=1)
@@ -92,7 +93,7 @@ class Screen:
         left = standing.seconds_left(now)
         after = f"{standing.step / standing.steps:.0%}"
         if not standing.finishing:
-            after += "  " + ("-:--:--" if left is None else _clock(left)) + " left"
+            after += "  " + ("-" if left is None else duration(left)) + " left"
         steps = f"{standing.steps:,}"
         first.add_row(f"step {standing.step:>{len(steps)},}/{steps}", bar, after)
         lines = [first, _line(_numbers(standing, wide=width >= NARROW))]
@@ -132,9 +133,3 @@ def _rebuilding(standing: Standing) -> str:
 
 def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

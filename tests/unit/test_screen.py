@@ -82,13 +82,13 @@ def picture(standing: Standing, width: int, stopping: bool = False, **more) -> l
 @pytest.mark.parametrize("width", [80, 40])
 def test_a_picture_fits_the_terminal(width):
     standing = Standing(12_000)
-    assert picture(standing, width, no_color=True) == ["starting 7 ranks  0:01:05"]
+    assert picture(standing, width, no_color=True) == ["starting 7 ranks  1m05s"]
     standing.take([START, progress(50, 102.0), progress(4_000, 106.0), FAILURE])
     standing.take([progress(4_050, 106.1, rebuilt=0.43)])
     lines = picture(standing, width, stopping=True, no_color=True)
     assert all(len(line) <= width for line in lines)
     assert lines[0].startswith("step  4,050/12,000 ━")
-    assert lines[0].rstrip().endswith("34%  0:00:12 left")
+    assert lines[0].rstrip().endswith("34%  12s left")
     assert lines[1].startswith("loss 0.5000  auc 0.7500  20,000 ")
     assert ("can survive 1 more at once" in lines[1]) == (width == 80)
     assert lines[2] == "rebuilding shards 1, 2: 43%"

@@ -12,7 +12,7 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import VerifyReport
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.reporter import Reporter
-from ecrm.wording import counted, named
+from ecrm.wording import counted, duration, named
 from support.paths import ROOT
 
 
@@ -101,3 +101,18 @@ def test_make_takes_a_path_with_spaces_and_several_files(tmp_path):
             done.returncode == 0
             and f"prepare criteo {said} --output datasets/prepared-" in done.stdout
         ), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (185, "3m05s"),
+        (3720, "1h02m"),
+        (90_000, "25h00m"),
+    ],
+)
+def test_durations_are_said_in_one_way(seconds, said):
+    assert duration(seconds) == said
