@@ -29,7 +29,7 @@ def add_parser(commands, add_run_options: Callable[[argparse.ArgumentParser], No
         action="append",
         default=[],
         metavar="HOST@STEP",
-        help="instead of --kill: send SIGKILL to all ranks of a host soon after this step; "
+        help="instead of --kill: send SIGKILL to all ranks of a host as this step begins; "
         "repeatable. HOST is a name in ranks.json, or its number: "
         "hosts count from 0, ordered by their lowest rank",
     )

@@ -14,14 +14,14 @@ from pathlib import Path
 from ecrm.atomic_files import staged_file
 from ecrm.checkpoint.mapped_folder import folder_of
 from ecrm.config import Config, effective, load_config
-from ecrm.drill.options import Disturbance, check_survivable, parse_disturbance, with_steps_told
+from ecrm.drill.options import Disturbance, HostKill, check_survivable, parse_disturbance
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
 from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
-from ecrm.faults.kill import KILLED_FROM_OUTSIDE
+from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan
@@ -58,8 +58,6 @@ def drill(
     config = load_config(config_name, overrides)
     check_survivable(config, disturbance, plan(config, disturbance.scheduled))
     require_matplotlib()
-    overrides, note = with_steps_told(config, overrides, disturbance)
-    config = load_config(config_name, overrides)
     name = Path(config_name).name.removesuffix(".toml")
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
     check_run_dir(folder)
@@ -78,7 +76,7 @@ def drill(
     )
     disturbed = read_run(folder / "disturbed", outside)
 
-    notes = [text for text in (note, more, _crowding(config)) if text is not None]
+    notes = [text for text in (more, _crowding(config)) if text is not None]
     report = make_report(
         name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes
     )
@@ -125,21 +123,24 @@ def _disturbed_run(
     def say(line: str) -> None:
         print(line, flush=True)
 
-    kills: list[str] = []
-    if disturbance.scheduled:
-        kills = [str(kill) for kill in disturbance.scheduled]
+    kills = disturbance.scheduled
+    dies_with: dict[Kill, HostKill] = {}
+    if disturbance.hosts:  # each in the step of its lowest rank
+        lowest = outside.hosts_of(folder.with_name("undisturbed"))
+        names = list(lowest)
+        dies_with = {
+            Kill(lowest[kill.name_among(names)], kill.step): kill for kill in disturbance.hosts
+        }
+        kills = tuple(dies_with)
+    if kills:
         killer: outside.KillerThread = outside.ScheduledKiller(
-            folder.absolute(), disturbance.scheduled, say
+            folder.absolute(), kills, say, dies_with
         )
-    elif disturbance.hosts:
-        names = outside.hosts_of(folder.with_name("undisturbed"))
-        wanted = [(kill, kill.name_among(names)) for kill in disturbance.hosts]
-        killer = outside.HostKiller(folder.absolute(), wanted, say)
     else:
         killer = outside.RandomKiller(folder.absolute(), disturbance.random, say)
     killer.start()
     try:
-        reason = _launch(config_name, overrides, folder, kills)
+        reason = _launch(config_name, overrides, folder, [str(kill) for kill in kills])
     finally:
         killer.finish()
     held = killer.held_back_seconds

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,11 +166,20 @@ class RandomKiller(KillerThread):
 
 
 class ScheduledKiller(KillerThread):
-    """Kills each rank of `kills` when it says that its phase has begun, where it then waits to be killed."""
+    """Kills each rank of `kills` when it says that its phase has begun, where it then waits to be killed.
 
-    def __init__(self, folder: Path, kills: Sequence[Kill], say: Callable[[str], None]) -> None:
+    `hosts`: with these kills all ranks of that rank's failure domain are killed, for a `HostKill`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kills: Sequence[Kill],
+        say: Callable[[str], None],
+        hosts: Mapping[Kill, HostKill] | None = None,
+    ) -> None:
         super().__init__(folder, say)
-        self._due = {str(kill): kill.rank for kill in kills}
+        self._due, self._hosts = {str(kill): kill for kill in kills}, hosts or {}
 
     def _kill_all(self) -> None:
         waiting: list[str] = []
@@ -183,49 +192,29 @@ class ScheduledKiller(KillerThread):
             ]
             entries = {entry["rank"]: entry for entry in _here(self._folder)} if waiting else {}
             # ranks.json may come after the first of them
-            for kill in [kill for kill in waiting if self._due[kill] in entries]:
-                waiting.remove(kill)
-                self._kill(entries[self._due.pop(kill)], scheduled=kill)
+            for text in [text for text in waiting if self._due[text].rank in entries]:
+                waiting.remove(text)
+                self._kill_due(self._due.pop(text), entries)
+
+    def _kill_due(self, kill: Kill, entries: Mapping[int, dict[str, Any]]) -> None:
+        host = self._hosts.get(kill)
+        if host is None:
+            self._kill(entries[kill.rank], scheduled=str(kill))
+            return
+        name = entries[kill.rank]["failure_domain"]
+        self._say(f"! drill: host {name} is to die after step {host.step}")
+        for entry in entries.values():
+            if entry["live"] and entry["failure_domain"] == name:
+                self._kill(entry, scheduled=str(host))
 
 
-class HostKiller(KillerThread):
-    """Kills whole hosts, each once its step is known to be finished; `wanted` are the kills and the hosts' names."""
-
-    def __init__(
-        self, folder: Path, wanted: Sequence[tuple[HostKill, str]], say: Callable[[str], None]
-    ) -> None:
-        super().__init__(folder, say)
-        self._wanted = sorted(wanted, key=lambda one: one[0].step)
-
-    def _kill_all(self) -> None:
-        left, step = list(self._wanted), 0
-        while left and not self._wait(POLL_SECONDS):
-            step = max(
-                [
-                    step,
-                    *(
-                        event["step"]
-                        for event in self._tail.new_events()
-                        if event["event"] == "progress"
-                    ),
-                ]
-            )
-            while left and step >= left[0][0].step:
-                kill, name = left.pop(0)
-                self._say(f"! drill: host {name} is to die after step {kill.step}")
-                for entry in _here(self._folder):
-                    if entry["live"] and entry["failure_domain"] == name:
-                        self._kill(entry, scheduled=str(kill))
-
-
-def hosts_of(folder: Path) -> list[str]:
-    """Names of the failure domains of a run, in the order of their lowest ranks."""
+def hosts_of(folder: Path) -> dict[str, int]:
+    """The failure domains of a run by name, each with its lowest rank, in the order of those."""
     ranks = read_json(folder / "ranks.json").get("ranks", [])
-    return list(
-        dict.fromkeys(
-            entry["failure_domain"] for entry in sorted(ranks, key=lambda entry: entry["rank"])
-        )
-    )
+    lowest: dict[str, int] = {}
+    for entry in sorted(ranks, key=lambda entry: entry["rank"]):
+        lowest.setdefault(entry["failure_domain"], entry["rank"])
+    return lowest
 
 
 def kill_rank(

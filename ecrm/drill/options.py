@@ -12,9 +12,6 @@ from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill, parse_kill
 from ecrm.wording import counted
 
-LOG_EVERY_STEPS = 10
-"""Most steps between two progress events where hosts are to die after a step, which those tell."""
-
 
 @dataclass(frozen=True)
 class RandomKills:
@@ -31,7 +28,7 @@ class RandomKills:
 
 @dataclass(frozen=True)
 class HostKill:
-    """All ranks of `host`, a name or a number, are killed from outside once `step` steps are known to be finished."""
+    """All ranks of `host`, a name or a number, are killed from outside as step `step` begins."""
 
     host: str
     step: int
@@ -139,23 +136,6 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
         raise UsageError(
             f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left"
         )
-
-
-def with_steps_told(
-    config: Config, overrides: Sequence[str], disturbance: Disturbance
-) -> tuple[list[str], str | None]:
-    """(overrides under which steps are told as often as the kills need, a note if that changes any).
-
-    Only --kill-host waits for progress events. All others keep the config's train.log_every_steps.
-    """
-    every = config.train.log_every_steps
-    if not disturbance.hosts or 0 < every <= LOG_EVERY_STEPS:
-        return list(overrides), None
-    note = (
-        f"train.log_every_steps is {LOG_EVERY_STEPS} in both runs ({every} in the config), "
-        "so that hosts die soon after their step"
-    )
-    return [*overrides, f"train.log_every_steps={LOG_EVERY_STEPS}"], note
 
 
 def _once(option: str, named: Sequence[int | str], noun: str) -> None:

@@ -124,6 +124,7 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     folder = tmp_path / "drill"
     sets = (
         "train.steps=60",
+        "train.log_every_steps=50",
         "cluster.servers=4",
         "cluster.spares=3",
         "cluster.failure_domain=host",
@@ -132,6 +133,7 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
     code, output = drill(folder, criteo_rows, "--kill-host", "1@20", sets=sets)
     assert code == 0, output
     found = numbers(folder)
+    assert found["effective_config"]["train"]["log_every_steps"] == 50
     assert sorted(kill["rank"] for kill in found["kills"]) == [1, 5]
     assert sorted(rank for failure in found["failures"] for rank in failure["ranks"]) == [1, 5]
     assert {kill["scheduled"] for kill in found["kills"]} == {"1@20"} and output.count(

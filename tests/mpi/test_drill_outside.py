@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ecrm.drill.killers import HostKiller, RandomKiller, ScheduledKiller, Survivability, draws
+from ecrm.drill.killers import RandomKiller, ScheduledKiller, Survivability, draws, hosts_of
 from ecrm.drill.options import HostKill, RandomKills
 from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, KillSwitch
 
@@ -130,54 +130,64 @@ def test_a_pid_that_is_another_program_by_now_is_let_be(tmp_path):
     assert killer.done == []
 
 
-def write_host(folder, pid, host, step=5):
-    events = (START, {"event": "progress", "step": step, "failures_left": 1})
-    with (folder / "events.jsonl").open("a") as file:
-        file.writelines(json.dumps({"time": 0.0, **event}) + "\n" for event in events)
-    rank = {"rank": 2, "pid": pid, "host": host, "live": True, "failure_domain": "a"}
-    (folder / "ranks.json").write_text(json.dumps({"ranks": [rank]}))
-
-
-def test_a_host_is_killed_once_its_step_is_finished(tmp_path, sleeper):
-    write_host(tmp_path, sleeper.pid, socket.gethostname())
-    killer = HostKiller(tmp_path, [(HostKill("0", 6), "a")], print)
-    killer.start()
-    time.sleep(0.3)
-    assert killer.is_alive() and sleeper.poll() is None, "only five steps are finished"
-    write_host(tmp_path, sleeper.pid, socket.gethostname(), step=16)
-    assert sleeper.wait(20) == -9
-    assert wait_until(lambda: not killer.is_alive())
-    killer.finish()
-    assert [(kill.rank, kill.pid, kill.scheduled) for kill in killer.done] == [
-        (2, sleeper.pid, "0@6")
+def write_host(folder, pids, host):
+    """Rank 2 waits to be killed; `pids` are those of its host's ranks, from it on, and rank 9 is another host's."""
+    (folder / "events.jsonl").write_text("")
+    ranks = [
+        {"rank": rank, "pid": pid, "host": host, "live": True, "failure_domain": name}
+        for rank, pid, name in (
+            *((2 + number, pid, "a") for number, pid in enumerate(pids)),
+            (9, os.getpid(), "b"),
+        )
     ]
+    (folder / "ranks.json").write_text(json.dumps({"ranks": ranks}))
+
+
+def due(folder, kill):
+    event = {"time": 0.0, "event": "kill_due", "rank": kill.rank, "scheduled": str(kill)}
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def host_killer(folder, say=print):
+    return ScheduledKiller(folder, [Kill(2, 6)], say, {Kill(2, 6): HostKill("0", 6)})
+
+
+def test_all_ranks_of_a_host_are_killed_when_one_of_them_waits_for_it(tmp_path, sleeper):
+    with subprocess.Popen(sleeper.args) as neighbour:
+        write_host(tmp_path, [sleeper.pid, neighbour.pid], socket.gethostname())
+        said: list[str] = []
+        killer = host_killer(tmp_path, said.append)
+        killer.start()
+        due(tmp_path, Kill(7, 6))
+        time.sleep(0.3)
+        assert killer.is_alive() and sleeper.poll() is None, "that is another rank's"
+        due(tmp_path, Kill(2, 6))
+        assert sleeper.wait(20) == neighbour.wait(20) == -9
+        assert wait_until(lambda: not killer.is_alive())
+        killer.finish()
+    assert [(kill.rank, kill.scheduled) for kill in killer.done] == [(2, "0@6"), (3, "0@6")]
+    assert said[0] == "! drill: host a is to die after step 6"
 
 
 def test_a_host_that_is_not_this_machine_is_not_killed(tmp_path, sleeper):
-    write_host(tmp_path, sleeper.pid, "elsewhere")
-    killer = HostKiller(tmp_path, [(HostKill("a", 5), "a")], print)
+    write_host(tmp_path, [sleeper.pid], "elsewhere")
+    killer = host_killer(tmp_path)
     killer.start()
-    assert wait_until(lambda: not killer.is_alive())
+    due(tmp_path, Kill(2, 6))
+    time.sleep(0.3)
     killer.finish()
     assert killer.done == [] and sleeper.poll() is None
 
 
-def test_no_host_is_killed_once_the_run_is_over(tmp_path, sleeper):
-    write_host(tmp_path, sleeper.pid, socket.gethostname())
-    (tmp_path / ".summary.json").write_text("{}")
-    killer = HostKiller(tmp_path, [(HostKill("a", 5), "a")], print)
-    killer.start()
-    assert wait_until(lambda: not killer.is_alive())
-    assert killer.done == [] and sleeper.poll() is None
+def test_hosts_are_known_by_their_lowest_ranks(tmp_path):
+    write_host(tmp_path, [1, 2], "here")
+    assert hosts_of(tmp_path) == {"a": 2, "b": 9}
 
 
 @pytest.mark.parametrize(
     ("make", "event"),
     [
-        (
-            lambda folder: HostKiller(folder, [(HostKill("a", 5), "a")], print),
-            {"event": "progress"},
-        ),
         (lambda folder: ScheduledKiller(folder, [Kill(2, 5)], print), {"event": "kill_due"}),
         (lambda folder: RandomKiller(folder, RandomKills(0.001), print), {"event": "start"}),
     ],

@@ -12,7 +12,6 @@ from ecrm.drill.options import (
     RandomKills,
     check_survivable,
     parse_disturbance,
-    with_steps_told,
 )
 from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill
@@ -93,22 +92,6 @@ def test_random_kills_that_nobody_could_survive_are_refused():
         check_survivable(config(), Disturbance(random=RandomKills(1.0, 7)), 9)
     check_survivable(config(), Disturbance(random=RandomKills(1.0, 6)), 9)
     check_survivable(config(protection={"name": "none"}), Disturbance(scheduled=(Kill(1, 3),)), 9)
-
-
-@pytest.mark.parametrize("every", [0, 5, 10, 50])
-def test_a_drill_keeps_how_often_progress_is_told(every):
-    disturbances = [Disturbance(scheduled=(Kill(1, 3),)), Disturbance(random=RandomKills(1.0))]
-    for disturbance in disturbances:
-        drilled = config(train={"log_every_steps": every})
-        assert with_steps_told(drilled, ["a.b=1"], disturbance) == (["a.b=1"], None)
-
-
-@pytest.mark.parametrize(("every", "changed"), [(5, False), (10, False), (50, True), (0, True)])
-def test_steps_are_told_every_ten_at_least_where_hosts_die_after_one(every, changed):
-    hosts = Disturbance(hosts=(HostKill("a", 3),))
-    overrides, note = with_steps_told(config(train={"log_every_steps": every}), ["a.b=1"], hosts)
-    assert overrides == ["a.b=1", *(["train.log_every_steps=10"] if changed else [])]
-    assert (note is not None) == changed
 
 
 def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypatch):
