@@ -80,7 +80,7 @@ class UsageError(EcrmError):
 
 
 class StrayRow(UsageError):
-    """A training loop has asked for a row that no table has; ends the run on all ranks."""
+    """A training loop asked for a row that no table has. The run ends on all ranks."""
 
 
 class Unrecoverable(EcrmError):

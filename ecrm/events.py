@@ -271,9 +271,10 @@ EVENTS: dict[str, Event] = {
         },
     ),
     "not_finite": Event(
-        "A loss is NaN or infinite and `train.on_nonfinite` is `warn`.",
+        "A loss is NaN or infinite and `train.on_nonfinite` is `warn`; once for a step.",
         {
             "step": STEP,
+            "found_in": Field("text", "`step`, or `evaluation` for one before that step"),
             "slot": Field("integer", "lowest slot with such a loss"),
             "where": Field("text", "rows, parameter or layer where it began"),
             "why": Field("text", "the same as a sentence"),
