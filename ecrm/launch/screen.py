@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -22,11 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ecrm.launch.run_status import Standing
+from ecrm.launch.watch import LAST_LINES_SECONDS
 from ecrm.wording import duration
 
 REDRAW_SECONDS = 0.5
-LAST_LINES_SECONDS = 2.0
-"""How long the end of a run waits for its last lines: whom nobody could kill may hold the pipe."""
 PROGRESS_LINE = re.compile(r"step +\d+/\d+ ")
 """Of a rank: the bar says as much."""
 NARROW = 64
@@ -47,11 +47,13 @@ class Screen:
         merged = {"stderr": subprocess.STDOUT} if sys.stderr.isatty() else {}
         return {"stdout": subprocess.PIPE, "text": True, "errors": "replace", **merged}
 
-    def began(self, lines: TextIO) -> None:
-        """The run has been started, and writes `lines`."""
+    def began(self, lines: TextIO, means_nothing: Callable[[str], bool]) -> None:
+        """The run has been started, and writes `lines`; those that mean nothing are left out."""
         self._began = time.monotonic()
         self._live.start()
-        self._reader = threading.Thread(target=self._show, args=(lines,), name="lines", daemon=True)
+        self._reader = threading.Thread(
+            target=self._show, args=(lines, means_nothing), name="lines", daemon=True
+        )
         self._reader.start()
 
     def draw(self, stopping: bool) -> None:
@@ -74,9 +76,9 @@ class Screen:
         with contextlib.suppress(OSError):
             self._live.stop()
 
-    def _show(self, lines: TextIO) -> None:
+    def _show(self, lines: TextIO, means_nothing: Callable[[str], bool]) -> None:
         for line in lines:
-            if not PROGRESS_LINE.match(line):
+            if not PROGRESS_LINE.match(line) and not means_nothing(line):
                 with contextlib.suppress(OSError):
                     self._console.out(line.rstrip("\n"), highlight=False)
 

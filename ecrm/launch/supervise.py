@@ -79,7 +79,7 @@ def supervise(
             **watch.streams,
         )
         try:
-            watch.began(process)
+            watch.began(process, launch)
             patience = STOP_SECONDS if stop_seconds is None else stop_seconds
             _wait(process, run_dir, signals, patience, launch, watch)
         finally:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ecrm.launch.run_status import Standing
 from ecrm.launch.scalars import Scalars
-from ecrm.run.reading import Event, EventTail
+from ecrm.run.reading import Event, EventTail, read_own
 
 if TYPE_CHECKING:
     from ecrm.launch.screen import Screen
+
+
+LAST_LINES_SECONDS = 2.0
+"""How long the end of a run waits for its last lines: whom nobody could kill may hold the pipe."""
+
+LATE_NEWS = re.compile(r"\[[^\]]+\] pmix_ptl_base: send_msg: write failed: .*\[sd = \d+\]\s*")
+"""mpirun had something to tell to a rank that has left.
+
+Ranks leave without MPI_Finalize (`ecrm/transport/mpi.py`), so it tells those that are left of each
+one that goes, and may find some of them gone.
+"""
 
 
 class Follower(Protocol):
@@ -28,20 +42,41 @@ class Watch:
     """What is done beside mpirun: `look()` now and then from `began` to `ended`.
 
     `streams` are arguments of Popen for mpirun. Events that are there before the run are passed on
-    to no follower.
+    to no follower. What mpirun prints on stderr is passed on, but for LATE_NEWS of a run that is
+    complete.
     """
 
     def __init__(
         self, run_dir: Path, followers: Sequence[Follower] = (), screen: Screen | None = None
     ) -> None:
         self._tail = EventTail(run_dir / "events.jsonl")
-        self._followers, self._screen = followers, screen
-        self.streams: dict[str, Any] = {} if screen is None else screen.streams
+        self._followers, self._screen, self._run_dir = followers, screen, run_dir
+        self._errors: threading.Thread | None = None
+        self.streams: dict[str, Any] = {
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "errors": "replace",
+        }
+        if screen is not None:
+            self.streams |= screen.streams
 
-    def began(self, process: subprocess.Popen) -> None:
+    def began(self, process: subprocess.Popen, launch: str | None = None) -> None:
+        """mpirun has been started, `launch` being the name of the launch that it is of."""
         self._tail.new_events()
+
+        def means_nothing(line: str) -> bool:
+            return LATE_NEWS.fullmatch(line) is not None and self._is_complete(launch)
+
         if self._screen is not None:
-            self._screen.began(process.stdout)
+            self._screen.began(process.stdout, means_nothing)
+        if process.stderr is not None:
+            of = (process.stderr, means_nothing)
+            self._errors = threading.Thread(target=_pass_on, args=of, name="errors", daemon=True)
+            self._errors.start()
+
+    def _is_complete(self, launch: str | None) -> bool:
+        summary = read_own(self._run_dir / "summary.json", launch)
+        return summary.get("completed") is True and not summary.get("checkpoint_failed")
 
     def look(self, stopping: bool = False) -> None:
         if self._followers:
@@ -55,8 +90,19 @@ class Watch:
         self.look()
         for follower in self._followers:
             follower.close()
+        if self._errors is not None:
+            self._errors.join(LAST_LINES_SECONDS)
         if self._screen is not None:
             self._screen.ended()
+
+
+def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
+    """Print what mpirun prints on stderr."""
+    for line in lines:
+        if not means_nothing(line):
+            with contextlib.suppress(OSError):  # the terminal is gone
+                sys.stderr.write(line)
+                sys.stderr.flush()
 
 
 def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -> Watch:

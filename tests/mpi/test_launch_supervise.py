@@ -248,3 +248,35 @@ def test_a_failed_run_says_why_and_how(tmp_path, ending, failure, code, said):
     assert caught.value.exit_code == code
     # then a rank has said why: no second error line
     assert caught.value.told == (code in (2, 3, 4))
+
+
+LATE = "[here:7] pmix_ptl_base: send_msg: write failed: Broken pipe (32) [sd = 23]"
+IMITATED_MPIRUN = """
+import json, pathlib, sys
+folder, late, *fields = sys.argv[1:]
+if fields:
+    pathlib.Path(folder, "summary.json").write_text(fields[0])
+print("ecrm: error: something", late, sep="\\n", file=sys.stderr)
+print("the last words", end="", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("summary", "late_lines"),
+    [
+        ({"completed": True, "launch": "mine"}, 0),
+        ({"completed": True, "launch": "mine", "checkpoint_failed": "full"}, 1),
+        ({"completed": True, "launch": "another"}, 1),
+        (None, 1),
+    ],
+)
+def test_news_for_ranks_that_have_left_is_dropped_after_the_end_of_a_complete_run(
+    tmp_path, capfd, summary, late_lines
+):
+    """mpirun tells one rank of the end of another, which is no error once all ranks have done their work."""
+    fields = [] if summary is None else [json.dumps(summary)]
+    line = [sys.executable, "-c", IMITATED_MPIRUN, str(tmp_path), LATE, *fields]
+    assert supervise(line, tmp_path, launch="mine").exit_code == 0
+    said = capfd.readouterr().err
+    assert said.count(LATE) == late_lines
+    assert said.startswith("ecrm: error: something\n") and said.endswith("the last words")

@@ -7,6 +7,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 from ecrm.cli.commands import main
 from ecrm.launch import scalars as module
@@ -19,7 +20,7 @@ from support.scalars import progress, read
 def follow(run_dir: Path, *events: dict) -> None:
     """One launch during which these events come, some at a time."""
     watch = Watch(run_dir, [Scalars(run_dir)])
-    watch.began(None)
+    watch.began(SimpleNamespace(stdout=None, stderr=None))
     for number, event in enumerate(events):
         with open(run_dir / "events.jsonl", "a") as file:
             file.write(json.dumps({"time": 100.0 + number, **event}) + "\n")
