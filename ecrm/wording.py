@@ -23,3 +23,8 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def survives_in_words(failures: int) -> str:
+    """How many more failures a run can survive."""
+    return f"can survive {failures:,} more at once"

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ecrm.launch.run_status import Standing
 from ecrm.launch.watch import LAST_LINES_SECONDS
-from ecrm.wording import duration
+from ecrm.wording import duration, survives_in_words
 
 REDRAW_SECONDS = 0.5
 PROGRESS_LINE = re.compile(r"step +\d+/\d+ ")
@@ -123,7 +123,7 @@ def _numbers(standing: Standing, wide: bool) -> str:
     text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
     text += "samples/s" if wide else "/s"
     if wide and standing.failures_left is not None:
-        text += f"  can survive {standing.failures_left} more at once"
+        text += f"  {survives_in_words(standing.failures_left)}"
     return text
 
 

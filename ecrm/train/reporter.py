@@ -16,7 +16,7 @@ from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.finite import REMEDY
-from ecrm.wording import counted, named
+from ecrm.wording import counted, named, survives_in_words
 
 PROGRESS = "progress"
 
@@ -41,6 +41,12 @@ def _restored_in_words(account: dict[str, Any]) -> str:
         f"{counted(account['lost_slot_steps'], 'step')} of slots lost; meanwhile {counted(account['last_seen_rows'], 'row')} as last seen and "
         f"{account['initial_rows']:,} initial ones stood in"
     )
+
+
+def _back_in_words(fields: dict[str, Any]) -> str:
+    """Where all are after a recovery, of a death or of an interruption."""
+    after = fields["recovery_seconds"] * 1000
+    return f"back at commit {fields['committed']} after {after:.0f} ms"
 
 
 def say(text: str) -> None:
@@ -197,9 +203,7 @@ class Reporter:
             for shard, rank in fields["moved"].items()
         ]
         left, then = fields["failures_left"], fields["failures_left_when_rebuilt"]
-        survives = f"can survive {left} more at once" + (
-            f", {then} once rebuilt" if then != left else ""
-        )
+        survives = survives_in_words(left) + (f", {then} once rebuilt" if then != left else "")
         if self._any_shards:
             survives += ", and any ranks that hold no dense replica"
         elif then < self._protected:
@@ -209,16 +213,15 @@ class Reporter:
         if self._durable:
             survives += f"; beyond that all roll back to {self._durable}"
         return (
-            f"! {named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); back at commit "
-            f"{fields['committed']} after {fields['recovery_seconds'] * 1000:.0f} ms; "
-            f"{', '.join(moved) or 'no role moved'}; {survives}"
+            f"! {named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); "
+            f"{_back_in_words(fields)}; {', '.join(moved) or 'no role moved'}; {survives}"
         )
 
     def _interrupted(self, fields: dict[str, Any]) -> str:
         why = f": {fields['why']}" if fields["why"] else ""
         return (
-            f"! step {fields['step']} interrupted ({fields['phase']}), all ranks live; back at commit {fields['committed']} after "
-            f"{fields['recovery_seconds'] * 1000:.0f} ms{why}"
+            f"! step {fields['step']} interrupted ({fields['phase']}), all ranks live; "
+            f"{_back_in_words(fields)}{why}"
         )
 
     def _resumed(self, fields: dict[str, Any]) -> str:
@@ -228,7 +231,7 @@ class Reporter:
         return (
             f"! {named('shard', fields['shards'])} rebuilt in {fields['rebuild_seconds']:.2f} s "
             f"({fields['rebuilt_bytes']:,} bytes, {counted(fields['on_demand_rows'], 'row')} on demand); "
-            f"can survive {fields['failures_left']} more at once"
+            f"{survives_in_words(fields['failures_left'])}"
         )
 
     def _restored(self, fields: dict[str, Any]) -> str:
@@ -297,5 +300,5 @@ class Reporter:
     def _reshaped(self, fields: dict[str, Any]) -> str:
         return (
             f"! laid out anew over {counted(fields['servers'], 'server')} (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
-            f"({fields['moved_bytes']:,} bytes moved); can survive {fields['failures_left']} more at once"
+            f"({fields['moved_bytes']:,} bytes moved); {survives_in_words(fields['failures_left'])}"
         )
