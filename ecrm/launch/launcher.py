@@ -17,7 +17,7 @@ from ecrm.console import Waiting
 from ecrm.errors import STOPPED_EXIT_CODE, DataError, EcrmError, NotKept, UsageError
 from ecrm.faults.kill import parse_kill
 from ecrm.launch.machine import find_mpirun, memory_bytes, physical_cores, require_fault_tolerance
-from ecrm.launch.memory_needs import check_memory, in_words
+from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
@@ -82,6 +82,8 @@ def launch(
     )
     if available is not None and (warning := check_memory(config, start.steps, available)):
         print(f"# warning: {warning}")
+    if start.mapped is not None:
+        check_room(config, start.steps, start.mapped)
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     command = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ LEAST_PROCESS_BYTES = 100_000_000
 PAGE = 4096
 STATE_FLOATS = {"sgd": lambda dim: 0, "rowwise_adagrad": lambda dim: 1, "adagrad": lambda dim: dim}
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+NOTES_BYTES = 2_000_000
+"""Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
 MB = 1e6
 
 
@@ -82,6 +85,7 @@ class Needs:
         self._updated = min(rows, share * max(record, PAGE)) + min(
             parity, share * config.failures_survived * max(record, PAGE)
         )
+        self._files = _mapped_bytes(config, periods * cluster.servers, updated, looked_up)
 
     def of_ranks(
         self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
@@ -117,6 +121,24 @@ class Needs:
         of_slots = self._dense * holders + self.trainer.parity * cluster.trainers
         of_shards = (rows + self.server.undo) * cluster.servers
         return PROCESS_BYTES * config.world_size + of_slots + of_shards
+
+    @property
+    def files(self) -> int:
+        """Bytes that mapped files hold at most once every row is updated that the run can update."""
+        holders = max(self.config.cluster.trainers, 1)
+        return self._files + self._dense * holders + NOTES_BYTES * 2 * holders
+
+
+def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> int:
+    """Bytes of the files of `rows` rows of which so many are `updated`, and of their journals.
+
+    Values, state and marks lie apart. A row of each that is updated takes its pages.
+    """
+    dim, state = config.model.embedding_dim, STATE_FLOATS[config.train.sparse_optimizer]
+    sizes = [4 * floats for floats in (dim, state(dim), 1)]
+    of_rows = sum(min(rows * size, updated * (size // PAGE + 2) * PAGE) for size in sizes if size)
+    entry = 8 + sum(sizes)
+    return of_rows + 2 * looked_up * config.protection.commit_interval * entry
 
 
 def _stripes(config: Config) -> tuple[int, int]:
@@ -166,6 +188,22 @@ def check_memory(config: Config, steps: int, available: int) -> str:
             f"{available / MB:,.0f} MB are available here: use more machines with --hosts, or a smaller model.max_rows_per_table"
         )
     return ""
+
+
+def check_room(config: Config, steps: int, folder: Path) -> None:
+    """Raise UsageError where mapped files in `folder` may come to need more than is free there.
+
+    They are sparse, and a page that finds no room when it is first written kills its rank.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.*"))
+    free, most = shutil.disk_usage(there).free, Needs(config, steps).files - held
+    if most > free:
+        raise UsageError(
+            f"{folder}: mapped files may come to need {most / MB:,.0f} MB more, "
+            f"{free / MB:,.0f} MB are free there",
+            otherwise="name a folder with more room in mapped.path, or train fewer rows",
+        )
 
 
 def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, object]]:

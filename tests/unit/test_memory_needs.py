@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.launch.memory_needs import Needs, check_memory, in_words
+from ecrm.launch.memory_needs import Needs, check_memory, check_room, in_words
+from ecrm.mapped.shard_file import ShardFile
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.assignment import initial_view
@@ -148,3 +152,55 @@ def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
     check_advice(accept, [*data, "cluster.spares=35"])
     with pytest.raises(UsageError, match="ranks: start the ranks on more machines with --hosts"):
         accept([*data, "cluster.servers=60"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad"])
+def test_mapped_files_hold_what_is_said_of_them(tmp_path, optimizer):
+    """Every row is updated, and every step of two commits looks up as many as it can."""
+    data = dataset(tmp_path / "data", table_rows=300)
+    sets = [f"data.path={data}", "protection.name=mapped", f"train.sparse_optimizer={optimizer}"]
+    config = load_config("tiny", [*sets, "protection.commit_interval=2"])
+    looked_up = config.train.global_batch * 26 // config.cluster.servers
+    (space,) = row_spaces([Table(f"t{number}", 300 + number, 8) for number in range(26)])
+    layout = RowLayout(make_protection(config, tmp_path).shape, space.rows)
+    for shard in range(config.cluster.servers):
+        file = ShardFile(tmp_path, f"shard{shard}", False)
+        store = NativeStore(
+            layout.data_rows_per_shard,
+            8,
+            SparseOptimizer(optimizer, 0.1),
+            lambda rows: rows,
+            allocate=file.allocate,
+        )
+        rows = torch.arange(layout.data_rows_per_shard)[:looked_up]
+        for commit in (2, 4):
+            for _ in range(2):
+                file.note(rows, store.read(rows))
+            file.prepare(commit)
+            file.commit(commit)
+        for part in store.memory:
+            part.fill_(1)
+        for memory in file._maps:
+            memory.flush()
+    held = sum(path.stat().st_blocks * 512 for path in tmp_path.glob("shard*[ws01]"))
+    said = Needs(config, 10**6)._files
+    assert 0.9 * held <= said <= 1.1 * held
+
+
+def test_mapped_files_that_may_outgrow_their_disk_are_refused(tmp_path, monkeypatch):
+    config = load_config(
+        "tiny", [f"data.path={dataset(tmp_path / 'data')}", "protection.name=mapped"]
+    )
+    most, free = Needs(config, 20).files, []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[-1]))
+    folder = tmp_path / "run" / "mapped"  # which is not there yet
+    free.append(most)
+    check_room(config, 20, folder)
+    free.append(most - 1)
+    with pytest.raises(
+        UsageError, match=r"may come to need .* MB more, .* MB are free there: name a"
+    ):
+        check_room(config, 20, folder)
+    folder.mkdir(parents=True)
+    (folder / "shard0-space0.rows").write_bytes(bytes(8192))
+    check_room(config, 20, folder)  # where a run goes on, some is there already
