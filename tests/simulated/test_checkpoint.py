@@ -791,11 +791,13 @@ def test_a_writer_that_is_given_up_inside_its_write_spoils_no_other_dense_state(
             step=4,
             rank=0,
             view=SimpleNamespace(reporter=0),
-            spaces=(),
-            layouts=(),
-            hosted={},
-            export_dense=lambda: [torch.full((3000,), state)],
-            dense=SimpleNamespace(is_finite=lambda state: True),
+            state=SimpleNamespace(
+                spaces=(),
+                layouts=(),
+                hosted={},
+                export_dense=lambda: [torch.full((3000,), state)],
+                dense=SimpleNamespace(is_finite=lambda state: True),
+            ),
         )
 
     second = Part(engine(2.0), tmp_path, Disk(), False, False, attempt=2)

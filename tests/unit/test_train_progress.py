@@ -23,9 +23,7 @@ def train(folder, steps: int, every: int, losses=lambda step: 0.5) -> list[dict]
         view=SimpleNamespace(reporter=0),
         step=0,
         committed=0,
-        state=SimpleNamespace(
-            log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0
-        ),
+        state=SimpleNamespace(log=StepLog(), commits=0, failures_left=1, rebuild_fraction=1.0),
     )
 
     def tell(step, make):

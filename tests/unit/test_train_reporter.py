@@ -13,7 +13,11 @@ from ecrm.train.reporter import KEPT_COMMITS, Reporter
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:
     reporter = Reporter(folder, {}, 1)
-    reporter.watch(SimpleNamespace(rank=number, view=cluster, step=0, committed=0, state=SimpleNamespace(commits=0)))
+    reporter.watch(
+        SimpleNamespace(
+            rank=number, view=cluster, step=0, committed=0, state=SimpleNamespace(commits=0)
+        )
+    )
     return reporter
 
 
