@@ -166,7 +166,7 @@ class RandomKiller(KillerThread):
 
 
 class ScheduledKiller(KillerThread):
-    """Kills each rank of `kills` when it says that its phase has begun, where it then waits to be killed.
+    """Kills each rank of `kills` when it says that its phase has begun, where it then waits.
 
     `hosts`: with these kills all ranks of that rank's failure domain are killed, for a `HostKill`.
     """

@@ -124,7 +124,7 @@ class Needs:
 
     @property
     def files(self) -> int:
-        """Bytes that mapped files hold at most once every row is updated that the run can update."""
+        """Bytes that mapped files hold at most, with every row updated that the run can update."""
         holders = max(self.config.cluster.trainers, 1)
         return self._files + self._dense * holders + NOTES_BYTES * 2 * holders
 

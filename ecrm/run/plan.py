@@ -184,7 +184,8 @@ def view_over(config: Config, protection: Protection, names: Sequence[str]) -> V
         )
         fewer_units = [{"protection.k": k} for k in smaller if is_kept_apart(k)][:1]
         raise UsageError(
-            f"cluster.failure_domain is host, but the hosts given ({given}) cannot keep the units of a stripe apart: {error}",
+            f"cluster.failure_domain is host, but the hosts given ({given}) "
+            f"cannot keep the units of a stripe apart: {error}",
             *fewer_units,
             {"cluster.failure_domain": "rank"},
             otherwise="start on more hosts",

@@ -14,7 +14,7 @@ FALLS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation: `step` steps trained, AUC, log loss, and the sum of the mean training losses of these steps.
+    """An evaluation after `step` steps: AUC, log loss, the sum of the steps' mean training losses.
 
     None is what was undefined: the AUC of one class, or what is not finite.
     """

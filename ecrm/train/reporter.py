@@ -161,7 +161,7 @@ class Reporter:
         self._write_or_keep(name, lambda: (fields, in_words))
 
     def _write_or_keep(self, name: Name, make: Callable[[], tuple[dict[str, Any], str]]) -> None:
-        """Write an event, after those that a reporter before this one may have left out; or keep it.
+        """Write an event, after those that the reporter before may have left out; or keep it.
 
         What is told again with its step is not kept once the step is undone.
         """
@@ -213,8 +213,8 @@ class Reporter:
         if self._durable:
             survives += f"; beyond that all roll back to {self._durable}"
         return (
-            f"! {named('rank', fields['ranks'])} died in step {fields['step']} ({fields['phase']}); "
-            f"{_back_in_words(fields)}; {', '.join(moved) or 'no role moved'}; {survives}"
+            f"! {named('rank', fields['ranks'])} died in step {fields['step']} "
+            f"({fields['phase']}); {_back_in_words(fields)}; {', '.join(moved) or 'no role moved'}; {survives}"
         )
 
     def _interrupted(self, fields: dict[str, Any]) -> str:
