@@ -35,8 +35,9 @@ class Durable(Protocol):
         """Collective: fill shards that are all zeros, and their redundancy.
 
         Returns the steps that are in it, and the dense state. That is an exported one, given to the
-        holders of the dense replica; None for the undisturbed start, step 0. Raises PeerFailure as transport calls do, an EcrmError on every rank when
-        there is nothing to go on from.
+        holders of the dense replica; None for the undisturbed start, step 0.
+        Raises PeerFailure as transport calls do, and an EcrmError on every rank when there is
+        nothing to go on from.
         """
 
 

@@ -18,7 +18,10 @@ from ecrm.protection.stateless import StatelessProtection
 def make_protection(
     config: Config, mapped: Path | None = None, rows: RowSource | None = None
 ) -> Protection:
-    """The protection that a config names; `mapped` is the folder of mapped files, `rows` the durable tier by shards."""
+    """The protection that a config names.
+
+    `mapped` is the folder of mapped files, `rows` the durable tier by shards.
+    """
     if config.protection.name == "mapped":
         assert mapped is not None
         return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")

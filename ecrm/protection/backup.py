@@ -1,4 +1,4 @@
-"""Copies of another shard's rows, overwritten when a new one comes, with the way back to the commit."""
+"""Copies of another shard's rows, and the log that takes them back to the commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.protection.parity import ParityRows
 
 
 class BackupRows(ParityRows):
-    """Parity rows that are whole records; one that was passed over is stale: not what the row is now."""
+    """Parity rows that are whole records; one that was passed over is stale."""
 
     def __init__(
         self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros
@@ -51,7 +51,10 @@ class BackupRows(ParityRows):
         )
 
     def put(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite unique rows with records, uint8 [R, B]; missing ones are passed over: rebuilding them reads rows as they are then."""
+        """Overwrite unique rows with records, uint8 [R, B].
+
+        Missing ones are passed over: rebuilding them reads rows as they are then.
+        """
         keep = self._kept(rows)
         # the rows are kept, not the message that they came in
         rows, records = rows[keep].clone(), records[keep]

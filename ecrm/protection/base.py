@@ -48,11 +48,11 @@ class VerifyReport:
 
 
 class RepairRound(ABC):
-    """A round of repair that has begun on every live rank, in parts, so that its messages can travel with others.
+    """A round of repair that has begun on every live rank; its messages can travel with others.
 
     `report` and `urgent`, whether slots of any rank wait for rows of this round, are known once
-    `receive_requests` is through; `report` is as of the beginning. A round that is not finished has changed
-    nothing.
+    `receive_requests` is through; `report` is as of the beginning. A round that is not finished has
+    changed nothing.
     """
 
     report: RepairReport
@@ -68,7 +68,10 @@ class RepairRound(ABC):
 
     @abstractmethod
     def answers(self) -> dict[int, list[Part]]:
-        """At a commit: what it tells them of the rows that are wanted; nothing on any rank where the round is not `urgent`."""
+        """At a commit: what it tells others of the rows that are wanted.
+
+        Nothing on any rank where the round is not `urgent`.
+        """
 
     @abstractmethod
     def rest(self) -> dict[int, list[Part]]:
@@ -80,18 +83,19 @@ class RepairRound(ABC):
 
 
 class Protection(ABC):
-    """Keeps what lost rows are recovered from. Methods marked collective are called by every live rank.
+    """Keeps what lost rows are recovered from. Every live rank calls the collective methods.
 
-    Attributes: `shape`, the stripes it lays rows out in; `keeps_deltas`, whether updates produce
-    deltas: without them no step can be taken back and any failure ends the run; `redundancy_bytes` and
-    `log_bytes`, memory held on this rank; `any_shards_may_be_lost`, whether shards come back
-    without each other, so that a dense replica is all that must be left; `rebuilding_may_move`,
-    whether what has been rebuilt of a shard can be given up like what was lost; `exact`, whether
-    the finished model is that of an undisturbed run, whatever is survived; `stand_in`, what answers
-    for lost shards until they are whole, None where they answer for themselves; `repairs_ahead`,
-    the same on all ranks, whether the next round of repair can be begun by `begin_repair`;
-    `foresees_repair`, whether the first one after a loss can be begun by `foresee_repair`;
-    `redundancy`, what `verify` compares with the rows, in words, empty for nothing.
+    - `shape`: the stripes that it lays rows out in.
+    - `keeps_deltas`: whether updates produce deltas. Without them no step can be taken back, and any
+      failure ends the run.
+    - `redundancy_bytes`, `log_bytes`: memory held on this rank.
+    - `any_shards_may_be_lost`: whether shards come back without each other, so that a dense replica
+      is all that must be left.
+    - `rebuilding_may_move`: whether what has been rebuilt of a shard can be given up again.
+    - `exact`: whether the finished model is that of an undisturbed run, whatever is survived.
+    - `stand_in`: what answers for lost shards until they are whole, None where they do themselves.
+    - `foresees_repair`: whether `foresee_repair` can begin the first round of repair after a loss.
+    - `redundancy`: what `verify` compares with the rows, in words, empty for nothing.
     """
 
     name: str
@@ -126,7 +130,8 @@ class Protection(ABC):
 
     def verified_in_words(self, report: VerifyReport) -> str:
         """What `verify` has found, over all ranks, in one line."""
-        return f"parity: {counted(report.stripes, 'stripe')} encoded again, {report.mismatches:,} wrong"
+        stripes = counted(report.stripes, "stripe")
+        return f"parity: {stripes} encoded again, {report.mismatches:,} wrong"
 
     @property
     def written_bytes(self) -> int:
@@ -156,7 +161,7 @@ class Protection(ABC):
 
     @abstractmethod
     def adopt(self, view: View) -> None:
-        """Take on what this rank hosts in a new view; shards new to it start with everything missing."""
+        """Take on what this rank hosts in a new view; of new shards everything is missing."""
 
     def allocator(self, shard: int, space: int) -> Allocate | None:
         """What gives the rows of a shard hosted here their memory; None for plain memory."""
@@ -174,11 +179,14 @@ class Protection(ABC):
         """
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
-        """After a `protect` with `ahead`: the rows of the next step that this rank's slots asked for and have been sent, as they now are."""
+        """After a `protect` with `ahead`: keep what this rank's slots were sent of the next rows."""
         return None
 
     def prepare(self, step: int, dense: Callable[[], list[Tensor]] | None) -> None:
-        """Before the agreement on a commit: rows, and the `dense` state that this rank gives if it holds one, are complete as of `step`."""
+        """Before the agreement on a commit: all rows are complete as of `step`.
+
+        So is the `dense` state, which this gives on ranks that hold one.
+        """
         return None
 
     @abstractmethod
@@ -206,38 +214,52 @@ class Protection(ABC):
         budget: int,
         view: View,
     ) -> RepairRound:
-        """While shards are rebuilding, after a step's updates: begin what `repair` does, to be answered at the commit and finished
-        before the next step's updates. `soon` are missing local rows that the next step updates or the one after it asks for: recovered as
-        well, but nobody waits for them.
+        """While shards are rebuilding, after a step's updates: begin what `repair` does.
+
+        It is answered at the commit and finished before the next step's updates. `soon` are missing
+        local rows that the next step updates, or that the one after it asks for. They are recovered
+        as well, but nobody waits for them.
         """
         raise AssertionError(f"protection {self.name} begins no repair ahead")
 
     def foresee_repair(self, soon: dict[ShardSpace, Tensor], view: View) -> RepairRound:
-        """At a commit, with nothing back yet of any shard that is rebuilding: `begin_repair` where every rank knows all rows that are wanted
-        `soon`, int64, unique, of whichever shard. The round is ready to be answered: there is nothing to ask or hear.
+        """At a commit, nothing back yet of rebuilding shards: `begin_repair` without requests.
+
+        Every rank knows all rows that are wanted `soon`, unique int64, of whichever shard. The
+        round is ready to be answered.
         """
         raise AssertionError(f"protection {self.name} foresees no repair")
 
     def failures_left(self, view: View, shape: StripeShape, gone: int) -> int:
-        """How many more failure domains may be lost at once in `view` over stripes of `shape`, whichever they are, without anything
-        being lost for good; `gone` have been since the last commit of a step."""
+        """How many more failure domains may be lost at once, whichever they are.
+
+        In `view`, over stripes of `shape`, without anything being lost for good. `gone` were lost
+        since the last commit of a step.
+        """
         return failures_left(view, shape, self.any_shards_may_be_lost) if self.keeps_deltas else 0
 
     def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
-        """Raise Unrecoverable where `dead` ranks of `view` are more than can be survived, for a reason that the stripes do not show;
-        `gone` failure domains were lost since `step`, the last commit of a step, these included."""
+        """Raise Unrecoverable where the `dead` ranks of `view` are too many.
+
+        This is for reasons that stripes do not show. `gone` failure domains, these included, were
+        lost since `step`, the last commit of a step.
+        """
         return None
 
     def accounts(self, shards: Sequence[int]) -> list[dict[str, Any]]:
-        """After `committed`: for lost shards that are whole from this commit on, what of them did not come back; the same on every
-        rank. Empty where everything did."""
+        """After `committed`: what did not come back of `shards`, which are whole from now on.
+
+        The same on every rank; empty where everything came back.
+        """
         return []
 
     @abstractmethod
     def verify(self, view: View) -> VerifyReport:
-        """Collective, at a commit, nothing rebuilding: check all redundancy held here against the rows."""
+        """Collective, at a commit, nothing rebuilding: compare redundancy here with the rows."""
 
     def make_scrub(self, rows_per_step: int, report: ScrubReport | None = None) -> Scrub | None:
-        """After `start`: what checks redundancy against rows while training goes on, adding to `report`; None for 0 rows, or
-        without redundancy."""
+        """After `start`: what compares redundancy with rows while training goes on.
+
+        It adds to `report`. None for 0 rows, and without redundancy.
+        """
         return None

@@ -1,4 +1,4 @@
-"""Chain replication: every row and its optimizer state whole on `copies` ranks, kept current from head to tail.
+"""Chain replication: `copies` of every row and its state, kept current from head to tail.
 
 After van Renesse and Schneider, "Chain Replication for Supporting High Throughput and Availability"
 (OSDI 2004). The chain of a row is its stripe of one data unit: the head, shard s, runs the
@@ -27,11 +27,11 @@ from ecrm.transport.piggyback import Rounds
 from ecrm.wording import counted
 
 MOST_COPIES = 4
-"""With one data unit and up to three parity units every coefficient of the code is 1: a parity unit is a copy."""
+"""Most copies: up to three parity units of one data unit have coefficient 1, so are copies."""
 
 
 class ChainProtection(ErasureProtection):
-    """`copies` of every row on as many ranks: any `copies` - 1 lost ranks are survived bit for bit."""
+    """`copies` of every row on as many ranks: any `copies` - 1 ranks may be lost."""
 
     name = "chain"
     redundancy = "copies of rows"
@@ -80,5 +80,5 @@ class ChainProtection(ErasureProtection):
                     self.parity[self._holder(head, link), space].apply(local, 1, delta)
 
     def _holder(self, head: int, link: int) -> int:
-        """Shard that holds parity unit `link`, the tail 0, of the rows whose head is shard `head`."""
+        """Shard that holds link `link`, the tail 0, of the rows whose head is shard `head`."""
         return self.shape.shard_of_unit(self.shape.residue_of_unit(head, 0), 1 + link)

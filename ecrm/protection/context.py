@@ -15,7 +15,7 @@ from ecrm.transport.base import Transport
 
 @dataclass
 class ProtectionContext:
-    """What the engine lends a protection: the transport, the row layouts and this rank's hosted shards.
+    """What the engine gives a protection: transport, row layouts and this rank's shards.
 
     `hosted` is the engine's own map of (shard, row space) to rows; the engine changes it when a
     view does and then calls `adopt`. `record_bytes` is the size of a record of each row space.

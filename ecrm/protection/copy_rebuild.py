@@ -1,4 +1,4 @@
-"""One round of repair from copies, of which some may be stale: of all sources the first that is current."""
+"""One round of repair from copies, some of which may be stale: the first current one counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ecrm.protection.rebuild import Group, Probe, Rebuild
 
 
 class CopyRebuild(Rebuild):
-    """Repair over stripes of one data unit; each source says row by row whether what it sends is current.
+    """Repair over stripes of one data unit; each source says which rows it has are current.
 
     A backup's row whose only current copies are those that trainers have just brought to a head
     that is being rebuilt too stays missing for this round: once the head is whole, it is a source.
@@ -25,7 +25,10 @@ class CopyRebuild(Rebuild):
         return cast(BackupRows, self._parity[shard, space]).stale(local)
 
     def _read(self, shard: int, space: int, unit: int, local: Tensor) -> Tensor:
-        """Records of one unit hosted here, with a byte more that is 1 where they are current, uint8 [R, record bytes + 1]."""
+        """Records of one unit hosted here, uint8 [R, record bytes + 1].
+
+        The byte more is 1 where the record is current.
+        """
         current = torch.ones(local.numel(), 1, dtype=torch.uint8)
         if unit:
             current[:, 0] = ~self._stale(shard, space, local)

@@ -117,8 +117,11 @@ class ErasureProtection(Protection):
         view: View,
         outgoing: dict[int, list[Part]],
     ) -> None:
-        """Add to `outgoing` a shard's deltas for every parity row they change, grouped by parity and holder: those in the order of
-        `unique_by_unit`, or of one unit, as they lie."""
+        """Add to `outgoing` a shard's deltas for every parity row that they change.
+
+        They are grouped by parity and holder. Those in the order of `unique_by_unit`, or of one
+        unit, are sent as they lie.
+        """
         layout, counts, periods, in_order = (
             self._context.layouts[space],
             *split_by_unit(rows, self.shape.k),
@@ -185,7 +188,7 @@ class ErasureProtection(Protection):
         return self._scrub
 
     def verify(self, view: View) -> VerifyReport:
-        """Fetch every data row to the holder of its parity, encode again and compare, some stripes at a time."""
+        """Fetch every data row to the holder of its parity, encode again and compare."""
         stripes = mismatches = 0
         for space, layout in enumerate(self._context.layouts):
             step = max(
@@ -200,7 +203,7 @@ class ErasureProtection(Protection):
         return VerifyReport(stripes, mismatches)
 
     def _verify_periods(self, space: int, periods: Tensor, view: View) -> tuple[int, int]:
-        """Check this rank's parity rows of some periods of stripes, int64 [P]; every live rank calls it."""
+        """Collective: check this rank's parity rows of some periods of stripes, int64 [P]."""
         k, m = self.shape.k, self.shape.m
         outgoing: dict[int, list[Part]] = {}
         for (shard, this), hosted in sorted(self._context.hosted.items()):

@@ -1,4 +1,6 @@
-"""State in memory-mapped files: no copies on other ranks; after any failure all go back to the last commit, which is in the files.
+"""State in memory-mapped files: after a failure all go back to the commit in the files.
+
+There are no copies on other ranks.
 
 After Wood et al., "Towards Fast Crash-Consistent Cluster Checkpointing" (HPEC 2022; PyMM). Rows and
 optimizer state live in files and are updated there (`ecrm/mapped/shard_file.py`); the dense state
@@ -25,7 +27,7 @@ from ecrm.storage.hosted import ShardSpace
 
 
 class MappedProtection(NoProtection):
-    """`files` of the shards hosted here, in `folder`, which every rank that may come to host them sees.
+    """`files` of the shards hosted here, in a `folder` that every rank sees.
 
     With `durable`, each commit is on the device before it is agreed on, and survives the machine;
     without, only the processes.

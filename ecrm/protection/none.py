@@ -1,8 +1,8 @@
-"""No redundancy and no deltas, so that a step costs nothing beyond itself: any failure ends the run.
+"""No redundancy: a step costs nothing beyond itself, and any failure ends the run.
 
-Under the name `checkpoint` it demands checkpoints: any failure takes everyone back to the newest one
-(`ecrm/engine/rollback.py`). What is lost is the time since that checkpoint; the finished model is the
-undisturbed one, bit for bit.
+Under the name `checkpoint` it demands checkpoints: any failure takes everyone back to the newest
+one (`ecrm/engine/rollback.py`). What is lost is the time since that checkpoint. The finished model
+is the undisturbed one, bit for bit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ from ecrm.storage.missing_rows import MissingRows
 
 
 class ParityRows:
-    """Parity `records`, uint8 [rows, record bytes], zero at first; `missing`, the rows still to be recovered or None."""
+    """Parity `records`, uint8 [rows, record bytes], zero at first.
+
+    `missing` are the rows still to be recovered, or None.
+    """
 
     def __init__(
         self, rows: int, record_bytes: int, missing: bool, allocate: Allocate = lazy_zeros

@@ -1,5 +1,6 @@
-"""One round of repair: rows that slots wait for, rows wanted later and, up to a budget in all, others, decoded from any k units of
-their stripes.
+"""One round of repair: missing rows decoded from any k units of their stripes.
+
+First come rows that slots wait for, then rows wanted later and, up to a budget in all, others.
 
 Further rows are probed: parity is linear byte by byte, so the last bytes of k units, of which that
 of a row is zero just where the row was never updated, tell which missing records are zeros. So rows
@@ -45,8 +46,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Group(Unit):
-    """Missing local rows of a unit, to be decoded; whether slots wait for them; how many of them, from the first on, a step asks for,
-    waiting or not."""
+    """Missing local rows of a unit, to be decoded.
+
+    `wanted` says whether slots wait for them. A step asks for the first `asked` of them, whether
+    it waits or not.
+    """
 
     local: Tensor
     wanted: bool
@@ -55,15 +59,21 @@ class Group(Unit):
 
 @dataclass(frozen=True)
 class Probe(Unit):
-    """The rows of a unit in periods `first` to `last` - 1, of whose sources the last bytes are asked."""
+    """The rows of a unit in periods `first` to `last` - 1.
+
+    Their sources are asked for last bytes alone.
+    """
 
     first: int
     last: int
 
 
 class Rebuild(RepairRound):
-    """A round of repair over one view: `wanted` rows, rows wanted `soon`, and others up to `budget` rows per hosted shard in all; see
-    `Protection.begin_repair`."""
+    """A round of repair over one view, as `Protection.begin_repair` has it.
+
+    It takes `wanted` rows, rows wanted `soon`, and others up to `budget` rows per hosted shard in
+    all.
+    """
 
     def __init__(
         self,
@@ -88,8 +98,12 @@ class Rebuild(RepairRound):
         self._asked: list[tuple[int, tuple[int, ...], Tensor]] = []
 
     def requests(self) -> dict[int, list[Part]]:
-        """To all, the status of shards hosted here, headed (REPAIR); to holders of sources, local rows, or none and only the periods to
-        probe, headed (REPAIR, number of what is asked, shard, space, unit, whether wanted, first period, last + 1)."""
+        """What this rank tells all and asks holders of sources.
+
+        To all: the status of shards hosted here, headed (REPAIR). To holders: local rows, or none
+        and only the periods to probe, headed (REPAIR, number of what is asked, shard, space, unit,
+        whether wanted, first period, last + 1).
+        """
         status = self._statuses
         outgoing: dict[int, list[Part]] = {}
         if status.numel():
@@ -102,7 +116,7 @@ class Rebuild(RepairRound):
     def _of_sources(
         self, number: int, ask: Group | Probe, ranks: Collection[int]
     ) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
-        """(rank, head without REPAIR, local rows) of what is asked of each source on one of `ranks`."""
+        """(rank, head without REPAIR, local rows) for each source of `ask` on one of `ranks`."""
         residue = self._shape.residue_of_unit(ask.shard, ask.unit)
         holders = ((source, self._shape.shard_of_unit(residue, source)) for source in ask.sources)
         here = [
@@ -119,7 +133,10 @@ class Rebuild(RepairRound):
             yield self._view.shards[holder], (number, holder, ask.space, source, *how), local
 
     def foresee(self, rows: Mapping[ShardSpace, Tensor]) -> None:
-        """Instead of `receive_requests`: what hosts of rebuilding shards, of which nothing is back yet, ask when `rows` of them are wanted soon."""
+        """Instead of `receive_requests`: what hosts of rebuilding shards will ask.
+
+        Nothing is back yet of these shards, and `rows` of them are wanted soon.
+        """
         whole = sum(
             layout.data_rows_per_shard + layout.parity_rows_per_shard
             for layout in self._context.layouts
@@ -180,7 +197,10 @@ class Rebuild(RepairRound):
         return replies
 
     def _status(self, wanted: dict[ShardSpace, Tensor]) -> Tensor:
-        """Shard, missing rows, rows decoded on demand, wanted rows, of each rebuilding shard hosted here, flat int64."""
+        """The status of each rebuilding shard hosted here, flat int64.
+
+        Four numbers each: shard, missing rows, rows decoded on demand, wanted rows.
+        """
         status: list[int] = []
         for shard in self._view.shards_of(self._context.transport.rank):
             if shard in self._view.rebuilding:
@@ -197,8 +217,11 @@ class Rebuild(RepairRound):
     def _choose(
         self, wanted: dict[ShardSpace, Tensor], soon: dict[ShardSpace, Tensor], budget: int
     ) -> list[Group | Probe]:
-        """Groups to recover this round: all rows wanted now or soon; if they are fewer than the budget, missing data rows, then parity
-        rows, in row order; and to probe."""
+        """Groups to recover and to probe in this round.
+
+        All rows wanted now or soon; if they are fewer than the budget, missing data rows, then
+        parity rows, in row order.
+        """
         groups: list[Group | Probe] = []
         left, none = dict.fromkeys(self._view.rebuilding, budget), torch.empty(0, dtype=torch.int64)
         asked = {
@@ -273,7 +296,7 @@ class Rebuild(RepairRound):
         return tuple(self._whole(self._shape.residue_of_unit(shard, unit))[: self._shape.k])
 
     def _of_periods(self, unit: int, first: int, last: int) -> slice:
-        """Local rows, of data or of parity as the unit is, of a unit in periods `first` to `last` - 1."""
+        """Local rows, of data or parity, of a unit in periods `first` to `last` - 1."""
         k, m = self._shape.k, self._shape.m
         width, place = (k, unit) if unit < k else (m, unit - k)
         return slice(first * width + place, last * width, width)
@@ -303,7 +326,7 @@ class Rebuild(RepairRound):
         ).last_bytes(local)
 
     def finish(self, answers: Mapping[int, Sequence[Received]]) -> None:
-        """Decode every group whose sources have answered from their records and fill its rows in."""
+        """Decode every group whose sources have answered, and fill in its rows."""
         units: dict[tuple[int, int], Tensor] = {}
         for tensors in answers.values():
             for head, records in in_groups(tensors, 2):
@@ -341,14 +364,16 @@ class Rebuild(RepairRound):
         missing.probed(rows.stop)
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
-        """Which records of a unit are zeros, bool [R], from the last bytes of its sources, uint8 [R]: those of data that was never updated,
-        those of parity whose whole stripe was not."""
+        """Which records of a unit are zeros, bool [R], from last bytes of sources, uint8 [R].
+
+        Those of data that was never updated, and those of parity whose whole stripe was not.
+        """
         units = (probe.unit,) if probe.unit < self._shape.k else range(self._shape.k)
         matrix = torch.tensor(self._code.decode_matrix(probe.sources, units))
         return (decode([part.view(1, -1) for part in sent], matrix) == 0).all(dim=0).squeeze(0)
 
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """(local rows, their records) from what each of the group's sources sent, uint8 [R, bytes]."""
+        """(local rows, their records) from what each source sent, uint8 [R, bytes]."""
         matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
         return group.local, decode(sent, matrix)[0]
 

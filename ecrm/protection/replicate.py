@@ -1,4 +1,4 @@
-"""Ultralight replication: `copies` current copies of every row and its state, counting those that trainers already hold.
+"""Ultralight replication: `copies` of every row and its state, trainers' own included.
 
 After "Lossless Failure Recovery of Parameter Servers with Ultralight Replication" (FreeLauncher).
 With the last results of a step the trainers are sent the rows of their next one, so whoever asks
@@ -43,14 +43,17 @@ BACKUP, TAIL, STALE = range(3)
 
 @dataclass(frozen=True)
 class Held:
-    """Copies of rows of one shard and space on a trainer: local rows, int64 [R], and records, uint8 [R, B], as of a commit."""
+    """Copies of rows of one shard and space on a trainer, as of a commit.
+
+    Local `rows`, int64 [R], and `records`, uint8 [R, B].
+    """
 
     rows: Tensor
     records: Tensor
 
 
 class ReplicateProtection(ChainProtection):
-    """`copies` current copies of every row at every commit: any `copies` - 1 lost ranks are survived bit for bit.
+    """`copies` of every row at every commit: any `copies` - 1 ranks may be lost.
 
     `held` are this rank's copies as a trainer, as of the last commit.
     """
@@ -93,7 +96,7 @@ class ReplicateProtection(ChainProtection):
         return min(super().failures_left(view, shape, gone), max(shape.m - gone, 0))
 
     def check_losses(self, view: View, dead: Sequence[int], gone: int, step: int) -> None:
-        """More failure domains since the last commit than leave a copy for sure, and shards among what they held."""
+        """Raise Unrecoverable where deaths since the commit may have taken all copies of a row."""
         lost = sorted(
             {*view.rebuilding, *(shard for shard, host in enumerate(view.shards) if host in dead)}
         )
@@ -146,8 +149,10 @@ class ReplicateProtection(ChainProtection):
         view: View,
         outgoing: dict[int, list[Part]],
     ) -> None:
-        """Add to `outgoing` what makes m other failure domains hold each row: tails to those that ask for it, records to the rest. Where
-        there are not so many, all backups hold it.
+        """Add to `outgoing` what makes m other failure domains hold each row.
+
+        That is tails to those that ask for the row, records to the rest. Where there are not so
+        many, all backups hold it.
 
         `askers[slot]` is (its rank, the place of each row in what it asks for or -1, int64 [R]).
         """
@@ -200,7 +205,10 @@ class ReplicateProtection(ChainProtection):
                     )
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
-        """This rank's slots have been sent the rows of the next step: with the tails that came before they are copies."""
+        """Make copies of the next step's rows, which this rank's slots have been sent.
+
+        The tails that came before complete them.
+        """
         assert self._next is not None, "protect() comes first"
         found = asked.found(replies) if self._tails else {}
         for (slot, shard, space), (places, tails) in self._tails.items():

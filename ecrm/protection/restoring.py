@@ -18,8 +18,12 @@ PIECES_PER_ROUND = 4
 
 
 class ShardReader(Protocol):
-    """One shard's rows in the durable tier. `step`: how many steps are in them, None until `check` has come to its end; `refused`:
-    why something newer is not used; `begins`: whether they are what the run began with, and only their values count."""
+    """One shard's rows in the durable tier.
+
+    `step` is how many steps are in them, None until `check` has come to its end. `refused` says
+    why something newer is not used. `begins` is whether the run began with them, so that only their
+    values count.
+    """
 
     step: int | None
     refused: list[str]
@@ -29,7 +33,10 @@ class ShardReader(Protocol):
         """Find out what there is; yields after each bit of the work."""
 
     def pieces(self) -> Iterator[Piece]:
-        """The shard's rows; of a row that comes again the first counts. Rows that do not come have records of zeros."""
+        """The shard's rows; of a row that comes again the first counts.
+
+        Rows that do not come have records of zeros.
+        """
 
 
 class RowSource(Protocol):
@@ -40,7 +47,10 @@ class RowSource(Protocol):
 
 
 class Restoring:
-    """Fills in the missing rows of one shard, `hosted` by row space; what it restored counts from the commit on."""
+    """Fills in the missing rows of one shard, `hosted` by row space.
+
+    What it restored counts from the commit on.
+    """
 
     def __init__(self, reader: ShardReader, hosted: Mapping[int, HostedShard]) -> None:
         self.reader, self._hosted = reader, hosted
@@ -58,7 +68,10 @@ class Restoring:
         return sum(hosted.missing_rows for hosted in self._hosted.values())
 
     def go_on(self, budget: int) -> None:
-        """A round: restore up to `budget` rows that are in the durable tier; after the last of them all others are zeros."""
+        """Restore up to `budget` rows that are in the durable tier.
+
+        After the last of them all others are zeros.
+        """
         for _ in range(PIECES_PER_ROUND):
             if not budget:
                 break

@@ -1,4 +1,4 @@
-"""Scrubbing: at each commit the next window of stripes is encoded again and compared with its parity.
+"""Scrubbing: each commit encodes the next window of stripes again and compares the parity.
 
 Every unit of a stripe travels once, to the rank that holds its first parity. Between bringing
 parity up to date and the commit, rows and parity are of one step, and XOR deltas keep what parity
@@ -30,7 +30,7 @@ from ecrm.transport.message import Part, in_groups
 
 @dataclass(frozen=True)
 class Finding:
-    """A stripe whose parity is not that of its data; `unit` is the wrong one, None where that cannot be told.
+    """A stripe whose parity is not that of its data; `unit` is the wrong one, None if unknown.
 
     `error`, uint8 [record bytes] or empty, is what that unit was off by. `exact`: nothing has used
     the wrong bits, so that with them put right the model is what it would have been.
@@ -49,7 +49,10 @@ class Finding:
 
 @dataclass
 class ScrubReport:
-    """Totals over all ranks, up to the commit: records compared (data and parity), times round all of them, findings."""
+    """Totals over all ranks, up to the commit.
+
+    Records compared, data and parity; times round all of them; findings.
+    """
 
     rows_checked: int = 0
     passes: int = 0
@@ -60,7 +63,10 @@ class ScrubReport:
 
 @dataclass
 class _Window:
-    """Stripes checked since the commit: of one row space, int64 periods; what was found in them, here and by all."""
+    """Stripes of one row space checked since the commit.
+
+    `periods` are int64; `found` is what this rank has found in them, `told` what all have.
+    """
 
     space: int
     periods: Tensor
@@ -115,7 +121,10 @@ class Scrub:
         self._mask(shard, space)[rows] = True
 
     def rebuilding(self, shards: Collection[int]) -> None:
-        """Rows of these shards will be decoded: what is wrong now may get into them, and their stripes agree afterwards."""
+        """Rows of these shards will be decoded.
+
+        What is wrong now may get into them, and their stripes agree afterwards.
+        """
         self._exact_from = self.report.rows_checked + self.rows_per_pass
         members = [set(self._shape.members(residue)) for residue in range(self._shape.shards)]
         self._known = {
@@ -125,7 +134,10 @@ class Scrub:
         }
 
     def check(self, view: View, at_least: int = 0) -> None:
-        """Collective, parity up to date, nothing rebuilding: compare the next window, of `at_least` so many rows per shard."""
+        """Collective, parity up to date, nothing rebuilding: compare the next window.
+
+        It is of `at_least` so many rows per shard.
+        """
         count = max(1, max(self._rows_per_step, at_least) // self._shape.width)
         periods = torch.arange(
             self._first, min(self._first + count, self._context.layouts[self._space].periods)
@@ -156,7 +168,10 @@ class Scrub:
                 )
 
     def committed(self) -> list[Finding]:
-        """What was checked and told counts: put right what is held here; all ranks' findings, the same on every rank."""
+        """What was checked and told counts: put right what is held here.
+
+        Returns all ranks' findings, the same on every rank.
+        """
         window, self._window = self._window, None
         if window is None:
             return []
@@ -197,7 +212,7 @@ class Scrub:
         return self._used[key]
 
     def _units(self, window: _Window, view: View) -> dict[int, list[Part]]:
-        """Message per judging rank: (residue, unit), records of the window's periods, which of them were used."""
+        """Message per judging rank: (residue, unit), records of the window, which were used."""
         k, m = self._shape.k, self._shape.m
         outgoing: dict[int, list[Part]] = {}
         for shard, space in sorted(self._parity):
@@ -221,7 +236,7 @@ class Scrub:
     def _judge(
         self, window: _Window, residue: int, units: list[tuple[Tensor, Tensor]]
     ) -> list[Finding]:
-        """Findings among the stripes of one residue, (records uint8 [P, B], used bool [P]) of each unit given."""
+        """Findings among the stripes of one residue, from each unit's records and used flags."""
         k = self._shape.k
         syndromes = decode([records for records, _ in units], self._syndrome_matrix)
         wrong = syndromes.any(dim=2).any(dim=0)
@@ -241,7 +256,7 @@ class Scrub:
         return found
 
     def _put_right(self, finding: Finding) -> None:
-        """XOR the error away, if the unit is held here; at a commit, when no log holds anything to take back."""
+        """At a commit, when no log holds anything: XOR the error away, if the unit is held here."""
         assert finding.unit is not None
         shard = self._shape.shard_of_unit(finding.stripe % self._shape.shards, finding.unit)
         key = (shard, finding.space)

@@ -1,4 +1,4 @@
-"""Stateless parameter servers: no redundancy among ranks; training does not wait for a lost shard, and does not get all of it back.
+"""Stateless parameter servers: training does not wait for a lost shard, nor get all of it back.
 
 After the stateless parameter server of "Training Through Failure: Effects of Data Consistency in
 Parallel Machine Learning Training" (Cao, Luo, Gan and Jinesh, 2024), which trades consistency for
@@ -33,7 +33,7 @@ DENSE_REPLICAS = 2
 
 
 class StatelessProtection(NoProtection):
-    """Any shards may be lost, all at once, while a dense replica is left: `source` is where they are restored from.
+    """Any shards may be lost while a dense replica is left: they are restored from `source`.
 
     Not exact: `accounts` says what did not come back. A rank that runs slots remembers
     `last_seen_rows` rows of each row space.
@@ -98,7 +98,10 @@ class StatelessProtection(NoProtection):
         self.stand_in.away = frozenset(view.rebuilding)
 
     def repair(self, wanted: dict[ShardSpace, Tensor], budget: int, view: View) -> RepairReport:
-        """Restore some rows; of shards that have all, collect what was kept for them and apply it. Nothing is ever `wanted`."""
+        """Restore some rows; give shards that have all of them what was kept for them.
+
+        Nothing is ever `wanted`.
+        """
         for _, restoring in sorted(self._restoring.items()):
             restoring.go_on(budget)
         left, found, told = self._share_state(view)
@@ -117,8 +120,11 @@ class StatelessProtection(NoProtection):
     def _share_state(
         self, view: View
     ) -> tuple[dict[int, int], dict[int, tuple[int, list[str]]], dict[int, list[int]]]:
-        """Of every rebuilding shard: rows left to restore; the step of its checkpoint and why others are not used; what all ranks
-        together kept and gave out."""
+        """The state of every rebuilding shard.
+
+        Rows left to restore; the step of its checkpoint and why others are not used; what all ranks
+        together kept and gave out.
+        """
         hosts: list[list[Any]] = []
         slots: list[list[int]] = []
         for shard, restoring in sorted(self._restoring.items()):
@@ -161,7 +167,10 @@ class StatelessProtection(NoProtection):
         }
 
     def _deliver(self, due: Sequence[int], view: View) -> None:
-        """Collective: send what is kept for shards to their hosts, which apply it in the order of steps, one update per step."""
+        """Collective: send what is kept for shards to their hosts.
+
+        They apply it in the order of steps, one update per step.
+        """
         outgoing: dict[int, list[Part]] = {}
         for shard in due:
             for entry in self.stand_in.kept(shard):

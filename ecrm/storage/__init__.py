@@ -15,7 +15,10 @@ def fbgemm_installed() -> bool:
 
 
 def resolve_backend(name: str) -> str:
-    """`fbgemm` or `native` for a config's `storage.backend`; raises UsageError when FBGEMM is asked for and absent."""
+    """`fbgemm` or `native` for a config's `storage.backend`.
+
+    Raises UsageError when FBGEMM is asked for and absent.
+    """
     if name == "fbgemm" and not fbgemm_installed():
         raise UsageError(
             "storage.backend = fbgemm, but fbgemm-gpu-cpu is not installed",
@@ -25,8 +28,10 @@ def resolve_backend(name: str) -> str:
 
 
 StoreFactory = Callable[..., Store]
-"""(rows, dim, initial values of local rows, allocate=None) -> a store in what memory `allocate` gives, by default zeros: no row was
-ever updated."""
+"""(rows, dim, initial values of local rows, allocate=None) -> a store.
+
+Its memory is what `allocate` gives, by default zeros: no row was ever updated.
+"""
 
 
 def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:

@@ -21,7 +21,7 @@ from ecrm.kernels.sparse_update import sparse_update
 
 @dataclass(frozen=True)
 class SparseOptimizer:
-    """Sparse optimizer by name (`sgd`, `rowwise_adagrad`, `adagrad`), its learning rate and epsilon."""
+    """A sparse optimizer: `sgd`, `rowwise_adagrad` or `adagrad`, learning rate and epsilon."""
 
     name: str
     learning_rate: float
@@ -108,7 +108,7 @@ class Store(ABC):
         return self._touched.index_select(0, rows) != 0
 
     def last_bytes(self, rows: slice) -> Tensor:
-        """The last byte of each record, uint8 [R], which is zero just where the row was never updated."""
+        """The last byte of each record, uint8 [R]: zero just where the row was never updated."""
         return self._touched.view(torch.uint8)[3::4][rows].contiguous()
 
     def write(self, rows: Tensor, records: Tensor) -> None:
@@ -116,7 +116,10 @@ class Store(ABC):
         scatter_records(self.weights, self._tail, rows, records)
 
     def begun(self, records: Tensor) -> Tensor:
-        """Records, uint8 [R, B], of rows whose values are those of `records`, of any store of this width; their optimizer state is fresh."""
+        """Records, uint8 [R, B], with the values of `records` and fresh optimizer state.
+
+        `records` may be of any store of this width.
+        """
         fresh = torch.zeros(len(records), self.record_bytes // 4)
         fresh[:, : self.dim] = records[:, : 4 * self.dim].contiguous().view(torch.float32)
         fresh[:, -1] = 1.0  # updated once
@@ -132,7 +135,7 @@ class Store(ABC):
         self._step(rows, gradients)
 
     def update_with_delta(self, rows: Tensor, sums: Tensor) -> Tensor:
-        """`update`, to the same bits, and the XOR of each record before and after, uint8 [R, B]: one pass over the rows.
+        """`update`, to the same bits; returns old XOR new records, uint8 [R, B]: one pass.
 
         `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns
         and zeros in the rest; the result takes its memory, a cache line that is read anyway instead
@@ -145,7 +148,7 @@ class Store(ABC):
         return delta
 
     def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog) -> None:
-        """`update`, to the same bits, with the XOR of each record before and after merged into a log that has room for it."""
+        """`update`, to the same bits; merges old XOR new records into a log that has room."""
         fresh, values = self._materialise(rows)
         self._fused_step(rows, gradients, log=log)
         self._correct_fresh(
@@ -153,8 +156,11 @@ class Store(ABC):
         )
 
     def _correct_fresh(self, records: Tensor, places: Tensor, values: Tensor) -> None:
-        """Of deltas, float32 [R, B / 4], those at `places` are of rows updated for the first time: their records were zeros, not the values, float32
-        [F, dim], that the kernel started from."""
+        """Mend deltas, float32 [R, B / 4], of rows updated for the first time.
+
+        Their records, at `places`, were zeros, not the values, float32 [F, dim], that the kernel
+        started from.
+        """
         if places.numel():
             xor_records(records[:, : self.dim], (), places, values.view(torch.uint8))
             records[places, -1] = 1.0
@@ -166,7 +172,10 @@ class Store(ABC):
         delta: Tensor | None = None,
         log: RecordLog | None = None,
     ) -> None:
-        """`_step` by this project's kernel; `delta`, uint8, is overwritten by old XOR new row and state, which `log` gets merged into it."""
+        """`_step` by this project's kernel.
+
+        `delta`, uint8, is overwritten by old XOR new row and state; `log` gets it merged in.
+        """
         optimizer = self._optimizer
         sparse_update(
             self.weights,
@@ -189,7 +198,10 @@ class Store(ABC):
         return (self._touched.index_select(0, rows) == 0).nonzero().squeeze(1)
 
     def _materialise(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the initial values of rows never updated; their places in `rows` and those values, float32 [F, dim]."""
+        """Store the initial values of rows never updated.
+
+        Returns their places in `rows` and those values, float32 [F, dim].
+        """
         fresh = self._fresh(rows)
         if not fresh.numel():
             return fresh, torch.empty(0, self.dim)

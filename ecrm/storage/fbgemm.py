@@ -33,11 +33,11 @@ _OPTIMIZERS = {
 
 
 _SLICE_FLOATS = 1 << 30
-"""FBGEMM 1.8's CPU row-wise Adagrad writes a row that begins 4 GiB or more into its table 4 GiB before it."""
+"""Most bytes of a slice: beyond, FBGEMM 1.8's CPU row-wise Adagrad writes 4 GiB too early."""
 
 
 class FbgemmStore(Store):
-    """One-table FBGEMM TBEs over consecutive slices of this store's memory, each small enough for FBGEMM's offsets."""
+    """One-table FBGEMM TBEs over slices of this store, small enough for FBGEMM's offsets."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class FbgemmStore(Store):
 
     @cached_property
     def _slices(self) -> list[SplitTableBatchedEmbeddingBagsCodegen]:
-        """Made when they first update rows: never where every update's delta is wanted, and then a takeover does not wait for it."""
+        """The TBEs, made when they first update rows.
+
+        They are never made where every update's delta is wanted, so a takeover does not wait.
+        """
         slices = [
             slice(first, first + self._slice_rows)
             for first in range(0, max(len(self.weights), 1), self._slice_rows)

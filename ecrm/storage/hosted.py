@@ -1,4 +1,4 @@
-"""A shard's rows as hosted by this rank: storage, which rows are missing, and the log that undoes a step."""
+"""A shard's rows as this rank hosts them: storage, missing rows, and the undo log."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ ShardSpace = tuple[int, int]
 
 
 class HostedShard:
-    """One shard's rows of one row space: `store`; `missing`, the rows still to be recovered or None;
-    `on_demand_rows`, how many were recovered because a step asked for them; `touched`, bool by row, where somebody wants to
-    know which were changed, or None; `journal`, called with rows and their records, uint8 [R, B], before they are updated, or
-    None; `units`, of which a stripe has one here: local row r is of unit `r % units`. Rows looked up and deltas lie in memory from `allocate`."""
+    """One shard's rows of one row space, in `store`.
+
+    - `missing`: the rows still to be recovered, or None.
+    - `on_demand_rows`: how many were recovered because a step asked for them.
+    - `touched`: bool by row, where somebody wants to know which were changed, or None.
+    - `journal`: called with rows and their records, uint8 [R, B], before they are updated, or None.
+    - `units`: a stripe has one of these here; local row r is of unit `r % units`.
+
+    Rows looked up and deltas lie in memory from `allocate`.
+    """
 
     def __init__(
         self,
@@ -47,7 +53,10 @@ class HostedShard:
         return self._log.nbytes
 
     def lookup(self, rows: Tensor) -> Tensor:
-        """Copy of rows, of missing ones anything, float32 [R, dim], in the memory of what the last call returned."""
+        """Copies of rows, of missing ones anything, float32 [R, dim].
+
+        In the memory of what the last call returned.
+        """
         return self.store.lookup(rows, self._looked_up.of(rows.numel()))
 
     def missing_among(self, rows: Tensor) -> Tensor:
@@ -62,13 +71,15 @@ class HostedShard:
             self.missing.remove(rows)
 
     def restore_rest(self) -> None:
-        """The records of all rows still missing are zeros, as what is kept of a missing row always is."""
+        """Rows still missing are there from now on: their records are zeros, as kept."""
         if self.missing is not None:
             self.missing.remove_rest()
 
     def gradient_space(self, rows: int, keep_delta: bool) -> Tensor:
-        """ReusableBuffer to sum gradients of so many rows in for the next `update`, float32 [rows, at least dim], holding anything: the first dim are theirs, and zeros
-        must follow."""
+        """Memory to sum gradients of so many rows in for the next `update`.
+
+        Float32 [rows, at least dim], holding anything. The first dim are theirs; zeros must follow.
+        """
         return (
             self._log.space(rows)
             if keep_delta and not self._log.merges
@@ -76,7 +87,9 @@ class HostedShard:
         )
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
-        """Run the sparse optimizer on unique rows, none missing, whose units ascend; with `keep_delta` log how to take it back.
+        """Run the sparse optimizer on unique rows, none missing, whose units ascend.
+
+        With `keep_delta` it logs how to take that back.
 
         `sums` is this shard's `gradient_space` for as many rows and the same `keep_delta`, with the
         summed gradients in it; it must not be used afterwards.
@@ -101,11 +114,14 @@ class HostedShard:
         self.store.xor(rows, error)
 
     def deltas_since_commit(self) -> Deltas:
-        """What changed since the commit: of one `update` in its order, of several unit by unit. Valid until the next `update`, `undo` or commit."""
+        """What changed since the commit: of one `update` in its order, of several unit by unit.
+
+        Valid until the next `update`, `undo` or commit.
+        """
         return self._log.deltas()
 
     def undo(self) -> None:
-        """Go back to the commit by applying every logged delta again; calling it again changes nothing."""
+        """Go back to the commit: apply every logged delta again. A second call changes nothing."""
         self._log.undo(self.store)
         if self.missing is not None:
             lost = self.missing.undo()

@@ -12,7 +12,10 @@ from ecrm.placement.tables import RowSpace
 
 
 class InitialRows:
-    """Initial values of the rows of a row space, uniform in [-1/sqrt(n), 1/sqrt(n)) for a table of n rows, as TorchRec initialises its tables."""
+    """Initial values of the rows of a row space.
+
+    Uniform in [-1/sqrt(n), 1/sqrt(n)) for a table of n rows, as TorchRec's tables begin.
+    """
 
     def __init__(self, space: RowSpace, seed: int) -> None:
         self._seed, self._dim, self._padding = seed, space.dim, len(space.tables)

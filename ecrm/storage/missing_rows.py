@@ -38,7 +38,7 @@ class MissingRows:
         return ~self._present[rows] if self.count else torch.zeros(rows.numel(), dtype=torch.bool)
 
     def first(self, count: int) -> Tensor:
-        """The lowest `count` missing rows of those `probed` (fewer when there are not so many), int64."""
+        """The lowest `count` missing rows of those `probed`, or all if fewer, int64."""
         if not self.count:
             return _NONE
         self._ahead = self._ahead[~self._present[self._ahead]]
@@ -50,11 +50,11 @@ class MissingRows:
         return self._ahead[:count]
 
     def unprobed(self, count: int) -> tuple[int, int]:
-        """The next `count` rows, missing or not, that are not `probed` (fewer at the end): (first, last + 1)."""
+        """(first, last + 1) of the next `count` rows, missing or not, that are not `probed`."""
         return self._probed, min(self._probed + count, self._present.numel())
 
     def probed(self, last: int) -> None:
-        """Rows below `last` have been probed, and those found to be zeros removed; until it is undone."""
+        """Rows below `last` have been probed, and those that are zeros removed, until `undo`."""
         self._probed = max(self._probed, last)
 
     def remove(self, rows: Tensor) -> None:
@@ -64,7 +64,10 @@ class MissingRows:
         self.count -= rows.numel()
 
     def remove_zeros(self, rows: slice, zeros: Tensor) -> None:
-        """Of these rows, those of `zeros`, bool [R], that are missing are missing no more: what is kept of a missing row always is zeros."""
+        """Missing rows among those of `zeros`, bool [R], are missing no more.
+
+        What is kept of a missing row is always zeros.
+        """
         present = self._present[rows]
         found = (zeros & ~present).nonzero().squeeze(1)
         present |= zeros
@@ -76,7 +79,10 @@ class MissingRows:
         self._rest, self.count = self._rest + self.count, 0
 
     def undo(self) -> Tensor:
-        """Rows removed since the commit are missing again; those whose records may be other than zeros are returned, int64."""
+        """Rows removed since the commit are missing again.
+
+        Returns those whose records may be other than zeros, int64.
+        """
         found = torch.cat([*self._found, _NONE])
         for rows in (found, *self._zeros):
             self._present[rows] = False

@@ -1,4 +1,4 @@
-"""Memory of rows and redundancy that the system hands out ahead, not page by page as rows are first written."""
+"""Memory of rows and redundancy that the system hands out before rows are written."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from ecrm.errors import UsageError
 _MADV_HUGEPAGE, _MADV_POPULATE_WRITE = 14, 23  # linux/mman.h
 _AT_A_TIME = 4 << 20
 _REST = 4.0
-"""Of a thread beside the steps, after each piece: so many times as long as the piece took, since steps need the cores."""
+"""How long a thread beside the steps rests after a piece, in times of the piece."""
 
 
 class Prefault:
-    """`storage.prefault` of one rank: everything at the start, and beside the steps what it takes over later."""
+    """`storage.prefault` of one rank: all at the start, later what it takes over."""
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Tensor]] = []
 
     def all_of(self, tensors: Iterable[Tensor]) -> None:
-        """Have the system hand out every page of `tensors` now, huge ones where it has them; what they hold stays. Raises UsageError where it cannot.
+        """Have the system hand out every page of `tensors` now, huge ones where it has them.
+
+        What they hold stays. Raises UsageError where it cannot.
 
         Rows in huge pages are found faster, and the memory of a killed process is free again
         sooner.
@@ -42,14 +44,18 @@ class Prefault:
             if _advise(*_pages(tensor), _MADV_POPULATE_WRITE):
                 problem = os.strerror(ctypes.get_errno())
                 raise UsageError(
-                    f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes ahead ({problem}), "
+                    f"storage.prefault: the system cannot hand out {tensor.nbytes:,} bytes "
+                    f"ahead ({problem}), "
                     "which takes as much free memory and Linux 5.14",
                     {"storage.prefault": False},
                 )
 
     def beside(self, tensors: Iterable[Tensor]) -> threading.Thread | None:
-        """The same for those of `tensors` that are new, in a thread, a piece at a time, as long as somebody else holds them; where the system
-        cannot, pages come as rows are written."""
+        """The same for new ones of `tensors`, in a thread, a piece at a time.
+
+        It goes on as long as somebody else holds them. Where the system cannot, pages come as rows
+        are written.
+        """
         self._known = [known for known in self._known if known() is not None]
         new = [
             weakref.ref(tensor)
@@ -85,7 +91,10 @@ def _pages(tensor: Tensor) -> tuple[int, int]:
 
 
 def _advise(first: int, size: int, advice: int) -> int:
-    """0 where the system has taken the advice on these pages, which for _MADV_POPULATE_WRITE means that it has handed them out."""
+    """0 where the system has taken the advice on these pages.
+
+    With _MADV_POPULATE_WRITE it has then handed them out.
+    """
     return int(_libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice))
 
 

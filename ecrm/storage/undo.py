@@ -1,4 +1,4 @@
-"""What takes the updates since the last commit back, and is what parity gets when they are committed."""
+"""The log that takes updates since the last commit back, and that parity gets at a commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ecrm.kernels.unit_order import split_by_unit
 from ecrm.storage.base import Store
 
 Deltas = list[tuple[Tensor, Tensor]]
-"""Local rows of a shard, int64 [R], and the XOR of each record before and after, uint8 [R, B], in parts; no row is twice in all of them."""
+"""Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice."""
 
 
 MOST_ROOM = (1 << 31) - 1
@@ -22,7 +22,9 @@ MOST_ROOM = (1 << 31) - 1
 
 
 class UndoLog:
-    """Rows updated since the last commit and the XOR of each record then and now, of one shard of `rows` rows, of `units` of a stripe.
+    """Rows updated since the last commit, and the XOR of each record then and now.
+
+    Of one shard of `rows` rows, of `units` of a stripe.
 
     One update is kept as it came. From the second one on they are merged, each unit's by
     themselves: a row that is updated again takes no more room, and at a commit what goes to one
@@ -63,8 +65,10 @@ class UndoLog:
         )
 
     def space(self, rows: int) -> Tensor:
-        """ReusableBuffer for the deltas of an update that is not merged, float32 [rows, B / 4], holding anything: valid until the commit after it, or until it
-        is undone."""
+        """Memory for the deltas of an update that is not merged, float32 [rows, B / 4].
+
+        It holds anything, and is valid until the commit after the update, or until that is undone.
+        """
         self._most_space = max(self._most_space, rows)
         return self._space[:rows]
 
@@ -93,12 +97,18 @@ class UndoLog:
         ]
 
     def keep(self, rows: Tensor, delta: Tensor) -> None:
-        """The first update since a commit: its rows and their old XOR new records, uint8 [R, B], in `space`, are this log's from now on."""
+        """Take the first update since a commit: rows and old XOR new records, uint8 [R, B].
+
+        The records lie in `space`; both are this log's from now on.
+        """
         self._update = rows, delta
 
     def deltas(self) -> Deltas:
-        """What changed since the commit: the one update there was, if any, in its order, or a part for each unit, rows in the order in which they were first
-        updated. Views: valid until the next call of another method."""
+        """What changed since the commit.
+
+        The one update there was, if any, in its order; of several a part for each unit, rows in the
+        order of their first update. Views: valid until the next call of another method.
+        """
         if self._update is None and self._merged:
             return [_held(log) for log in self._merged]
         return [
@@ -138,7 +148,10 @@ class UndoLog:
             merge_records(log, some, change)
 
     def _new_log(self, rows: int, places: Tensor) -> RecordLog:
-        """With room for twice `rows`: for all of them, and for an update of all of them, as a kernel cannot tell which are there already."""
+        """A log with room for twice `rows`: all of them, and an update of all of them.
+
+        A kernel cannot tell which are there already.
+        """
         room = min(2 * rows, MOST_ROOM)
         return RecordLog(
             lazy_zeros(room, dtype=np.int64),
