@@ -15,21 +15,29 @@ Allocate = Callable[..., Tensor]
 
 
 class ReusableBuffer:
-    """Memory for a matrix of so many `columns`, kept for the next one and made anew where it is too small, by `allocate`."""
+    """Memory for a matrix of so many `columns`, kept for the next one.
+
+    Where it is too small, `allocate` makes new memory.
+    """
 
     def __init__(self, columns: int, allocate: Allocate) -> None:
         self._allocate = allocate
         self._memory = torch.empty(0, columns)
 
     def of(self, rows: int) -> Tensor:
-        """Float32 [rows, columns], contiguous, holding anything: the memory of what the last call returned."""
+        """Float32 [rows, columns], contiguous, holding anything.
+
+        It is the memory of what the last call returned.
+        """
         if rows > len(self._memory):
             self._memory = self._allocate(rows + rows // 4, self._memory.shape[1])
         return self._memory[:rows]
 
 
 def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
-    """Zeros whose memory the system hands out page by page as it is used; torch.zeros writes all of it at once.
+    """Zeros whose memory the system hands out page by page as it is used.
+
+    torch.zeros writes all of it at once.
 
     Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at
     a page. Core dumps leave it out: a rank that crashes counts as alive until its dump is written.

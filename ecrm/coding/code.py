@@ -1,4 +1,4 @@
-"""A systematic Reed-Solomon code over bytes: its coefficients, encoding, decoding, and finding a wrong unit.
+"""A systematic Reed-Solomon code over bytes: encoding, decoding, and finding a wrong unit.
 
 Legend: k data units and m parity units per stripe; t counts parity units, d counts data units.
 (ISA-L writes m for what is k + m here.)
@@ -33,7 +33,7 @@ class ReedSolomon:
         self.k = k
         self.m = m
         self.coefficients = make_coefficients(k, m)
-        """uint8 [m, k], read-only: parity unit t is the XOR over d of `coefficients[t, d] * data_d`."""
+        """uint8 [m, k], read-only: parity t is the XOR over d of `coefficients[t, d] * data_d`."""
         self.coefficients.setflags(write=False)
         self._generator = np.concatenate([np.eye(k, dtype=np.uint8), self.coefficients])
         self._decode_matrices: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray] = {}
@@ -42,7 +42,10 @@ class ReedSolomon:
         return f"ReedSolomon(k={self.k}, m={self.m})"
 
     def encode(self, data: np.ndarray) -> np.ndarray:
-        """The parity uint8 [m, n] of data uint8 [k, n]; n may be 0. Raises ValueError for another shape or dtype."""
+        """The parity, uint8 [m, n], of data, uint8 [k, n]; n may be 0.
+
+        Raises ValueError for another shape or dtype.
+        """
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[0] != self.k:
             raise ValueError(
                 f"encode needs uint8 [{self.k}, n], got {data.dtype} {list(data.shape)}"
@@ -79,7 +82,8 @@ class ReedSolomon:
         """
         if len(units) < self.k:
             raise ValueError(
-                f"stripe: {len(units)} of {self.k} needed units left (present {sorted(units)}, wanted {sorted(wanted)})"
+                f"stripe: {len(units)} of {self.k} needed units left "
+                f"(present {sorted(units)}, wanted {sorted(wanted)})"
             )
         present = tuple(sorted(units))[: self.k]
         lengths = sorted({units[unit].shape for unit in present})
@@ -106,7 +110,8 @@ class ReedSolomon:
             raise ValueError(f"unit numbers {list(present)} repeat")
         if len(present) < self.k:
             raise ValueError(
-                f"stripe: {len(present)} of {self.k} needed units left (present {list(present)}, wanted {list(wanted)})"
+                f"stripe: {len(present)} of {self.k} needed units left "
+                f"(present {list(present)}, wanted {list(wanted)})"
             )
         if len(present) > self.k:
             raise ValueError(
@@ -129,7 +134,9 @@ def _apply(rows: np.ndarray, units: list[np.ndarray]) -> np.ndarray:
 def find_wrong_unit(
     coefficients: np.ndarray, syndromes: np.ndarray
 ) -> tuple[int, np.ndarray] | None:
-    """(unit, error uint8 [n]) of the one unit whose XOR with the error makes a stripe whole; None where that cannot be told.
+    """The one unit that is wrong, and its error, uint8 [n]; None where that cannot be told.
+
+    XOR of the unit with the error makes the stripe whole.
 
     `coefficients`, uint8 [m, k], are the code's; `syndromes`, uint8 [m, n], are each parity XOR
     what the data encodes to, not all zero. One unit is taken to be wrong: with m >= 2 it is always
@@ -167,7 +174,8 @@ def make_coefficients(k: int, m: int) -> np.ndarray:
     """
     if k < 1 or m < 0 or k + m > LARGEST_STRIPE:
         raise ValueError(
-            f"a stripe needs k >= 1, m >= 0 and k + m <= {LARGEST_STRIPE}: k={k}, m={m}, k + m = {k + m}"
+            f"a stripe needs k >= 1, m >= 0 and k + m <= {LARGEST_STRIPE}: "
+            f"k={k}, m={m}, k + m = {k + m}"
         )
     if m <= 3:
         entries = [[gf256.power(gf256.power(2, t), d) for d in range(k)] for t in range(m)]

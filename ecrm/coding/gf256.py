@@ -1,7 +1,8 @@
 """The field GF(2^8) with polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), and matrices over it.
 
-ISA-L and most storage codes use this polynomial. Addition is XOR. Multiplication is carry-less multiplication modulo the polynomial; the element 2
-generates all 255 non-zero elements, which gives logarithms.
+ISA-L and most storage codes use this polynomial. Addition is XOR. Multiplication is carry-less
+multiplication modulo the polynomial. The element 2 generates all 255 non-zero elements, which gives
+logarithms.
 """
 
 from __future__ import annotations
@@ -63,11 +64,15 @@ def power(a: int, exponent: int) -> int:
 
 
 def invert_matrix(matrix: np.ndarray) -> np.ndarray:
-    """The inverse of a square uint8 matrix by Gauss-Jordan elimination. Raises ValueError if there is none."""
+    """The inverse of a square uint8 matrix, by Gauss-Jordan elimination.
+
+    Raises ValueError if there is none.
+    """
     size = matrix.shape[0]
     if matrix.shape != (size, size):
         raise ValueError(
-            f"only a square matrix can be inverted, this one is {matrix.shape[0]} x {matrix.shape[1]}"
+            "only a square matrix can be inverted, "
+            f"this one is {matrix.shape[0]} x {matrix.shape[1]}"
         )
     work = np.concatenate([matrix.astype(np.uint8), np.eye(size, dtype=np.uint8)], axis=1)
     for column in range(size):

@@ -1,5 +1,7 @@
-"""Where roles are at the undisturbed start, and how shards are spread over failure domains, then and when
-the ranks that are left can no longer keep stripe members apart."""
+"""Where roles are at the undisturbed start, and how shards are spread over failure domains.
+
+Shards are spread anew when the ranks left can no longer keep the members of a stripe apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ecrm.placement.view import View, dense_holders, keeps_apart
 
 
 class CannotKeepApart(Exception):
-    """The ranks given cannot hold the shards with no two members of a stripe in one failure domain."""
+    """The ranks cannot keep the members of a stripe in different failure domains."""
 
 
 def initial_view(
@@ -23,7 +25,9 @@ def initial_view(
     dense_replicas: int,
     domains: Sequence[int] | None = None,
 ) -> View:
-    """View of an undisturbed start; `domains[rank]` is each rank's failure domain, by default the rank itself.
+    """View of an undisturbed start.
+
+    `domains[rank]` is each rank's failure domain, by default the rank itself.
 
     `dedicated`: `shape.shards` ranks host a shard each, `trainers` others run the slots;
     `colocated`: the host of shard i runs trainer i's slots. With every rank a domain of its own
@@ -58,7 +62,7 @@ def initial_view(
 def spread_shards(
     shape: StripeShape, ranks: Sequence[int], domains: Mapping[int, int] | Sequence[int]
 ) -> tuple[int, ...]:
-    """A rank of `ranks` for each shard, each rank once, no two members of a stripe in one failure domain.
+    """A rank for each shard, each rank once, members of a stripe in different failure domains.
 
     Two shards share a stripe when they are fewer than k + m apart on the circle of shards. The
     circle is cut into as few arcs, equal to within one, as the domains can fill one shard each;
@@ -95,7 +99,7 @@ def _domains_needed(shape: StripeShape) -> int:
 
 
 def plan_reshape(view: View, shape: StripeShape) -> tuple[StripeShape, View] | None:
-    """Stripes and view that keep members apart again, on the ranks that host shards now and the spares.
+    """Stripes and view that keep members apart again, on the hosts of today and the spares.
 
     The largest k up to the present one that keeps m, then the most shards. None when members are
     apart already, or when fewer than m + 2 ranks (or failure domains) are left to lay stripes over.

@@ -55,7 +55,7 @@ class StripeShape:
         return [self.shard_of_unit(residue, unit) for unit in range(self.width)]
 
     def share_a_stripe(self, a: int, b: int) -> bool:
-        """Whether some stripe has units on both shards, so that they should not be hosted by one rank."""
+        """Whether some stripe has units on both shards: one rank should not host both."""
         distance = (a - b) % self.shards
         return min(distance, self.shards - distance) < self.width
 
@@ -73,7 +73,8 @@ class StripeShape:
             missing = [shard for shard in self.members(residue) if shard in gone]
             if len(missing) > self.m:
                 raise Unrecoverable(
-                    f"stripes {residue} mod {self.shards}: {self.width - len(missing)} of {self.k} needed units left "
+                    f"stripes {residue} mod {self.shards}: "
+                    f"{self.width - len(missing)} of {self.k} needed units left "
                     f"(shards {', '.join(map(str, missing))} lost)"
                 )
 
@@ -110,7 +111,11 @@ class RowLayout:
         return (stripe + m + unit) % shards, (stripe // shards) * k + unit
 
     def split(self, rows: Tensor) -> tuple[list[int], Tensor, Tensor]:
-        """How many of `rows`, int64 [R], each shard has, and shard by shard their places in `rows` and local row numbers."""
+        """Split `rows`, int64 [R], by shard.
+
+        Returns how many each shard has, and shard by shard their places in `rows` and local
+        numbers.
+        """
         return split_by_shard(rows, self.shape.k, self.shape.m, self.shape.shards)
 
     def rows_of(self, shard: int, local: Tensor) -> Tensor:
@@ -129,11 +134,14 @@ class RowLayout:
         return (local // m) * shards + (shard - local % m) % shards
 
     def local_parity(self, periods: Tensor, t: int) -> Tensor:
-        """Local row of parity t, on the shard that holds it, of the stripes in those periods: a shard's local data row r is in period `r // k`."""
+        """Local row of parity t, on the shard that holds it, of the stripes in those periods.
+
+        A shard's local data row r is in period `r // k`.
+        """
         return periods if self.shape.m == 1 else periods * self.shape.m + t
 
     def local_of_unit(self, stripes: Tensor, unit: int) -> Tensor:
-        """Local row of `unit` of each stripe on the shard that holds it, among data or parity rows as the unit is."""
+        """Local row of `unit` of each stripe on its shard, among data or parity rows."""
         period = stripes // self.shape.shards
         return (
             period * self.shape.k + unit

@@ -1,4 +1,6 @@
-"""The view: which rank hosts which shard and slot, and what follows from it. How it changes when ranks die is in `recovery`.
+"""The view: which rank hosts which shard and slot, and what follows from it.
+
+How it changes when ranks die is in `view_change`.
 
 Everything here is a pure function of integers; every live rank computes the same view from the same
 arguments, so views are never negotiated, only compared by epoch.
@@ -47,7 +49,7 @@ class View:
 
     @property
     def reporter(self) -> int:
-        """The rank that prints progress and writes the run folder: the lowest holder of the dense replica."""
+        """The rank that prints progress and writes the run folder: the lowest dense holder."""
         return self.dense[0]
 
     def to_json(self) -> str:
@@ -61,8 +63,11 @@ class View:
 
 
 def dense_holders(view: View, replicas: int) -> tuple[int, ...]:
-    """Live ranks to hold the dense replica: those that do, those that run slots, then the lowest others until
-    `replicas` failure domains have one."""
+    """Live ranks to hold the dense replica.
+
+    Those that do and those that run slots, then the lowest others until `replicas` failure domains
+    have one.
+    """
     holders = {rank for rank in view.dense if rank in view.live} | set(view.slots)
     covered = {view.domains[rank] for rank in holders}
     for rank in view.live:
@@ -94,8 +99,10 @@ def mark_whole(view: View, shards: Iterable[int]) -> View:
 
 
 def failures_left(view: View, shape: StripeShape, any_shards: bool = False) -> int:
-    """How many more failure domains may be lost at once, whichever they are, without anything being lost that does not come
-    back; with `any_shards` that is no shard."""
+    """How many more failure domains may be lost at once, whichever they are.
+
+    Nothing is lost then that does not come back. With `any_shards` all shards come back.
+    """
     rebuilding = set(view.rebuilding)
     tolerated = len({view.domains[rank] for rank in view.live}) - 1
     for residue in range(0 if any_shards else shape.shards):

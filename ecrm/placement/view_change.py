@@ -1,4 +1,4 @@
-"""The next view after ranks have died: who inherits what they had. Pure, like `view`: all survivors find the same."""
+"""The next view after ranks have died: who inherits their roles. All survivors find the same."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ def plan_recovery(
 
 
 def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_replicas: int) -> View:
-    """The next view after `dead` ranks are gone and everything is loaded anew: roles move as in `plan_recovery`, nothing is
-    rebuilding, and any ranks may be gone but the last."""
+    """The next view after `dead` ranks are gone and everything is loaded anew.
+
+    Roles move as in `plan_recovery`, and nothing is rebuilding. Any ranks may be gone but the last.
+    """
     gone = sorted(set(dead) & set(view.live))
     lost = [shard for shard, host in enumerate(view.shards) if host in gone]
     return _handed_on(replace(view, rebuilding=()), gone, shape, dense_replicas, lost)
@@ -69,7 +71,10 @@ def plan_rollback(view: View, dead: Iterable[int], shape: StripeShape, dense_rep
 def _handed_on(
     view: View, gone: list[int], shape: StripeShape, dense_replicas: int, movable: Sequence[int]
 ) -> View:
-    """The next view, with all that `gone` ranks had on others; of the shards of others only `movable` ones move."""
+    """The next view, with all that `gone` ranks had on others.
+
+    Of the shards of others only `movable` ones move.
+    """
     live = tuple(rank for rank in view.live if rank not in gone)
     view = replace(view, epoch=view.epoch + 1, live=live)
     after = _one_by_one(view, gone, shape)
@@ -91,8 +96,10 @@ def _servers_first(view: View, gone: Iterable[int]) -> list[int]:
 
 
 def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
-    """`view` with spares in the place of dead ranks where that keeps stripe members apart, and then the shards that are left,
-    one after the other, where they share stripes with the fewest."""
+    """`view` with spares in the place of dead ranks where that keeps stripe members apart.
+
+    The shards that are left go, one after the other, where they share stripes with the fewest.
+    """
     after, spares = view, list(view.spares)
     for rank in _servers_first(view, gone):
         if spares and (view.shards_of(rank) or view.slots_of(rank)):
@@ -112,8 +119,10 @@ def _one_by_one(view: View, gone: list[int], shape: StripeShape) -> View:
 
 
 def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeShape) -> View:
-    """`after`, in which shards have found hosts, with all that a dead rank had in `view` on one spare that has nothing else, where that keeps
-    stripe members apart."""
+    """`after` with all that a dead rank had in `view` on one free spare.
+
+    Only where that keeps stripe members apart. In `after` shards have found hosts.
+    """
 
     def heirs_of(shards: Iterable[int]) -> set[int]:
         return {view.shards[shard] for shard in shards}
@@ -138,8 +147,10 @@ def _spares_take_over(after: View, view: View, gone: list[int], shape: StripeSha
 
 
 def least_conflicts(view: View, movable: Sequence[int], shape: StripeShape) -> tuple[int, ...]:
-    """Hosts of all shards, `movable` ones on any live ranks, with as few pairs as can be of units of a stripe in one failure
-    domain that one of the `movable` belongs to: those of `view` where they are as good.
+    """Hosts of all shards, `movable` ones on any live ranks, with as few conflicts as can be.
+
+    A conflict is a pair of units of a stripe in one failure domain, one of them of a movable shard.
+    The hosts of `view` stay where they are as good.
 
     Tries all placements, those with the fewest conflicts so far first; after MOST_TRIES it takes
     the best found.
@@ -224,13 +235,13 @@ def _with(hosts: tuple[int, ...], number: int, host: int) -> tuple[int, ...]:
 
 
 def _conflicts_of_heir(after: View, view: View, rank: int, heir: int, shape: StripeShape) -> int:
-    """Stripe conflicts in the failure domain of `heir` if it hosted all that `rank` did in `view`."""
+    """Stripe conflicts in the domain of `heir` if it hosted all that `rank` did in `view`."""
     moved = _moved(after, view, rank, heir)
     return sum(conflicts(shard, heir, moved, shape) for shard in moved.shards_of(heir))
 
 
 def _shard_heir(shard: int, view: View, shape: StripeShape) -> int:
-    """Live rank to adopt a shard: fewest stripe conflicts, then fewest shards, then fewest slots, then lowest rank."""
+    """Live rank to adopt a shard: fewest stripe conflicts, then shards, then slots, lowest rank."""
 
     def cost(rank: int) -> tuple[int, int, int, int]:
         return (

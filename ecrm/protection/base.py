@@ -86,8 +86,8 @@ class Protection(ABC):
     """Keeps what lost rows are recovered from. Every live rank calls the collective methods.
 
     - `shape`: the stripes that it lays rows out in.
-    - `keeps_deltas`: whether updates produce deltas. Without them no step can be taken back, and any
-      failure ends the run.
+    - `keeps_deltas`: whether updates produce deltas. Without them no step can be taken back, and
+      any failure ends the run.
     - `redundancy_bytes`, `log_bytes`: memory held on this rank.
     - `any_shards_may_be_lost`: whether shards come back without each other, so that a dense replica
       is all that must be left.
@@ -179,7 +179,7 @@ class Protection(ABC):
         """
 
     def retain(self, asked: SlotRequests, replies: Mapping[int, Sequence[Received]]) -> None:
-        """After a `protect` with `ahead`: keep what this rank's slots were sent of the next rows."""
+        """After a `protect` with `ahead`: keep the next rows that this rank's slots were sent."""
         return None
 
     def prepare(self, step: int, dense: Callable[[], list[Tensor]] | None) -> None:

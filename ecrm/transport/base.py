@@ -21,7 +21,10 @@ from ecrm.transport.shared_memory import SharedMemory
 
 
 class PeerFailure(Exception):
-    """A peer died, or another rank has begun to recover from a death; call `shrink` and go back to the commit."""
+    """A peer died, or another rank has begun to recover from a death.
+
+    Call `shrink` and go back to the commit.
+    """
 
 
 class Revoked(PeerFailure):
@@ -39,15 +42,24 @@ class Transport(ABC):
     rank: int
     live: tuple[int, ...]
     sent_bytes: int = 0
-    """Bytes of messages given to other ranks so far, as `wire` packs them, tensors that are lent included; agreements and shrinks are not counted."""
+    """Bytes of messages given to other ranks so far, as `wire` packs them.
+
+    Tensors in shared memory count; agreements and shrinks do not.
+    """
     sleeps: bool = False
-    """Whether this rank sleeps while it waits for messages, and does not poll, from its next call on; to be set where ranks outnumber the cores. Nothing
-    changes where ranks wait otherwise."""
+    """Whether this rank sleeps while it waits for messages, instead of polling, from its next call
+    on.
+
+    To be set where ranks outnumber the cores. A transport whose ranks wait in another way ignores
+    it.
+    """
     shared_memory: SharedMemory | None = None
-    """What ranks lend one another, for those who introduce them at the start; None where there is nothing to introduce."""
+    """Memory that ranks of a host share, for those who introduce them at the start, or None."""
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape, handed out by the system as they are used, that other ranks can be lent.
+        """Zeros of that shape in memory that other ranks of the host can read.
+
+        The system hands it out as it is used.
 
         What `exchange` sends of such memory may come out as a view of it, for reading, and of rows
         picked from it as a `Picked`. Its sender may change it only after an exchange or shrink that
@@ -58,21 +70,25 @@ class Transport(ABC):
 
     @abstractmethod
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
-        """Send a list of tensors and heads to each of some ranks and return the lists sent to this one.
+        """Send a list of tensors and heads to each of some ranks; return those sent to this one.
 
-        `outgoing` maps a live rank (this one allowed) to contiguous CPU tensors of any dtype and
-        shape, rows to be picked of such, and heads: tuples of whole numbers of 64 bits. The result
-        maps each rank that sent at least one of them, ascending, to what it sent in order, tensors
-        flattened to one dimension but for what rows are picked from, dtypes kept. What was given
-        must not be changed before this returns, nor, after `PeerFailure`, before `shrink` does:
-        another rank may still be about to get it. The result, but for what is `allocate_shared`, is the
-        caller's own memory: it stays valid and is never a view of what another rank, or this one,
-        passed in. Raises ValueError for a rank that is not live.
+        `outgoing` maps live ranks, this one allowed, to parts: contiguous CPU tensors of any dtype
+        and shape, rows to be picked of such, and heads, which are tuples of 64-bit integers.
+        Returns, by sender in ascending order, the parts that each rank has sent here, in order.
+        Tensors come flattened to one dimension, dtypes kept; `Picked` parts as `Picked` says.
+
+        What was given must not be changed before this returns, nor, after `PeerFailure`, before
+        `shrink` does: another rank may still be about to get it. The result is the caller's own
+        memory, but for views of memory from `allocate_shared`: it stays valid and is never a view
+        of what a rank passed in. Raises ValueError for a rank that is not live.
         """
 
     @abstractmethod
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
-        """Give every live rank this rank's tensors and heads; returns all ranks' lists, as `exchange` would, this rank's included."""
+        """Give every live rank this rank's tensors and heads.
+
+        Returns all ranks' lists as `exchange` does, this rank's included.
+        """
 
     @abstractmethod
     def agree(self, flag: bool) -> bool:
@@ -85,7 +101,9 @@ class Transport(ABC):
 
     @abstractmethod
     def shrink(self) -> None:
-        """Interrupt every pending call on all ranks, drop the dead from `live`, and make the survivors' next call possible.
+        """Interrupt every pending call on all ranks and drop the dead from `live`.
+
+        The survivors' next call is possible then.
 
         On return `live` is the same on all survivors that return from this shrink. Does not raise
         `PeerFailure`: ranks that die meanwhile are dropped too, or are found by the next call.
@@ -93,7 +111,10 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the cluster; no method may be called afterwards. Not collective, never blocks without bound."""
+        """Leave the cluster; no method may be called afterwards.
+
+        Not collective, and never blocks without bound.
+        """
 
 
 class WrappedTransport(Transport):
@@ -103,15 +124,15 @@ class WrappedTransport(Transport):
         self.inner = inner
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> int:  # type: ignore[override]
         return self.inner.rank
 
     @property
-    def live(self) -> tuple[int, ...]:
+    def live(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.inner.live
 
     @property
-    def sent_bytes(self) -> int:
+    def sent_bytes(self) -> int:  # type: ignore[override]
         return self.inner.sent_bytes
 
     @property
@@ -123,7 +144,7 @@ class WrappedTransport(Transport):
         self.inner.sleeps = sleeps
 
     @property
-    def shared_memory(self) -> SharedMemory | None:
+    def shared_memory(self) -> SharedMemory | None:  # type: ignore[override]
         return self.inner.shared_memory
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""A message is a flat list of parts, tensors and heads; records in it are runs of a fixed number of parts, a head first."""
+"""A message is a flat list of parts: tensors and heads, in groups that a head begins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Picked:
-    """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n]. What arrives is `source[rows]`, flattened, or, where
-    `source` is lent, another of these, [R, D], whose rows whoever got it picks himself.
+    """Some rows of a tensor in a message: `source`, [R, ...], and `rows`, int64 [n].
+
+    What arrives is `source[rows]`, flattened. Where `source` is shared memory, another of these,
+    [R, D], arrives, and the receiver picks the rows.
 
     The rows are gathered as the message is packed, which saves a copy; until then `source` must not
     change, and if it is lent, until `Transport.allocate_shared` lets it.
@@ -41,7 +43,10 @@ Part = Tensor | Picked | Head
 """What a message is made of."""
 
 Received = Tensor | Picked | Head
-"""What comes out of one. A `Picked` only where one was sent: who expects that takes the part by `matrix` or `gathered`."""
+"""What comes out of one.
+
+A `Picked` comes only where one was sent: who expects that takes the part by `matrix` or `gathered`.
+"""
 
 
 def tensors(parts: Sequence[Received]) -> list[Tensor]:
@@ -51,7 +56,10 @@ def tensors(parts: Sequence[Received]) -> list[Tensor]:
 
 
 def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
-    """So many rows that came as a matrix, [R, D], and which of its rows they are, int64 [n], None for all of them in order."""
+    """So many rows that came, as a matrix, [R, D], and which of its rows they are.
+
+    The rows are int64 [n], None for all of them in order.
+    """
     return (came.source, came.rows) if isinstance(came, Picked) else (came.view(rows, -1), None)
 
 
@@ -61,7 +69,10 @@ def gathered(came: Tensor | Picked) -> Tensor:
 
 
 def copied(part: Part) -> Received:
-    """What comes out of a message for `part`, in memory of its own. Raises OverflowError for numbers of more than 64 bits."""
+    """What comes out of a message for `part`, in memory of its own.
+
+    Raises OverflowError for numbers of more than 64 bits.
+    """
     if isinstance(part, tuple):
         return tuple(np.array(part, np.int64).tolist())
     return (

@@ -1,4 +1,6 @@
-"""The transport over MPI with User-Level Failure Mitigation (Open MPI 5 under `mpirun --with-ft ulfm`).
+"""The transport over MPI with User-Level Failure Mitigation (ULFM).
+
+That is Open MPI 5 under `mpirun --with-ft ulfm`.
 
 What MPI promises and what was measured (Open MPI 5.0.11, one host) decides the shape of this file:
 
@@ -26,7 +28,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -58,14 +61,23 @@ LAUNCH_LINE = "mpirun --with-ft ulfm --oversubscribe -n RANKS ..."
 CLOSE_SECONDS = 2.0
 
 FIRST_PAUSE, PAUSE_GROWS, LONGEST_PAUSE = 20e-6, 1.5, 300e-6
-"""Seconds for which a rank that `sleeps` first sleeps between two looks for a message, how many times as long each pause is as the one before, and
-the most. The system adds some, 50 microseconds by default."""
+"""How a rank that `sleeps` pauses between two looks for a message.
+
+The first pause in seconds, how many times as long each one is as the one before, and the longest.
+The system adds some, 50 microseconds by default.
+"""
 TESTS_OF_A_LOOK = 8
-"""How often such a look tests a request: Open MPI reads what mpirun tells of deaths at one of eight calls (opal_progress.c)."""
+"""How often such a look tests a request.
+
+Open MPI reads what mpirun tells of deaths at one of eight calls (opal_progress.c).
+"""
 
 NOTICES_EVERY_MICROSECONDS = 100
-"""How often a rank that waits in a call looks whether mpirun has told it of a death. Open MPI's own 10,000 (mpi_event_tick_rate) made `shrink`
-of 7 idle ranks on 2 cores take 4.5 to 10.8 ms, since a survivor that has not heard yet holds up all others; this makes it 0.6 to 1.5 ms."""
+"""How often a rank that waits in a call looks whether mpirun has told it of a death.
+
+A survivor that has not heard yet holds up all others. Open MPI's own 10,000 (mpi_event_tick_rate)
+made `shrink` of 7 idle ranks on 2 cores take 4.5 to 10.8 ms; this makes it 0.6 to 1.5 ms.
+"""
 
 
 class MpiTransport(Transport):
@@ -95,7 +107,7 @@ class MpiTransport(Transport):
         self._adopt(self._world)
 
     @property
-    def shared_memory(self) -> SharedMemory:
+    def shared_memory(self) -> SharedMemory:  # type: ignore[override]
         """As in `Transport`."""
         return self._shared_memory
 
@@ -121,13 +133,13 @@ class MpiTransport(Transport):
         ]
         packed = self._pack_for_sending(lists, places, lent)
         shared_bytes = sum(
-            wire.spared(tensors[place]) for tensors, there in zip(lists, lent) for place in there
+            wire.spared(parts[place]) for parts, there in zip(lists, lent) for place in there
         )
         self.sent_bytes += shared_bytes
         self._shared_memory.shared_bytes += shared_bytes
         apart = [
-            [wire.bytes_of(tensors[place]) for place in chosen]
-            for tensors, chosen in zip(lists, places)
+            [wire.bytes_of(parts[place]) for place in chosen]
+            for parts, chosen in zip(lists, places)
         ]
         me = self.live.index(self.rank)
         mine = outgoing.get(self.rank, ())
@@ -140,7 +152,7 @@ class MpiTransport(Transport):
         return self._deliver(SHARE, [wire.pack(tensors)] * len(self.live), [[]] * len(self.live))
 
     def agree(self, flag: bool) -> bool:
-        """As in `Transport`, and stronger: survivors of one agree all return the same or all see `PeerFailure`."""
+        """As in `Transport`, and survivors all return the same or all see `PeerFailure`."""
         try:
             answer = self._communicator.Agree(WORKING | (FLAG if flag else 0))
         except self._mpi.Exception as error:
@@ -172,16 +184,16 @@ class MpiTransport(Transport):
         self._adopt(shrunk)
 
     def close(self) -> None:
-        """Tell the others that this rank leaves on purpose and wait up to 2 s for them to leave too.
+        """Tell the others that this rank leaves on purpose; wait up to 2 s for them to leave too.
 
         Best effort, and the last thing before `os._exit(0)`: the program must end so and not by
         returning from main with MPI_Finalize, which hung in 4 of 24 runs after a failure. All 40
-        runs of tests/support/programs/transport_drill.py with 3 or 4 kills ended cleanly so. Without the
-        wait, a rank that is first to exit can be taken for a failure by ranks that are still inside
-        their last call. The agreement is a non-blocking one that is tested until it is complete or
-        the time is up: ranks that are still working are no reason to hang. They get `PeerFailure`
-        from the agreement they are in when this one answers it, or see this process gone, and
-        recover without it.
+        runs of tests/support/programs/transport_drill.py with 3 or 4 kills ended cleanly so.
+        Without the wait, a rank that is first to exit can be taken for a failure by ranks that are
+        still inside their last call. The agreement is a non-blocking one that is tested until it is
+        complete or the time is up: ranks that are still working are no reason to hang. They get
+        `PeerFailure` from the agreement they are in when this one answers it, or see this process
+        gone, and recover without it.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         bits = np.zeros(1, np.int32)
@@ -193,7 +205,7 @@ class MpiTransport(Transport):
         except self._mpi.Exception:
             pass
 
-    def _adopt(self, communicator) -> None:
+    def _adopt(self, communicator: Any) -> None:
         communicator.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._communicator = communicator
         self._call_number = 0
@@ -202,7 +214,7 @@ class MpiTransport(Transport):
         self._shared_memory.keep(self.live)
 
     def _lent(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
-        """{place of a tensor: where it begins in this rank's memory}, of those that `rank` can read there."""
+        """{place of a tensor: where it begins in this rank's memory}, if `rank` can read it."""
         if rank != self.rank and rank not in self._shared_memory.readers:
             return {}
         found = (
@@ -219,7 +231,9 @@ class MpiTransport(Transport):
     def _pack_for_sending(
         self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]
     ) -> list[np.ndarray]:
-        """Each list packed but for the tensors at its places `apart` and in `lent`, in memory that the next call writes over.
+        """Each list packed, but for tensors at its places `apart` and in `lent`.
+
+        The next call writes over the memory.
 
         Memory that is new in every call costs more than the copy: 1.8 ms against 0.08 ms for 4 MB,
         because glibc gives freed blocks of this size back to the kernel. An interrupted call
@@ -246,7 +260,7 @@ class MpiTransport(Transport):
     def _deliver(
         self, kind: int, packed: list[np.ndarray], apart: list[list[np.ndarray]]
     ) -> dict[int, list[Received]]:
-        """Send `packed[i]` and `apart[i]` to live rank i and return what the live ranks sent, unpacked.
+        """Send `packed[i]` and `apart[i]` to live rank i; return what ranks sent, unpacked.
 
         The caller of the transport gets views of the message to itself, which must be its own
         memory.
@@ -285,7 +299,7 @@ class MpiTransport(Transport):
         )
         return (Revoked if revoked else PeerFailure)(f"{call}: {error}")
 
-    def _quietly(self, method, *arguments):
+    def _quietly(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """`method(*arguments)`, or None where MPI fails."""
         try:
             return method(*arguments)
@@ -293,7 +307,7 @@ class MpiTransport(Transport):
             return None
 
     def _agree_while_shrinking(self, bits: int) -> int:
-        """Agree with `bits` until everybody takes part for the same purpose and no new death is reported.
+        """Agree with `bits` until all take part for the same purpose and no death is new.
 
         Live ranks repeat the loop in step because agreements are uniform, in value and in error. A
         rank still in the program's `agree` is answered without WORKING, leaves with `PeerFailure`
@@ -302,13 +316,15 @@ class MpiTransport(Transport):
         while True:
             # a death known to all is no error any more
             self._quietly(self._communicator.Ack_failed)
-            answer = self._quietly(self._communicator.Agree, bits)
+            answer: int | None = self._quietly(self._communicator.Agree, bits)
             if answer is not None and answer & SHRINKING:
                 return answer
 
 
 class Delivery:
-    """One message from each rank of a communicator to each other one, this one included: `packed`, and memory that travels `apart`, by rank.
+    """One message from each rank of a communicator to each rank, itself included.
+
+    `packed`, and memory that travels `apart`, are by rank.
 
     The head of a message says how long the message is and carries as much of it as fits; only a
     longer one has a tail, a second MPI message. MPI counts 8-byte words: 16 GiB from one rank to
@@ -320,8 +336,8 @@ class Delivery:
 
     def __init__(
         self,
-        mpi,
-        communicator,
+        mpi: Any,
+        communicator: Any,
         packed: list[np.ndarray],
         apart: list[list[np.ndarray]],
         call_number: int,
@@ -343,11 +359,14 @@ class Delivery:
         self._heads_in[:, :HEAD_FIELDS] = 0
         self._received = [NOTHING.view(np.int64)] * len(packed)
         self._received[me] = self._sending[me]
-        self._requests: list = []
+        self._requests: list[Any] = []
         self._status = mpi.Status()
 
     def run(self) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """What came, as int64 words, and what came apart, as int32 words, by rank of the communicator. Raises MPI.Exception or PeerFailure."""
+        """What came, as int64 words, and what came apart, as int32 words, by rank.
+
+        Raises MPI.Exception or PeerFailure.
+        """
         heads = {peer: self._receive(self._heads_in[peer], peer) for peer in self._peers}
         for peer in self._peers:
             self._send(self._write_head(peer), peer)
@@ -378,10 +397,13 @@ class Delivery:
         head[2:HEAD_FIELDS] = 0
         head[2 : 2 + len(self._apart[peer])] = [memory.nbytes for memory in self._apart[peer]]
         head[HEAD_FIELDS:end] = words[:HEAD_PAYLOAD]
-        return head[:end]
+        return np.asarray(head[:end])
 
-    def _read_head(self, peer: int, head):
-        """Wait for the head, make room for the message, return what is still to come, (words, pending receive) each."""
+    def _read_head(self, peer: int, head: Any) -> Sequence[tuple[np.ndarray, Any]]:
+        """Wait for the head and make room for the message.
+
+        Returns what is still to come: (words, pending receive) each.
+        """
         words_in = self._wait(head, self._mpi.INT64_T)
         length, stamp, *apart = self._heads_in[peer, :HEAD_FIELDS].tolist()
         if stamp == 0 or words_in != HEAD_FIELDS + min(length, HEAD_PAYLOAD):
@@ -399,17 +421,17 @@ class Delivery:
     def _send(self, words: np.ndarray, peer: int) -> None:
         self._requests.append(self._communicator.Isend(words, peer))
 
-    def _receive(self, words: np.ndarray, peer: int):
+    def _receive(self, words: np.ndarray, peer: int) -> Any:
         request = self._communicator.Irecv(words, peer)
         self._requests.append(request)
         return request
 
-    def _wait(self, receive, word) -> int:
+    def _wait(self, receive: Any, word: Any) -> int:
         """Words of MPI's type `word` that came. One request by one: see the top of this file."""
         self._complete(receive)
-        return self._status.Get_elements(word)
+        return int(self._status.Get_elements(word))
 
-    def _complete(self, request) -> None:
+    def _complete(self, request: Any) -> None:
         """Wait for one request; its status is `_status` then."""
         if not self._sleeps:
             request.Wait(self._status)
@@ -426,11 +448,12 @@ class Delivery:
         )
         raise RuntimeError(
             f"of {self._communicator.Get_size()} live ranks, number {peer} is in its call {theirs} "
-            f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} in its call {ours} ({KIND_NAMES[kind]})"
+            f"({KIND_NAMES[their_kind]}), number {self._communicator.Get_rank()} "
+            f"in its call {ours} ({KIND_NAMES[kind]})"
         )
 
 
-def _check_fault_tolerance(MPI) -> None:
+def _check_fault_tolerance(MPI: Any) -> None:
     library = MPI.Get_library_version().split(",")[0].strip()
     if "Open MPI" not in library:
         raise UsageError(

@@ -34,7 +34,9 @@ def exchange(
         both[rank] = [(len(with_it),), *with_it, *outgoing.get(rank, ())]
     received: Incoming = {}
     collected: Incoming = {}
-    for rank, ((count,), *tensors) in transport.exchange(both).items():
+    for rank, (head, *tensors) in transport.exchange(both).items():
+        assert isinstance(head, tuple)
+        (count,) = head
         if count:
             collected[rank] = tensors[:count]
         if len(tensors) > count:

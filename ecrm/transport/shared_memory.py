@@ -1,4 +1,4 @@
-"""Memory of one rank that other ranks of its host read where it lies, so that what is sent of it is not copied.
+"""Memory of one rank that other ranks of its host read where it lies, without a copy.
 
 It is a file in memory without a name: it is gone with the last process that has it, however these
 end, and what a rank that dies has lent can be read all the same. Core dumps leave it out, owners'
@@ -27,15 +27,24 @@ from torch import Tensor
 from ecrm.allocate import lazy_zeros
 
 ADDRESS_SPACE = 4
-"""So many times this machine's memory is set aside for what a rank lends, of addresses and not of memory: a rank may lend three times its rows
-and what a step needs of them, and addresses are not used again when a shard is given up."""
+"""Addresses set aside for a rank's shared memory, in times of this machine's memory.
+
+Addresses are not memory. A rank may share three times its rows and what a step needs of them, and
+addresses are not used again when a shard is given up.
+"""
 
 ADDRESSES = 1 << 45
-"""And no more than this among all ranks, each of which has the memory of all others: a process has 2^47 on most machines."""
+"""And no more than this among all ranks, since each maps the memory of all others.
+
+A process has 2^47 addresses on most machines.
+"""
 
 
 class OwnMemory:
-    """The memory that a rank can lend. Raises OSError where the system gives no such memory, or addresses are limited and needed for other things."""
+    """The memory that a rank can share.
+
+    Raises OSError where the system gives no such memory, or limits the addresses.
+    """
 
     def __init__(self, ranks: int) -> None:
         if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -64,18 +73,21 @@ class OwnMemory:
         return os.fstat(self.file).st_blocks * 512
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """Zeros of that shape, as `lazy_zeros`; of ordinary memory once the address space is used up."""
+        """Zeros of that shape, as `lazy_zeros`; ordinary memory once addresses are used up."""
         count = math.prod(shape)
         size = -(-max(count * np.dtype(dtype).itemsize, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._used + size > self.size:
             return lazy_zeros(*shape, dtype=dtype)
         start, self._used = self._used, self._used + size
-        array = np.frombuffer(self._map, dtype, count=count, offset=start)
+        array: np.ndarray = np.frombuffer(self._map, dtype, count=count, offset=start)
         weakref.finalize(array, self._free, start, size).atexit = False
         return torch.from_numpy(array).view(shape)
 
     def ahead(self, size: int) -> Tensor:
-        """The next `size` bytes that will be allocated, or as many as are left, uint8: for having the system hand them out before."""
+        """The next `size` bytes that will be allocated, or as many as are left, uint8.
+
+        The system can be made to hand them out before.
+        """
         return torch.from_numpy(self.memory[self._used : self._used + size])
 
     def offset(self, tensor: Tensor) -> int | None:
@@ -84,7 +96,10 @@ class OwnMemory:
         return offset if 0 <= offset < self.size else None
 
     def completed(self) -> None:
-        """Every other rank has entered an exchange or share that this rank has now completed: after two of them what was freed before is given back."""
+        """This rank has completed an exchange or share, which every other rank has entered.
+
+        After two of them, what was freed before is given back.
+        """
         self._calls += 1
         while self._freed and self._freed[0][0] + 2 <= self._calls:
             _, start, size = self._freed.pop(0)
@@ -92,23 +107,28 @@ class OwnMemory:
                 self._map.madvise(mmap.MADV_REMOVE, start, size)
 
     def _free(self, start: int, size: int) -> None:
-        """Nobody here uses these bytes any more; others may: of rows and gradients until they enter the next exchange, of deltas until they have taken
-        back or committed them, which is when they next exchange or share anything behind an agreement on that: agreements of MPI are uniform."""
+        """Nobody here uses these bytes any more, but others may.
+
+        They use rows and gradients until they enter the next exchange, and deltas until they have
+        taken them back or committed them. That is when they next exchange or share anything behind
+        an agreement on it, since agreements of MPI are uniform.
+        """
         self._freed.append((self._calls, start, size))
 
 
 class SharedMemory:
-    """What a rank lends, and what it can read of others: `readers`, the ranks that can read its own memory, `shared_bytes`, how much they were lent so far.
+    """What a rank shares, and what it can read of others.
+
+    `readers` are the ranks that can read its memory, `shared_bytes` is how much they were sent so.
 
     None can before `share_with`. Where this rank has no memory to lend, all is as if nobody could.
     """
 
     def __init__(self, ranks: int) -> None:
         """`ranks` is how many there are in all."""
-        try:
+        self._own: OwnMemory | None = None
+        with contextlib.suppress(OSError):
             self._own = OwnMemory(ranks)
-        except OSError:
-            self._own = None
         self._of: dict[int, np.ndarray] = {}
         self.readers: frozenset[int] = frozenset()
         self.shared_bytes = 0
@@ -131,7 +151,10 @@ class SharedMemory:
         return torch.empty(0, dtype=torch.uint8) if self._own is None else self._own.ahead(size)
 
     def offer(self, host: str) -> dict[str, Any]:
-        """What another rank of `host` needs to read the memory of this one, as JSON has it; empty where there is none."""
+        """What another rank of `host` needs to read the memory of this one.
+
+        As JSON has it; empty where there is none.
+        """
         if self._own is None:
             return {}
         return {
@@ -143,7 +166,7 @@ class SharedMemory:
         }
 
     def accept(self, host: str, offers: Mapping[int, Mapping[str, Any]]) -> list[int]:
-        """The ranks whose memory this rank of `host` can read from now on, of those that offer theirs."""
+        """The ranks, of those that offer theirs, whose memory this rank can read from now on."""
         for rank, offer in offers.items():
             memory = _opened(offer) if offer and offer["system"] == _system(host) else None
             if memory is not None:
@@ -155,7 +178,10 @@ class SharedMemory:
         self.readers = frozenset(readers)
 
     def offset(self, tensor: Tensor) -> int | None:
-        """Where a contiguous tensor begins in this rank's memory, which its `readers` can read; None where it is elsewhere."""
+        """Where a contiguous tensor begins in this rank's shared memory.
+
+        None where it is elsewhere.
+        """
         return None if self._own is None else self._own.offset(tensor)
 
     @property
@@ -164,11 +190,11 @@ class SharedMemory:
         return None if self._own is None else self._own.memory
 
     def memory_of(self, rank: int) -> np.ndarray | None:
-        """The memory of another rank, uint8, which must not be written; None where it cannot be read."""
+        """The memory of another rank, uint8, not to be written; None where it cannot be read."""
         return self._of.get(rank)
 
     def keep(self, live: Collection[int]) -> None:
-        """Only these ranks are left: what others have lent is gone once nothing here uses it any more."""
+        """Only these ranks are left: others' memory is gone once nothing here uses it."""
         self._of = {rank: memory for rank, memory in self._of.items() if rank in live}
 
     def completed(self) -> None:
@@ -190,7 +216,10 @@ def _system(host: str) -> list[Any]:
 
 
 def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
-    """The memory that was offered, uint8, which to write is a segmentation fault; None where the system does not let this process have it."""
+    """The memory that was offered, uint8; writing to it is a segmentation fault.
+
+    None where the system does not let this process have it.
+    """
     try:
         file = os.open(f"/proc/{offer['pid']}/fd/{offer['file']}", os.O_RDWR | os.O_CLOEXEC)
         try:

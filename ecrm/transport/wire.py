@@ -1,10 +1,10 @@
-"""A list of tensors and heads as one run of bytes, and back: the format both ends of a message agree on.
+"""A list of tensors and heads as one run of bytes, and back.
 
 Layout, everything little-endian int64 words, so that a buffer can travel as int64:
 
     word 0                      number of parts, n
-    words 1 .. 2n               for each part a code and a length: of a tensor its dtype's and its number of elements,
-                                of a head HEAD and its number of words
+    words 1 .. 2n               for each part a code and a length: of a tensor its dtype's code and
+                                its number of elements, of a head HEAD and its number of words
     then                        the words of all heads
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
@@ -55,7 +55,10 @@ LENT = 1 << 17
 PICKED = 1 << 18
 WORDS_OF_PICKED = 3
 APART_BYTES = 1 << 17
-"""From this size on a tensor travels apart. What matters is the deltas of a step, megabytes in all; the size itself was not tuned."""
+"""From this size on a tensor travels apart.
+
+What matters is the deltas of a step, megabytes in all. The size itself was not tuned.
+"""
 
 LENT_BYTES = 1 << 10
 """It is lent, if it can be, where the message gets so much shorter. Not tuned either."""
@@ -66,8 +69,11 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
 def check(parts: Sequence[Part]) -> None:
-    """Raises ValueError for a tensor that cannot travel: not on the CPU, not contiguous, unknown dtype. Heads are not looked at: one whose
-    numbers have more than 64 bits raises OverflowError when it is packed."""
+    """Raise ValueError for a tensor that cannot travel.
+
+    It is not on the CPU, not contiguous, or of an unknown dtype. Heads are not looked at: numbers
+    of more than 64 bits raise OverflowError when they are packed.
+    """
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             continue
@@ -76,7 +82,8 @@ def check(parts: Sequence[Part]) -> None:
             part.rows.dtype != torch.int64 or part.rows.dim() != 1 or not part.rows.is_contiguous()
         ):
             raise ValueError(
-                f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, needed: torch.int64 of one dimension, contiguous"
+                f"tensor {place}: picked are {part.rows.dtype} {tuple(part.rows.shape)}, "
+                "needed: torch.int64 of one dimension, contiguous"
             )
         if tensor.dtype not in CODE_OF_DTYPE:
             raise ValueError(f"tensor {place}: dtype {tensor.dtype} cannot be sent")
@@ -89,7 +96,7 @@ def check(parts: Sequence[Part]) -> None:
 
 
 def places_of(parts: Sequence[Part], size: int) -> list[int]:
-    """Places of those of `parts` that need not be packed: tensors of at least so many bytes, and whole words of 4."""
+    """Places of `parts` that need not be packed: tensors of `size` bytes and more."""
     return [
         place
         for place, part in enumerate(parts)
@@ -98,7 +105,7 @@ def places_of(parts: Sequence[Part], size: int) -> list[int]:
 
 
 def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
-    """Places of those of `parts` that should be lent if they can be, and the memory that would be."""
+    """Places of `parts` that should be sent as shared memory if they can be, and that memory."""
     return [
         (place, part.source if isinstance(part, Picked) else part)
         for place, part in enumerate(parts)
@@ -106,8 +113,9 @@ def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
     ]
 
 
-def spared(part: torch.Tensor | Picked) -> int:
-    """Bytes by which a message is shorter when a part of it is lent."""
+def spared(part: Part) -> int:
+    """Bytes by which a message is shorter when a tensor or picked rows lie in shared memory."""
+    assert not isinstance(part, tuple)
     return padded(_size(part)) - WORD_BYTES * _words_of_lent(part)
 
 
@@ -125,8 +133,9 @@ def _is_words(tensor: torch.Tensor, size: int) -> bool:
     return tensor.nbytes >= size and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 4 == 0
 
 
-def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+def bytes_of(tensor: Part) -> np.ndarray:
     """The memory of a contiguous tensor, uint8: what is sent of one that travels apart."""
+    assert isinstance(tensor, torch.Tensor)
     if tensor.numel() == 0:  # may have a stride that view refuses
         return np.empty(0, np.uint8)
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
@@ -135,7 +144,10 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray:
 def packed_bytes(
     parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT
 ) -> int:
-    """Bytes that `parts` take when packed, a multiple of 8, the tensors at the places `apart` and in `lent` left out; raises as `check` does."""
+    """Bytes that `parts` take when packed, a multiple of 8.
+
+    Tensors at the places `apart` and in `lent` are left out. Raises as `check` does.
+    """
     if not parts:
         return 0
     check(parts)
@@ -156,36 +168,31 @@ def pack_into(
     apart: Collection[int] = (),
     lent: Mapping[int, int] = NOTHING_LENT,
 ) -> None:
-    """Write `parts` over all of `buffer`: uint8, exactly `packed_bytes(parts, apart, lent)` long, 8-byte aligned.
+    """Write `parts` over all of `buffer`, uint8, 8-byte aligned.
+
+    It is exactly `packed_bytes(parts, apart, lent)` long.
 
     `lent` says where tensors at some places, or those that rows are picked from, begin in memory
     that the receiver can read. Does not check again what `packed_bytes` has checked.
     """
     if not parts:
         return
-    words, heads = [len(parts)], []
+    words, heads = [len(parts)], list[int]()
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             words += (HEAD, len(part))
             heads += part
         else:
-            picked = isinstance(part, Picked)
-            tensor = part.source if picked else part
-            if place in lent:
-                words += (
-                    CODE_OF_DTYPE[tensor.dtype] + (PICKED if picked else LENT),
-                    tensor.numel(),
-                )
-                heads += (
-                    (lent[place], tensor[:1].numel(), part.rows.numel())
-                    if picked
-                    else (lent[place],)
-                )
+            tensor = part.source if isinstance(part, Picked) else part
+            code = CODE_OF_DTYPE[tensor.dtype]
+            if place not in lent:
+                words += (code + (APART if place in apart else 0), part.numel())
+            elif isinstance(part, Picked):
+                words += (code + PICKED, tensor.numel())
+                heads += (lent[place], tensor[:1].numel(), part.rows.numel())
             else:
-                words += (
-                    CODE_OF_DTYPE[tensor.dtype] + (APART if place in apart else 0),
-                    part.numel(),
-                )
+                words += (code + LENT, tensor.numel())
+                heads.append(lent[place])
     words += heads
     position = len(words) * WORD_BYTES
     buffer[:position].view(np.int64)[:] = words
@@ -217,8 +224,10 @@ def pack(parts: Sequence[Part], lent: Mapping[int, int] = NOTHING_LENT) -> np.nd
 def unpack(
     buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None
 ) -> list[Received]:
-    """The heads and tensors packed in all of `buffer` (uint8, 8-byte aligned), tensors as one-dimensional views of it, of `apart`, what came apart,
-    uint8, and of `lent`, all of the sender's memory that can be read, uint8. Of rows picked from that, the `Picked` matrix and rows.
+    """The heads and tensors packed in all of `buffer`, uint8, 8-byte aligned.
+
+    Tensors are one-dimensional views of it; of `apart`, what came apart, uint8; or of `lent`, all
+    of the sender's memory that can be read, uint8. Rows picked from that come as `Picked`.
 
     The views keep their memory alive and, but for those of what is lent, do not overlap. Raises
     ValueError for bytes that no `pack` wrote (a wrong length, count, dtype code or place in what is
@@ -241,10 +250,12 @@ def unpack(
     )
     if min(lengths) < 0 or last > words.size:
         raise ValueError(
-            f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} announced in {buffer.size} bytes"
+            f"packed tensors: lengths down to {min(lengths)} and heads up to word {last} "
+            f"announced in {buffer.size} bytes"
         )
     numbers = iter(words[first:last].tolist())
-    parts, came = [], iter(apart)
+    parts: list[Received] = []
+    came = iter(apart)
     position = WORD_BYTES * last
     for code, elements in zip(codes, lengths):
         if code == HEAD:
@@ -252,8 +263,9 @@ def unpack(
             continue
         picked = code >= PICKED
         if code >= LENT:
-            parts.append(_lent(code - (PICKED if picked else LENT), elements, next(numbers), lent))
+            source = _lent(code - (PICKED if picked else LENT), elements, next(numbers), lent)
             if not picked:
+                parts.append(source)
                 continue
             columns, rows = next(numbers), next(numbers)
             if rows < 0 or columns < 1 or elements % columns:
@@ -270,10 +282,11 @@ def unpack(
         end = position + padded(elements * dtype.itemsize)
         if end > buffer.size:
             raise ValueError(
-                f"packed tensors: {elements} elements of {dtype} at byte {position} of {buffer.size}"
+                f"packed tensors: {elements} elements of {dtype} "
+                f"at byte {position} of {buffer.size}"
             )
         came_here = _view(buffer, dtype, elements, position)
-        parts.append(Picked(parts.pop().view(-1, columns), came_here) if picked else came_here)
+        parts.append(Picked(source.view(-1, columns), came_here) if picked else came_here)
         position = end
     if position != buffer.size:
         raise ValueError(f"packed tensors: {buffer.size} bytes, only {position} announced")
@@ -294,16 +307,22 @@ def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Te
         or memory.nbytes != elements * DTYPES[code].itemsize
     ):
         raise ValueError(
-            f"packed tensors: {elements} elements of dtype code {code} announced apart, {'nothing' if memory is None else memory.nbytes} came"
+            f"packed tensors: {elements} elements of dtype code {code} announced apart, "
+            f"{'nothing' if memory is None else memory.nbytes} came"
         )
     return _view(memory, DTYPES[code], elements, 0)
 
 
 def _lent(code: int, elements: int, position: int, memory: np.ndarray | None) -> torch.Tensor:
     there = -1 if memory is None else memory.nbytes
-    if not 0 <= code < len(DTYPES) or not 0 <= position <= there - elements * DTYPES[code].itemsize:
+    if (
+        memory is None
+        or not 0 <= code < len(DTYPES)
+        or not 0 <= position <= there - elements * DTYPES[code].itemsize
+    ):
         raise ValueError(
-            f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, {max(there, 0)} bytes can be read"
+            f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, "
+            f"{max(there, 0)} bytes can be read"
         )
     return _view(memory, DTYPES[code], elements, position)
 

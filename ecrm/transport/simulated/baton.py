@@ -58,7 +58,8 @@ class Baton:
         self._next().lock.release()
         self._all_ended.acquire()
         for runner in self.runners:
-            runner.thread.join()
+            if runner.thread is not None:
+                runner.thread.join()
 
     def make_ready(self, number: int) -> None:
         runner = self.runners[number]
@@ -78,7 +79,7 @@ class Baton:
         runner.lock.acquire()
         body(runner.number)
         assert not runner.ready, (
-            f"{runner.thread.name} ended while it was due to run: the baton would be lost"
+            f"runner {runner.number} ended while it was due to run: the baton would be lost"
         )
         runner.finished = True
         self._unfinished -= 1

@@ -1,4 +1,4 @@
-"""Many ranks in one process, from one seed: an unchanged program, deaths anywhere, the same again every time.
+"""Many ranks in one process, from one seed: deaths anywhere, the same again every time.
 
 What may happen here is all that `base.Transport` allows, which is more than ULFM was seen to do:
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
+from typing import Any
 
 import torch
 
@@ -107,7 +108,7 @@ class SimulatedCluster:
         self._baton = Baton(world_size, self._random, self._when_all_wait)
         self._started = False
         self._broken: SimulationError | None = None
-        self._results: dict[int, object] = {}
+        self._results: dict[int, Any] = {}
         self._errors: dict[int, BaseException] = {}
         self._killed: list[Kill] = []
         self.killed_ranks: tuple[int, ...] = ()
@@ -141,7 +142,7 @@ class SimulatedCluster:
         return outcome
 
     def enter_phase(self, rank: int, step: int, phase: str) -> None:
-        """For the program's own phase hook: the rank dies here if a `PhaseFault` or `on_phase` says so."""
+        """For the program's phase hook: the rank dies here if a fault or `on_phase` says so."""
         member = self._members[rank]
         self._stop_if_gone(member)
         if self._plan.at_phase(rank, step, phase):
@@ -309,6 +310,7 @@ class SimulatedCluster:
 
     def _wake_if_over(self, member: Member) -> None:
         """After `member` has entered its call."""
+        assert member.call is not None
         if member.communicator.is_full(member.call):
             self._wake_all(member.communicator)
         elif member.communicator.troubled:
@@ -328,7 +330,8 @@ class SimulatedCluster:
             return
         waits = [
             f"rank {member.rank} waits in {member.method} (its call {member.call_index}) "
-            f"with {member.communicator.members}, of whom {sorted(member.communicator.left)} have ended"
+            f"with {member.communicator.members}, "
+            f"of whom {sorted(member.communicator.left)} have ended"
             for member in self._members
             if member.waiting
         ]
@@ -370,6 +373,7 @@ class SimulatedCluster:
 
     def _lose_part(self, member: Member) -> None:
         """The rank dies before its part of the call has reached everybody."""
+        assert member.call is not None
         others = member.communicator.members
         member.call.reached[member.rank] = {rank for rank in others if self._random.random() < 0.5}
 

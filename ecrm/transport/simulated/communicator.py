@@ -1,4 +1,4 @@
-"""What one generation of live ranks has contributed to which call: values and rules, no threads, no chance.
+"""What one generation of live ranks has contributed to which call: values and rules alone.
 
 A communicator is used from one shrink to the next. Its ranks make the same calls in the same order,
 so a call is known by its number. The data of a call is with a rank when all members have
@@ -29,7 +29,7 @@ class Call:
 
 
 class Communicator:
-    """The ranks that were live after one shrink (or at the start) and the calls they have made since."""
+    """The ranks that were live after one shrink, or at the start, and their calls since."""
 
     def __init__(self, members: tuple[int, ...], dead: Collection[int] = ()) -> None:
         self.members = members
@@ -49,7 +49,10 @@ class Communicator:
         return bool(self.dead) or bool(self.shrinking)
 
     def enter(self, rank: int, method: str, contribution: object) -> Call:
-        """Count `contribution` for the rank's next call. Raises CallMismatch where the others make another one."""
+        """Count `contribution` for the rank's next call.
+
+        Raises CallMismatch where the others make another one.
+        """
         number = self._numbers[rank]
         call = self._calls.get(number)
         if call is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 BEFORE = "before"  # nobody gets anything of this call from the rank
@@ -23,7 +23,7 @@ INSIDE_RECOVERY, AT_ONCE, LOST_TOUCH = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Kill `rank` at its call number `call_index`, counted from 0 over all calls it makes, `shrink` included."""
+    """Kill `rank` at its call number `call_index`, counted from 0, `shrink` included."""
 
     rank: int
     call_index: int
@@ -70,25 +70,28 @@ class RandomFaults:
     def drawn(
         random: Random, most: int, may_kill: Callable[[int, tuple[int, ...]], bool] | None = None
     ) -> RandomFaults:
-        """Chances drawn from `random`, from calm to violent, so that schedules differ in kind and not only in place."""
-        return RandomFaults(
+        """Chances drawn from `random`, from calm to violent: schedules differ in kind too."""
+        drawn = RandomFaults(
             most=most,
             per_call=10 ** random.uniform(-4, -1.5),
             per_recovery_call=random.choice((0.0, 0.02, 0.1, 0.3)),
             recovery_calls=random.randrange(1, 13),
             together=random.choice((0.0, 0.2, 0.6)),
-            **({} if may_kill is None else {"may_kill": may_kill}),
         )
+        return drawn if may_kill is None else replace(drawn, may_kill=may_kill)
 
 
 class FaultPlan:
-    """Answers, call by call, whether a rank dies now; remembers which of the given faults have fired, and of what kinds the drawn ones
-    were: `mix`."""
+    """Answers, call by call, whether a rank dies now.
+
+    It remembers which of the given faults have fired, and counts the kinds of the drawn ones in
+    `mix`.
+    """
 
     def __init__(self, faults: RandomFaults | Iterable[Fault | PhaseFault], random: Random) -> None:
         self._random = random
         self._chances = faults if isinstance(faults, RandomFaults) else None
-        self._given = [] if self._chances else list(faults)
+        self._given = [] if isinstance(faults, RandomFaults) else list(faults)
         self._at_call = {(f.rank, f.call_index): f for f in self._given if isinstance(f, Fault)}
         self._at_phase = {
             (f.rank, f.step, f.phase): f for f in self._given if isinstance(f, PhaseFault)
@@ -105,7 +108,10 @@ class FaultPlan:
     def at_call(
         self, rank: int, call_index: int, calls_since_shrink: int, killed: tuple[int, ...]
     ) -> str | None:
-        """When in this call the rank dies, or None. `calls_since_shrink` is 0 for a shrink itself, -1 if there was none."""
+        """When in this call the rank dies, or None.
+
+        `calls_since_shrink` is 0 for a shrink itself, -1 if there was none.
+        """
         chances = self._chances
         if chances is None:
             fault = self._at_call.get((rank, call_index))
@@ -154,4 +160,5 @@ class FaultPlan:
 
     def _may_kill(self, rank: int, killed: tuple[int, ...]) -> bool:
         doomed = (*killed, *sorted(self._ordered.difference(killed, (rank,))))
+        assert self._chances is not None
         return len(doomed) < self._chances.most and self._chances.may_kill(rank, doomed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ecrm.transport.simulated.fault_plan import Fault, PhaseFault
 
@@ -16,7 +16,7 @@ class RankKilled(BaseException):
 
 
 class Event(NamedTuple):
-    """One thing that a rank did. The list of them is the whole schedule: equal lists, equal runs."""
+    """One thing that a rank did. Their list is the whole schedule: equal lists, equal runs."""
 
     rank: int
     call_index: int
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Where a rank died: in its call number `call_index`, or after it at the phase that `when` names."""
+    """Where a rank died: in call number `call_index`, or after it at the phase `when`."""
 
     rank: int
     call_index: int
@@ -38,7 +38,11 @@ class Kill(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """Results by surviving rank, deaths in order, calls of all ranks together, given faults that did not fire."""
+    """How a simulated run ended.
+
+    Results by surviving rank, deaths in order, calls of all ranks together, and given faults that
+    did not fire.
+    """
 
     results: dict[int, Result]
     killed: list[Kill]
@@ -68,13 +72,15 @@ class SimulationTooLong(SimulationError):
 
 
 class ProgramFailed(SimulationError):
-    """Programs ended with an exception: `errors` by rank, first one first; `outcome` is that of the other ranks.
+    """Programs ended with an exception.
+
+    `errors` are by rank, the first one first; `outcome` is that of the other ranks.
 
     The message has the first one's traceback. To the other ranks it is dead, so theirs may only be
     consequences.
     """
 
-    def __init__(self, outcome: Outcome, errors: dict[int, BaseException]) -> None:
+    def __init__(self, outcome: Outcome[Any], errors: dict[int, BaseException]) -> None:
         (rank, first), *others = errors.items()
         told = [f"first rank {rank}:\n", *traceback.format_exception(first)]
         told += [f"later rank {rank}: {type(error).__name__}: {error}\n" for rank, error in others]

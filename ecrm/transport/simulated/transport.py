@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -18,13 +18,16 @@ class Calls(Protocol):
     """What one rank's transport needs of the cluster."""
 
     def live(self, rank: int) -> tuple[int, ...]: ...
-    def collective(self, rank: int, method: str, contribution: object) -> dict[int, object]: ...
+    def collective(self, rank: int, method: str, contribution: object) -> dict[int, Any]: ...
     def shrink(self, rank: int) -> None: ...
     def leave(self, rank: int) -> None: ...
 
 
 class SimulatedTransport(Transport):
-    """Everything that travels is copied when it is sent, and again for each further receiver, but for what is lent, whatever its size."""
+    """A transport whose messages are copied when they are sent, but for shared memory.
+
+    Each further receiver gets a copy of its own.
+    """
 
     def __init__(self, cluster: Calls, rank: int) -> None:
         self._cluster = cluster
@@ -37,7 +40,7 @@ class SimulatedTransport(Transport):
         return memory
 
     @property
-    def live(self) -> tuple[int, ...]:
+    def live(self) -> tuple[int, ...]:  # type: ignore[override]
         return self._cluster.live(self.rank)
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
@@ -85,7 +88,8 @@ def _copies(parts: Sequence[Part], allocate_shared: Sequence[Tensor] = ()) -> li
     return [_lent(part) if _lies_in(part, allocate_shared) else copied(part) for part in parts]
 
 
-def _lent(part: Tensor | Picked) -> Received:
+def _lent(part: Part) -> Received:
+    assert not isinstance(part, tuple)
     return (
         Picked(part.source.detach(), part.rows.clone())
         if isinstance(part, Picked)
