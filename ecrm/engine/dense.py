@@ -41,7 +41,7 @@ class DenseReplica(Protocol):
         """The state as it is now, committed or not, as `export` would give it after a commit."""
 
     def is_finite(self, state: Sequence[Tensor]) -> bool:
-    """The sum of all slots' contributions, of which each holder of the dense replica sums a slice.
+        """Whether the parameters and optimizer state in an exported state are finite."""
 
     def load(self, state: Sequence[Tensor]) -> None:
         """Take an exported state as the committed and the present one.
