@@ -200,7 +200,7 @@ def events_page() -> str:
             "`events.jsonl` in the run folder has one JSON object per line. Every event has `event`, "
             "its name, and `time`, in seconds since the epoch. A number that is NaN or infinite is "
             "null, since JSON has no word for it. A rank that dies while it writes may leave a line "
-            "cut short; `ecrm.launch.events.parse_events` reads such a file."
+            "cut short; `ecrm.run.reading.parse_events` reads such a file."
         ),
         wrapped("Events: " + ", ".join(f"[{name}](#{name})" for name in EVENTS) + "."),
     ]
