@@ -1,4 +1,4 @@
-"""What the engine lends a protection."""
+"""What the engine gives a protection."""
 
 from __future__ import annotations
 

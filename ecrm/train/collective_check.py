@@ -102,7 +102,7 @@ def own_folder(
 
 
 def introduce(transport: Transport, host: str) -> list[int]:
-    """Collective: let ranks that share a host read what the others lend; returns those that can read what this one does."""
+    """Collective: let ranks that share a host read what the others share; returns those that can read what this one does."""
     shared_memory = transport.shared_memory
     if shared_memory is None:
         return []

@@ -19,7 +19,7 @@ class Picked:
     [R, D], arrives, and the receiver picks the rows.
 
     The rows are gathered as the message is packed, which saves a copy; until then `source` must not
-    change, and if it is lent, until `Transport.allocate_shared` lets it.
+    change, and if it is shared, until `Transport.allocate_shared` lets it.
     """
 
     source: Tensor

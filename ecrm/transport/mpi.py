@@ -124,16 +124,16 @@ class MpiTransport(Transport):
             )
         others = [rank for rank in self.live if rank != self.rank]
         lists = [outgoing.get(rank, ()) for rank in others]
-        lent = [self._lent(rank, tensors) for rank, tensors in zip(others, lists)]
+        shared = [self._places_shared(rank, tensors) for rank, tensors in zip(others, lists)]
         places = [
             [place for place in wire.places_of(tensors, wire.APART_BYTES) if place not in there][
                 :MOST_APART
             ]
-            for tensors, there in zip(lists, lent)
+            for tensors, there in zip(lists, shared)
         ]
-        packed = self._pack_for_sending(lists, places, lent)
+        packed = self._pack_for_sending(lists, places, shared)
         shared_bytes = sum(
-            wire.spared(parts[place]) for parts, there in zip(lists, lent) for place in there
+            wire.spared(parts[place]) for parts, there in zip(lists, shared) for place in there
         )
         self.sent_bytes += shared_bytes
         self._shared_memory.shared_bytes += shared_bytes
@@ -143,7 +143,7 @@ class MpiTransport(Transport):
         ]
         me = self.live.index(self.rank)
         mine = outgoing.get(self.rank, ())
-        packed.insert(me, wire.pack(mine, self._lent(self.rank, mine)))
+        packed.insert(me, wire.pack(mine, self._places_shared(self.rank, mine)))
         apart.insert(me, [])
         return self._deliver(EXCHANGE, packed, apart)
 
@@ -213,13 +213,13 @@ class MpiTransport(Transport):
         self.live = tuple(group.Translate_ranks(range(group.Get_size()), self._world.Get_group()))
         self._shared_memory.keep(self.live)
 
-    def _lent(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
+    def _places_shared(self, rank: int, tensors: Sequence[Part]) -> dict[int, int]:
         """{place of a tensor: where it begins in this rank's memory}, if `rank` can read it."""
         if rank != self.rank and rank not in self._shared_memory.readers:
             return {}
         found = (
             (place, self._shared_memory.offset(memory))
-            for place, memory in wire.worth_lending(tensors)
+            for place, memory in wire.worth_sharing(tensors)
         )
         return {place: offset for place, offset in found if offset is not None}
 
@@ -229,9 +229,9 @@ class MpiTransport(Transport):
         )
 
     def _pack_for_sending(
-        self, lists: list[Sequence[Part]], apart: list[list[int]], lent: list[dict[int, int]]
+        self, lists: list[Sequence[Part]], apart: list[list[int]], shared: list[dict[int, int]]
     ) -> list[np.ndarray]:
-        """Each list packed, but for tensors at its places `apart` and in `lent`.
+        """Each list packed, but for tensors at its places `apart` and in `shared`.
 
         The next call writes over the memory.
 
@@ -242,13 +242,13 @@ class MpiTransport(Transport):
         """
         sizes = [
             wire.packed_bytes(tensors, places, there)
-            for tensors, places, there in zip(lists, apart, lent)
+            for tensors, places, there in zip(lists, apart, shared)
         ]
         if sum(sizes) > self._scratch.size:
             self._scratch = np.empty(sum(sizes), np.uint8)
         packed = []
         position = 0
-        for tensors, size, places, there in zip(lists, sizes, apart, lent):
+        for tensors, size, places, there in zip(lists, sizes, apart, shared):
             if not size:
                 packed.append(NOTHING)
                 continue

@@ -1,7 +1,7 @@
 """Memory of one rank that other ranks of its host read where it lies, without a copy.
 
 It is a file in memory without a name: it is gone with the last process that has it, however these
-end, and what a rank that dies has lent can be read all the same. Core dumps leave it out, owners'
+end, and what a rank that dies has shared can be read all the same. Core dumps leave it out, owners'
 and readers': a dump has the system hand out every page of it, and a rank counts as alive until its
 dump is written. Others reach it through its number among the open files of its process
 (`/proc/PID/fd/NUMBER`), which takes the same user.
@@ -121,7 +121,7 @@ class SharedMemory:
 
     `readers` are the ranks that can read its memory, `shared_bytes` is how much they were sent so.
 
-    None can before `share_with`. Where this rank has no memory to lend, all is as if nobody could.
+    None can before `share_with`. Where this rank has no memory to share, all is as if nobody could.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -135,7 +135,7 @@ class SharedMemory:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of memory that the system has handed out for what this rank can lend."""
+        """Bytes of memory that the system has handed out for what this rank can share."""
         return 0 if self._own is None else self._own.bytes_used
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
@@ -147,7 +147,7 @@ class SharedMemory:
         )
 
     def ahead(self, size: int) -> Tensor:
-        """As `OwnMemory.ahead`; empty where this rank has no memory to lend."""
+        """As `OwnMemory.ahead`; empty where this rank has no memory to share."""
         return torch.empty(0, dtype=torch.uint8) if self._own is None else self._own.ahead(size)
 
     def offer(self, host: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class SharedMemory:
 
     @property
     def memory(self) -> np.ndarray | None:
-        """All that this rank can lend, uint8; None where it has no such memory."""
+        """All that this rank can share, uint8; None where it has no such memory."""
         return None if self._own is None else self._own.memory
 
     def memory_of(self, rank: int) -> np.ndarray | None:

@@ -9,9 +9,9 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
 A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are
-not in the run. Or it is lent: LENT is added to its code, and a word among those of the heads says
+not in the run. Or it is shared: SHARED is added to its code, and a word among those of the heads says
 at which byte of its sender's memory it begins, which whoever gets the message can read. Of rows
-that are picked from what is lent (PICKED) three words say where the matrix begins, how wide it is
+that are picked from shared memory (PICKED) three words say where the matrix begins, how wide it is
 and how many are picked; which ones, int64, is in the run in place of the rows. An empty list takes
 no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix that
 rows are picked from. Nothing is pickled, so bytes from a peer can never run code.
@@ -51,7 +51,7 @@ DTYPES = (
 )
 HEAD = -1
 APART = 1 << 16
-LENT = 1 << 17
+SHARED = 1 << 17
 PICKED = 1 << 18
 WORDS_OF_PICKED = 3
 APART_BYTES = 1 << 17
@@ -61,9 +61,9 @@ What matters is the deltas of a step, megabytes in all. The size itself was not 
 """
 
 LENT_BYTES = 1 << 10
-"""It is lent, if it can be, where the message gets so much shorter. Not tuned either."""
+"""It is shared, if it can be, where the message gets so much shorter. Not tuned either."""
 
-NOTHING_LENT: Mapping[int, int] = {}
+NOTHING_SHARED: Mapping[int, int] = {}
 
 CODE_OF_DTYPE = {dtype: code for code, dtype in enumerate(DTYPES)}
 
@@ -104,7 +104,7 @@ def places_of(parts: Sequence[Part], size: int) -> list[int]:
     ]
 
 
-def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
+def worth_sharing(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
     """Places of `parts` that should be sent as shared memory if they can be, and that memory."""
     return [
         (place, part.source if isinstance(part, Picked) else part)
@@ -116,11 +116,11 @@ def worth_lending(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
 def spared(part: Part) -> int:
     """Bytes by which a message is shorter when a tensor or picked rows lie in shared memory."""
     assert not isinstance(part, tuple)
-    return padded(_size(part)) - WORD_BYTES * _words_of_lent(part)
+    return padded(_size(part)) - WORD_BYTES * _words_of_shared(part)
 
 
-def _words_of_lent(part: torch.Tensor | Picked) -> int:
-    """How many words say where a part that is lent lies."""
+def _words_of_shared(part: torch.Tensor | Picked) -> int:
+    """How many words say where a part lies in shared memory."""
     return WORDS_OF_PICKED + part.rows.numel() if isinstance(part, Picked) else 1
 
 
@@ -142,11 +142,11 @@ def bytes_of(tensor: Part) -> np.ndarray:
 
 
 def packed_bytes(
-    parts: Sequence[Part], apart: Collection[int] = (), lent: Mapping[int, int] = NOTHING_LENT
+    parts: Sequence[Part], apart: Collection[int] = (), shared: Mapping[int, int] = NOTHING_SHARED
 ) -> int:
     """Bytes that `parts` take when packed, a multiple of 8.
 
-    Tensors at the places `apart` and in `lent` are left out. Raises as `check` does.
+    Tensors at the places `apart` and in `shared` are left out. Raises as `check` does.
     """
     if not parts:
         return 0
@@ -155,8 +155,8 @@ def packed_bytes(
     for place, part in enumerate(parts):
         if isinstance(part, tuple):
             total += WORD_BYTES * len(part)
-        elif place in lent:
-            total += WORD_BYTES * _words_of_lent(part)
+        elif place in shared:
+            total += WORD_BYTES * _words_of_shared(part)
         elif place not in apart:
             total += padded(_size(part))
     return total
@@ -166,13 +166,13 @@ def pack_into(
     buffer: np.ndarray,
     parts: Sequence[Part],
     apart: Collection[int] = (),
-    lent: Mapping[int, int] = NOTHING_LENT,
+    shared: Mapping[int, int] = NOTHING_SHARED,
 ) -> None:
     """Write `parts` over all of `buffer`, uint8, 8-byte aligned.
 
-    It is exactly `packed_bytes(parts, apart, lent)` long.
+    It is exactly `packed_bytes(parts, apart, shared)` long.
 
-    `lent` says where tensors at some places, or those that rows are picked from, begin in memory
+    `shared` says where tensors at some places, or those that rows are picked from, begin in memory
     that the receiver can read. Does not check again what `packed_bytes` has checked.
     """
     if not parts:
@@ -185,21 +185,21 @@ def pack_into(
         else:
             tensor = part.source if isinstance(part, Picked) else part
             code = CODE_OF_DTYPE[tensor.dtype]
-            if place not in lent:
+            if place not in shared:
                 words += (code + (APART if place in apart else 0), part.numel())
             elif isinstance(part, Picked):
                 words += (code + PICKED, tensor.numel())
-                heads += (lent[place], tensor[:1].numel(), part.rows.numel())
+                heads += (shared[place], tensor[:1].numel(), part.rows.numel())
             else:
-                words += (code + LENT, tensor.numel())
-                heads.append(lent[place])
+                words += (code + SHARED, tensor.numel())
+                heads.append(shared[place])
     words += heads
     position = len(words) * WORD_BYTES
     buffer[:position].view(np.int64)[:] = words
     for place, part in enumerate(parts):
-        if place in lent and isinstance(part, Picked):
+        if place in shared and isinstance(part, Picked):
             part = part.rows
-        elif isinstance(part, tuple) or place in apart or place in lent:
+        elif isinstance(part, tuple) or place in apart or place in shared:
             continue
         end = position + _size(part)
         if not isinstance(part, Picked):
@@ -214,24 +214,24 @@ def pack_into(
         buffer[end:position] = 0
 
 
-def pack(parts: Sequence[Part], lent: Mapping[int, int] = NOTHING_LENT) -> np.ndarray:
-    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), lent)` bytes; errors as there."""
-    buffer = np.empty(packed_bytes(parts, (), lent), np.uint8)
-    pack_into(buffer, parts, (), lent)
+def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> np.ndarray:
+    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), shared)` bytes; errors as there."""
+    buffer = np.empty(packed_bytes(parts, (), shared), np.uint8)
+    pack_into(buffer, parts, (), shared)
     return buffer
 
 
 def unpack(
-    buffer: np.ndarray, apart: Sequence[np.ndarray] = (), lent: np.ndarray | None = None
+    buffer: np.ndarray, apart: Sequence[np.ndarray] = (), shared: np.ndarray | None = None
 ) -> list[Received]:
     """The heads and tensors packed in all of `buffer`, uint8, 8-byte aligned.
 
-    Tensors are one-dimensional views of it; of `apart`, what came apart, uint8; or of `lent`, all
+    Tensors are one-dimensional views of it; of `apart`, what came apart, uint8; or of `shared`, all
     of the sender's memory that can be read, uint8. Rows picked from that come as `Picked`.
 
-    The views keep their memory alive and, but for those of what is lent, do not overlap. Raises
+    The views keep their memory alive and, but for those of what is shared, do not overlap. Raises
     ValueError for bytes that no `pack` wrote (a wrong length, count, dtype code or place in what is
-    lent); payload bytes are not checked.
+    shared); payload bytes are not checked.
     """
     if buffer.size == 0:
         return []
@@ -245,7 +245,7 @@ def unpack(
     codes, lengths = header[::2], header[1::2]
     first = 1 + 2 * count
     last = first + sum(
-        length if code == HEAD else _head_words_of_lent(code)
+        length if code == HEAD else _head_words_of_shared(code)
         for code, length in zip(codes, lengths)
     )
     if min(lengths) < 0 or last > words.size:
@@ -262,8 +262,10 @@ def unpack(
             parts.append(tuple(itertools.islice(numbers, elements)))
             continue
         picked = code >= PICKED
-        if code >= LENT:
-            source = _lent(code - (PICKED if picked else LENT), elements, next(numbers), lent)
+        if code >= SHARED:
+            source = _shared_view(
+                code - (PICKED if picked else SHARED), elements, next(numbers), shared
+            )
             if not picked:
                 parts.append(source)
                 continue
@@ -295,9 +297,9 @@ def unpack(
     return parts
 
 
-def _head_words_of_lent(code: int) -> int:
-    """How many of the words between the codes and what is packed say where something lent lies."""
-    return WORDS_OF_PICKED if code >= PICKED else int(code >= LENT)
+def _head_words_of_shared(code: int) -> int:
+    """How many of the words between the codes and what is packed say where something shared lies."""
+    return WORDS_OF_PICKED if code >= PICKED else int(code >= SHARED)
 
 
 def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Tensor:
@@ -313,7 +315,9 @@ def _came_apart(code: int, elements: int, memory: np.ndarray | None) -> torch.Te
     return _view(memory, DTYPES[code], elements, 0)
 
 
-def _lent(code: int, elements: int, position: int, memory: np.ndarray | None) -> torch.Tensor:
+def _shared_view(
+    code: int, elements: int, position: int, memory: np.ndarray | None
+) -> torch.Tensor:
     there = -1 if memory is None else memory.nbytes
     if (
         memory is None
@@ -321,7 +325,7 @@ def _lent(code: int, elements: int, position: int, memory: np.ndarray | None) ->
         or not 0 <= position <= there - elements * DTYPES[code].itemsize
     ):
         raise ValueError(
-            f"packed tensors: {elements} elements of dtype code {code} lent at byte {position}, "
+            f"packed tensors: {elements} elements of dtype code {code} shared at byte {position}, "
             f"{max(there, 0)} bytes can be read"
         )
     return _view(memory, DTYPES[code], elements, position)

@@ -188,15 +188,15 @@ def test_what_is_lent_is_read_where_it_lies() -> None:
         torch.from_numpy(memory[8:24]).view(torch.int32),
         torch.from_numpy(memory[100:103]),
     )
-    sent, lent = [(7, 8), first, torch.tensor([1.5]), second, (9,)], {1: 8, 3: 100}
-    buffer = np.empty(wire.packed_bytes(sent, (), lent), np.uint8)
-    wire.pack_into(buffer, sent, (), lent)
+    sent, shared = [(7, 8), first, torch.tensor([1.5]), second, (9,)], {1: 8, 3: 100}
+    buffer = np.empty(wire.packed_bytes(sent, (), shared), np.uint8)
+    wire.pack_into(buffer, sent, (), shared)
     assert buffer.size == 8 * (1 + 2 * 5 + 3 + 2) + 8
     received = wire.unpack(buffer, (), memory)
     assert [told(part) for part in received] == [told(part) for part in sent]
     assert [received[place].data_ptr() for place in (1, 3)] == [first.data_ptr(), second.data_ptr()]
     for there, said in (
-        (memory[:102], "3 elements of dtype code 0 lent at byte 100, 102 bytes can be read"),
+        (memory[:102], "3 elements of dtype code 0 shared at byte 100, 102 bytes can be read"),
         (None, "4 elements .* 0 bytes can be read"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -238,12 +238,12 @@ def test_rows_picked_from_what_is_lent_are_picked_by_who_gets_them() -> None:
         with pytest.raises(ValueError, match=said):
             wire.unpack(broken, (), memory)
     with pytest.raises(
-        ValueError, match="40 elements of dtype code 2 lent at byte 16, 90 bytes can be read"
+        ValueError, match="40 elements of dtype code 2 shared at byte 16, 90 bytes can be read"
     ):
         wire.unpack(buffer, (), memory[:90])
 
 
-def test_what_is_worth_lending() -> None:
+def test_what_is_worth_sharing() -> None:
     """What makes a message shorter by enough."""
     rows, narrow = torch.zeros(1000, 4), torch.zeros(1000, 2)
     parts = [
@@ -257,7 +257,7 @@ def test_what_is_worth_lending() -> None:
         Picked(narrow, torch.arange(1000)),
     ]
     assert [
-        (place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_lending(parts)
+        (place, memory.data_ptr() == rows.data_ptr()) for place, memory in wire.worth_sharing(parts)
     ] == [(1, True), (3, True), (6, True)]
     for place in (1, 3, 6):
         assert wire.spared(parts[place]) == wire.packed_bytes(parts) - wire.packed_bytes(

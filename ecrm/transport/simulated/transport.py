@@ -85,10 +85,12 @@ class SimulatedTransport(Transport):
 
 def _copies(parts: Sequence[Part], allocate_shared: Sequence[Tensor] = ()) -> list[Received]:
     wire.check(parts)
-    return [_lent(part) if _lies_in(part, allocate_shared) else copied(part) for part in parts]
+    return [
+        _shared_view(part) if _lies_in(part, allocate_shared) else copied(part) for part in parts
+    ]
 
 
-def _lent(part: Part) -> Received:
+def _shared_view(part: Part) -> Received:
     assert not isinstance(part, tuple)
     return (
         Picked(part.source.detach(), part.rows.clone())
