@@ -74,10 +74,7 @@ def test_a_checkpoint_outlives_the_files(tmp_path, criteo_rows, undisturbed):
     shutil.rmtree(tmp_path / "files")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000040")
     refused = resume(tmp_path / "refused", criteo_rows, tmp_path / "run", sets)
-    assert (
-        refused.code == 2
-        and "set protection.name to another to go on from a checkpoint" in refused.output
-    )
+    assert refused.code == 2 and "set protection.name=erasure" in refused.output
     run = resume(tmp_path / "other", criteo_rows, tmp_path / "run", BASE)
     assert run.code == 0 and run.summary["resumed"]["step"] == 30 and run.model == undisturbed, (
         run.output
