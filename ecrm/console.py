@@ -1,7 +1,8 @@
-"""What a command prints while one waits: how far it is through its rows or schedules, or what it waits for."""
+"""What a command prints while it works: lines, how far it is, and what it waits for."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,12 @@ AGAIN = 5
 """A wait that lasts is told again after so many times the seconds of the last time."""
 
 TERMINAL_SECONDS = 0.2
+
+
+def say(text: str) -> None:
+    """Print a line; a terminal that is gone costs the line, not the run."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 class Progress:
@@ -89,14 +96,21 @@ class Progress:
 
 
 class Waiting:
-    """`waiting("reading the data")` as that begins: if it takes long, `say` gets a line, on a thread.
+    """Says what is waited for, if that takes long.
 
-    It ends as the next begins, or with `over()`.
+    Call it as something begins, as in `waiting("reading the data")`; `say` gets the line, on a
+    thread. The wait ends as the next begins, or with `over()`, as with the end of a `with` block.
     """
 
     def __init__(self, say: Callable[[str], None], after: float = PATIENCE_SECONDS) -> None:
         self._say, self._after = say, after
         self._over = threading.Event()
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over()
 
     def __call__(self, what: str) -> None:
         self.over()

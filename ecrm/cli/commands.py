@@ -250,9 +250,10 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.process.stop_signals import StopSignals
 
     stop = StopSignals()
-    from ecrm.train import job
+    from ecrm.train.claim import Job
+    from ecrm.train.job import train
 
-    return job.run(config, args.run_dir, kills, guarded, stop, args.resume, args.init_from)
+    return train(Job(config, args.run_dir, kills, args.resume, args.init_from), guarded, stop)
 
 
 def _launch(args: argparse.Namespace) -> int:

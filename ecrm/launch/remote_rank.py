@@ -34,7 +34,7 @@ from ecrm.launch.network_cuts import Cuts
 from ecrm.process import remote_agent
 from ecrm.process.linux import when_parent_ends
 from ecrm.process.neighbours import AwakeClock, Neighbours, Noticeboard
-from ecrm.process.preflight import JOB_FOLDER
+from ecrm.process.preflight import HOST, JOB_FOLDER
 from ecrm.process.remote_agent import PATIENCE, START_SECONDS, Link, Lost
 from ecrm.run.reading import launch_id, read_own
 
@@ -112,7 +112,7 @@ def handed_on(environ: Mapping[str, str], host: Host) -> dict[str, str]:
     """The variables that a rank on `host` gets on top of those that it finds there."""
     return {
         **{name: value for name, value in environ.items() if name.startswith(HANDED_ON)},
-        "ECRM_HOST": host.name,
+        HOST: host.name,
     }
 
 

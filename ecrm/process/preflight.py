@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ SIZE = "OMPI_COMM_WORLD_SIZE"
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # "1" under --with-ft ulfm
 # one per mpirun and host; mpirun removes it with all that is in it
 JOB_FOLDER = "PMIX_SERVER_TMPDIR"
+HOST = "ECRM_HOST"
+"""Environment variable that names this rank's host, where the system's own name does not tell."""
 LAUNCHERS = ("mpirun", "mpiexec", "prterun")
 
 
@@ -47,8 +50,13 @@ def preflight_ulfm(
         raise UsageError(f"{needs}, mpirun started {environ[SIZE]}: type {typed}")
 
 
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """This rank's host."""
+    return environ.get(HOST) or socket.gethostname()
+
+
 def say_once(message: str, environ: Mapping[str, str] = os.environ, about: str = "") -> None:
-    """Print `message` to stderr; of the ranks of one mpirun on this host only the first to say the same prints it.
+    """Print `message` to stderr, once on this host for all ranks of one mpirun.
 
     With `about` given, all messages about that count as the same.
     """

@@ -7,10 +7,10 @@ in the last commits, and whichever becomes the reporter writes what is not in th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
@@ -47,12 +47,6 @@ def _back_in_words(fields: dict[str, Any]) -> str:
     """Where all are after a recovery, of a death or of an interruption."""
     after = fields["recovery_seconds"] * 1000
     return f"back at commit {fields['committed']} after {after:.0f} ms"
-
-
-def say(text: str) -> None:
-    """Print a line; a terminal that is gone costs the line, not the run."""
-    with contextlib.suppress(OSError):
-        print(text, flush=True)
 
 
 def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:

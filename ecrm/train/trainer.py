@@ -14,6 +14,7 @@ import torch
 
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.config.schema import Config
+from ecrm.console import say
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.computed import Computed
 from ecrm.engine.engine import Engine
@@ -33,7 +34,6 @@ from ecrm.train.finite import FiniteWatch, origin
 from ecrm.train.history import FALLS, History
 from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress, Tell
-from ecrm.train.reporter import say
 from ecrm.train.traffic import Traffic
 from ecrm.train.traffic import gather as gather_traffic
 from ecrm.wording import counted

@@ -10,11 +10,11 @@ import torch
 from ecrm.engine.failures import MOST_IN_VAIN
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import LostTouch, StrayRow, Unrecoverable, UsageError
+from ecrm.process.run_rank import say_why
 from ecrm.simulate import workload as workload_module
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.train.collective_check import share_json
-from ecrm.train.job import _say_why
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.simulated import SimulatedCluster
 
@@ -178,13 +178,13 @@ def test_a_row_that_does_not_exist_ends_the_run_on_all_ranks_before_anything_is_
     }
     assert len({result.speaker for result in results.values()}) == 1
     assert not any(fields["event"] == "failure" for of in events.values() for fields in of)
-    _say_why(results[0], tmp_path)
+    say_why(results[0], tmp_path)
     said = json.loads((tmp_path / "failure.json").read_text())
     assert (said["message"], said["exit_code"]) == (str(results[0]), 2)
 
 
 def test_what_is_refused_before_a_folder_is_the_runs_leaves_nothing_in_it(tmp_path):
-    _say_why(UsageError("in use by a run that is alive"), tmp_path)
+    say_why(UsageError("in use by a run that is alive"), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,8 @@ from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
 from ecrm.protection import make_protection
 from ecrm.run.run_folder import RunFolder
-from ecrm.train.job import build_engine, start_view
+from ecrm.train.build_engine import build_engine
+from ecrm.train.connect import start_view
 from ecrm.train.reporter import Reporter
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer

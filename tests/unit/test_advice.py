@@ -1,4 +1,4 @@
-"""What a refusal says to set is set, and the config is then accepted; every refusal that gives such advice is among these."""
+"""The advice in every refusal is followed, and the config is then accepted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import ecrm
 from ecrm.checkpoint.compatibility import identity
@@ -22,13 +23,16 @@ from ecrm.config import check, load_config
 from ecrm.config.check import KEYS, check_value
 from ecrm.drill.options import check_survivable, parse_disturbance
 from ecrm.errors import UsageError
+from ecrm.kernels import native
 from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
 from ecrm.run.plan import kept_by, plan, plan_start
-from ecrm.storage import prefault
-from ecrm.train import job
+from ecrm.storage import prefault, resolve_backend
+from ecrm.train.check_inputs import use_instruction_set
+from ecrm.train.claim import check_shared
+from ecrm.train.connect import start_view
 from support.advice import check_advice, dataset, refusal
 
 
@@ -199,8 +203,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         check_advice(_fits_into_700_mb, [*large, *overrides])
     # neither TorchRec nor FBGEMM
     monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(job.native, "use", _only_portable)
-    monkeypatch.setattr(job.native, "instruction_set", lambda: "portable")
+    monkeypatch.setattr(native, "use", _only_portable)
+    monkeypatch.setattr(native, "instruction_set", lambda: "portable")
     monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
     for overrides in (
         ["model.dense_arch=torchrec"],
@@ -231,7 +235,7 @@ def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
     domains = {"host": lambda rank: f"host {rank % 2}", "rank": lambda rank: f"rank {rank}"}[
         config.cluster.failure_domain
     ]
-    job.start_view(
+    start_view(
         config,
         make_protection(config),
         {rank: {"failure_domain": domains(rank)} for rank in range(config.world_size)},
@@ -239,7 +243,7 @@ def _is_placed_on_two_hosts(overrides: Sequence[str]) -> None:
 
 
 def _writes_to_folders_of_their_own(overrides: Sequence[str]) -> None:
-    job._check_shared(load_config("tiny", overrides), Path("run"), [1], [0, 1])
+    check_shared(load_config("tiny", overrides), Path("run"), [1], [0, 1])
 
 
 def _fits_into_700_mb(overrides: Sequence[str]) -> None:
@@ -254,12 +258,12 @@ def _only_portable(name: str) -> None:
 def _fits_the_machine(overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
     dlrm.resolve_dense_arch(config.model.dense_arch)
-    job.resolve_backend(config.storage.backend)
-    job._use_instruction_set(config.kernels.instruction_set)
+    resolve_backend(config.storage.backend)
+    use_instruction_set(config.kernels.instruction_set)
     if config.train.tensorboard:
         require_tensorboard()
     if config.storage.prefault:
-        prefault.Prefault().all_of([job.torch.zeros(1)])
+        prefault.Prefault().all_of([torch.zeros(1)])
 
 
 CONFIG_KEY = re.compile(
@@ -268,7 +272,10 @@ CONFIG_KEY = re.compile(
 
 
 def sites(path: Path) -> Iterator[tuple[str, int]]:
-    """(file, line) of every refusal in a file that has a way out, and of every problem of a config. Advice must not be in words alone."""
+    """(file, line) of every refusal in a file that has a way out, and of every problem of a config.
+
+    Advice must not be in words alone.
+    """
     name = str(path.relative_to(Path(ecrm.__file__).parent))
     for node in ast.walk(ast.parse(path.read_text())):
         called = (

@@ -48,18 +48,18 @@ def test_a_set_that_the_machine_lacks_is_refused(monkeypatch):
 
 def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
     # not before test_kernels_triton.py has told Triton, which it may import, to interpret
-    from ecrm.train.job import _use_instruction_set
+    from ecrm.train.check_inputs import use_instruction_set
 
     assert [*KEYS["kernels.instruction_set"].metadata["rule"].choices] == [
         "auto",
         *native.INSTRUCTION_SETS,
     ]
     best = native.instruction_set()
-    _use_instruction_set("auto")
+    use_instruction_set("auto")
     assert native.instruction_set() == best
     try:
-        _use_instruction_set("portable")
-        _use_instruction_set("auto")  # what is in use already
+        use_instruction_set("portable")
+        use_instruction_set("auto")  # what is in use already
         assert native.instruction_set() == "portable"
     finally:
         native.use(best)
@@ -68,7 +68,7 @@ def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
         UsageError,
         match="^kernels.instruction_set is gfni: .* this machine has portable: set kernels.instruction_set=auto$",
     ):
-        _use_instruction_set("gfni")
+        use_instruction_set("gfni")
 
 
 def test_the_sets_found_are_those_of_the_machine():

@@ -1,5 +1,7 @@
-"""The `ecrm` command, with one rank that does what MPI does not report, or what looks like a failure, or that finds garbage or makes it,
-or (`set KEY=VALUE`) that was started with another config.
+"""The `ecrm` command, with one rank that misbehaves.
+
+It does what MPI does not report, or what looks like a failure; it finds garbage or makes it; or it
+was started with another config (`set KEY=VALUE`).
 
 Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as
 this same program, and through noting.py with the variable ECRM_TEST_CODES as FOLDER, if there is
@@ -101,13 +103,13 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 
     if how == "before the first step":
-        from ecrm.train import job
+        from ecrm.train import build_rank
 
-        job.build_engine = lambda *args: os._exit(1)
+        build_rank.build_engine = lambda *args: os._exit(1)
     if how == "asked before the first step":
-        from ecrm.train import job
+        from ecrm.train import build_rank
 
-        build_engine = job.build_engine
+        build_engine = build_rank.build_engine
 
         def asked_first(*args: object) -> object:
             os.kill(os.getpid(), signal.SIGINT)
@@ -116,7 +118,7 @@ elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
             time.sleep(0.5)
             return build_engine(*args)
 
-        job.build_engine = asked_first
+        build_rank.build_engine = asked_first
     # by SIGTERM to `ecrm launch`, which arrives while the phase goes on
     if how.startswith("asked in "):
         from ecrm.faults.kill import KillSwitch

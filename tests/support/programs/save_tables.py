@@ -1,4 +1,4 @@
-"""Under mpirun: train a config, then rank 0's folder gets every table's rows, the losses and the dense parameters, as saved by torch.
+"""Under mpirun: train a config, then have torch save its tables, losses and dense parameters.
 
 Arguments: CONFIG FILE KEY=VALUE...
 """
@@ -15,7 +15,8 @@ from ecrm.engine.table_digest import gather_rows
 from ecrm.protection import make_protection
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage.base import Store
-from ecrm.train.job import build_engine, start_view
+from ecrm.train.build_engine import build_engine
+from ecrm.train.connect import start_view
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport

@@ -1,0 +1,82 @@
+"""One rank's engine, as a config describes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.config.schema import Config
+from ecrm.data.dataset import CriteoDataset
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks
+from ecrm.engine.rollback import Durable
+from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
+from ecrm.model.replica import FlatDenseReplica
+from ecrm.placement.tables import Table
+from ecrm.placement.view import View
+from ecrm.process.ready import Loading, ready_spares
+from ecrm.protection.base import Protection
+from ecrm.storage import resolve_backend
+from ecrm.storage.base import SparseOptimizer
+from ecrm.transport.base import Transport
+
+DENSE_FEATURES = 13
+
+
+def build_engine(
+    config: Config,
+    transport: Transport,
+    protection: Protection,
+    view: View,
+    dataset: CriteoDataset,
+    hooks: Hooks,
+    durable: Durable | None = None,
+    allocate: Allocate = lazy_zeros,
+    rows_seed: int | None = None,
+) -> Engine:
+    """This rank's engine at step 0, roles being as in `view`.
+
+    `rows_seed` is that of rows which no step has updated, train.seed by default.
+    """
+    model, train = config.model, config.train
+    arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
+    tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
+    optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
+    loading = Loading(transport.rank, view, ready_spares(protection), arch, backend, optimizer)
+
+    def event(fields: dict[str, Any]) -> None:
+        if fields["event"] == "view":
+            loading.heed(fields["view"])
+        hooks.event(fields)
+
+    def make_dense() -> FlatDenseReplica:
+        parts = build_dense_parts(
+            arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed
+        )
+        return FlatDenseReplica(parts, train.dense_optimizer, train.dense_lr)
+
+    return Engine(
+        transport=transport,
+        tables=tables,
+        view=view,
+        protection=protection,
+        make_store=loading.make_store,
+        make_dense=make_dense,
+        seed=train.seed if rows_seed is None else rows_seed,
+        policy=_policy(config, protection),
+        hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
+        durable=durable,
+        allocate=allocate,
+    )
+
+
+def _policy(config: Config, protection: Protection) -> EnginePolicy:
+    wanted = config.protection
+    return EnginePolicy(
+        commit_interval=wanted.commit_interval,
+        rebuild_rows_per_step=wanted.rebuild_rows_per_step,
+        dense_replicas=protection.dense_replicas,
+        scrub_rows_per_step=wanted.scrub_rows_per_step,
+        reshape=wanted.reshape,
+    )

@@ -1,0 +1,167 @@
+"""How the ranks take a run folder for their run, and settle what the run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
+from ecrm.config.check import NEED_CHECKPOINTS
+from ecrm.config.schema import Config
+from ecrm.console import say
+from ecrm.errors import Unrecoverable, UsageError
+from ecrm.faults.kill import Kill
+from ecrm.process.preflight import host_name
+from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
+from ecrm.run.plan import Start, plan_start
+from ecrm.run.run_folder import RunFolder
+from ecrm.run.run_lock import RunLock, check_run_dir
+from ecrm.train.collective_check import own_folder, share_json, together
+from ecrm.train.durable_state import DurableState, durable_state
+from ecrm.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was typed after `ecrm train`; `resume` may be AUTO_RESUME."""
+
+    config: Config
+    run_dir: Path | None = None
+    kills: Sequence[Kill] = ()
+    resume: Path | None = None
+    init_from: Path | None = None
+
+
+@dataclass(frozen=True)
+class ClaimedRun:
+    """A run in its folder, and its starting point: the same on all ranks.
+
+    `resume` is the folder that the run goes on from, None where it begins at step 0.
+    `ended_before` says how the start of the run before this one ended, if `--resume auto` found
+    one. Nobody else takes the run folder or the mapped files as long as `held` is kept.
+    """
+
+    config: Config
+    kills: Sequence[Kill]
+    folder: RunFolder
+    resume: Path | None
+    init_from: Path | None
+    ended_before: str
+    start: Start
+    durable: DurableState
+    held: tuple[object, ...]
+
+    @property
+    def loads_tables(self) -> bool:
+        """Whether tables are loaded at the start: those of this run, or of another one."""
+        return self.resume is not None or self.start.begins_with is not None
+
+
+def claim_run(transport: Transport, job: Job, waiting: Callable[[str], None]) -> ClaimedRun | None:
+    """Collective: take the run folder and settle the start; None where the run is complete already.
+
+    Raises UsageError, DataError and Unrecoverable, each on every rank.
+    """
+    config, resume, ended_before = job.config, job.resume, ""
+    folder, lock = _take_folder(transport, job)
+    waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
+    if resume == AUTO_RESUME:
+        resume, complete, ended_before = _earlier_start(transport, config, folder)
+        if complete:
+            return None
+    start = together(
+        transport, lambda: plan_start(config, job.run_dir, resume, job.kills, job.init_from)
+    )
+    mapped = None
+    if start.mapped is not None:
+        _make_mapped_folder(transport, job, start.mapped)
+        mapped = hold(start.mapped)
+    return ClaimedRun(
+        config,
+        job.kills,
+        folder,
+        resume,
+        job.init_from,
+        ended_before,
+        start,
+        durable_state(config, job.run_dir, start),
+        held=(lock, mapped),
+    )
+
+
+def _take_folder(transport: Transport, job: Job) -> tuple[RunFolder, RunLock | None]:
+    """Collective: the run folder, and this rank's hold on it; without --run-dir there is none."""
+    run_dir, auto = job.run_dir, job.resume == AUTO_RESUME
+    folder = together(transport, lambda: RunFolder(run_dir))
+    if run_dir is None:
+        return folder, None
+    lock, strangers = own_folder(
+        transport,
+        run_dir,
+        host_name(),
+        lambda: None if auto else check_run_dir(run_dir, mine=True),
+    )
+    check_shared(job.config, run_dir, strangers, transport.live)
+    return folder, lock
+
+
+def check_shared(
+    config: Config, run_dir: Path, strangers: Sequence[int], live: Sequence[int]
+) -> None:
+    """Raise UsageError on every rank where the run writes checkpoints into a folder not shared.
+
+    `strangers` are the ranks that see another folder under this name than the rest of `live`.
+    """
+    if strangers and (config.checkpoints or config.checkpoint.at_end):
+        never = {"every_steps": 0, "every_minutes": 0, "at_end": False, "keep_best": "none"}
+        without = {f"checkpoint.{key}": value for key, value in never.items()}
+        error = UsageError(
+            f"--run-dir {run_dir}: rank {strangers[0]} sees another folder there than rank "
+            f"{live[0]}, and checkpoints need one",
+            *([] if config.protection.name in NEED_CHECKPOINTS else [without]),
+            otherwise="name a folder on storage that all ranks share",
+        )
+        error.speaker = live[0]
+        raise error
+
+
+def _earlier_start(
+    transport: Transport, config: Config, folder: RunFolder
+) -> tuple[Path | None, bool, str]:
+    """Collective, once the folder is this run's: what an earlier start of the run left in it.
+
+    Returns the folder to go on from, whether the run is complete, and how the earlier start ended.
+    Removes what it left half-written.
+    """
+    first = transport.rank == transport.live[0]
+
+    def decide() -> list[Any] | None:
+        if not first:
+            return None
+        found = look(folder.path, AUTO_RESUME, mine=True)
+        check_same(folder.path, config)
+        if found.complete:
+            say(f"{folder.path} holds the complete run: nothing is left to do")
+        ended = "" if found.complete else tidy(folder.path)
+        return [str(found.resume or ""), found.complete, ended, len(folder.all_events())]
+
+    mine = together(transport, decide)
+    said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
+    if not said:
+        error = Unrecoverable(
+            f"a rank died before it had looked into {folder.path}: start the run again"
+        )
+        error.speaker = transport.live[0]
+        raise error
+    resume, complete, ended, folder.earlier = said[0]
+    return Path(resume) if resume else None, complete, ended
+
+
+def _make_mapped_folder(transport: Transport, job: Job, mapped: Path) -> None:
+    """Collective: make the folder of mapped files, and a link to it in the run folder."""
+    first = transport.rank == transport.live[0]
+    if job.run_dir is not None:
+        together(transport, lambda: first and leave_link(job.run_dir, mapped))
+    together(transport, lambda: make_folder(mapped, job.config, first))

@@ -1,0 +1,95 @@
+"""How the ranks of a run find each other: who shares a host, memory, cores, and who does what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ecrm.config.schema import Config
+from ecrm.placement.view import View
+from ecrm.process.cores import AUTO, POLL, Cores
+from ecrm.process.preflight import host_name
+from ecrm.protection import make_protection
+from ecrm.protection.base import Protection
+from ecrm.run.plan import view_over
+from ecrm.train.claim import ClaimedRun
+from ecrm.train.collective_check import introduce, share_json, together
+from ecrm.transport.base import Transport
+
+Processes = dict[int, dict[str, Any]]
+"""Of every rank its process: {"pid", "host", "failure_domain", "cores": those it may use}."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All ranks of a run, as one of them sees them at the start.
+
+    `memory_readers` are the ranks that can read the memory which this one shares. `view` is where
+    roles are before anybody has died.
+    """
+
+    protection: Protection
+    processes: Processes
+    memory_readers: list[int]
+    view: View
+    cores: Cores
+
+
+def connect(transport: Transport, run: ClaimedRun) -> Cluster:
+    """Collective: let the ranks share memory and cores, and deal out the roles.
+
+    Raises UsageError on every rank where there are too few failure domains for the protection.
+    """
+    config = run.config
+    protection = make_protection(config, run.start.mapped, run.durable.rows)
+    processes = _processes(transport, config)
+    readers = introduce(transport, host_name())
+    view = together(transport, lambda: start_view(config, protection, processes))
+    cores = _cores(transport, config, processes)
+    cores.heed(view)
+    return Cluster(protection, processes, readers, view, cores)
+
+
+def start_view(
+    config: Config, protection: Protection, processes: Mapping[int, Mapping[str, Any]]
+) -> View:
+    """Where roles are at the start, with the failure domains that `processes` names.
+
+    Raises UsageError, with what to type, where these are too few.
+    """
+    unknown = {"failure_domain": None}  # of a rank that has died already
+    names = [
+        processes.get(rank, unknown)["failure_domain"] or f"rank {rank}"
+        for rank in range(config.world_size)
+    ]
+    return view_over(config, protection, names)
+
+
+def _processes(transport: Transport, config: Config) -> Processes:
+    """Collective: the process of every rank."""
+    host = host_name()
+    domain = f"rank {transport.rank}"
+    if config.cluster.failure_domain == "host":
+        hosts = config.testing.imitated_hosts
+        domain = f"{host}#{transport.rank % hosts}" if hosts else host
+    mine = {
+        "pid": os.getpid(),
+        "host": host,
+        "failure_domain": domain,
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    return share_json(transport, mine)
+
+
+def _cores(transport: Transport, config: Config, processes: Processes) -> Cores:
+    """The cores that this rank shares with those that may use the same ones."""
+    mine = processes[transport.rank]
+    sharing = [
+        rank
+        for rank, process in processes.items()
+        if (process["host"], process["cores"]) == (mine["host"], mine["cores"])
+    ]
+    wish = config.cluster.oversubscribed
+    return Cores(transport, sharing, POLL if wish == AUTO and config.train.threads > 1 else wish)

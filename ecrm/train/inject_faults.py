@@ -1,0 +1,43 @@
+"""All faults that a run injects into itself on purpose, and where: see ecrm/faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ecrm.config.schema import TestingConfig
+from ecrm.engine.engine import Engine
+from ecrm.faults.flip import FlipSwitch, parse_flip
+from ecrm.faults.kill import Kill, KillSwitch
+from ecrm.faults.without_undo import leave_updates_in_place
+
+
+class InjectedFaults:
+    """The faults of one rank: scheduled kills, a flipped bit, an engine that takes nothing back.
+
+    `before_kill(kill, step)` is called just before this rank kills itself; `write` gets the event
+    of a kill that comes from outside (`ecrm drill`).
+    """
+
+    def __init__(
+        self,
+        kills: Sequence[Kill],
+        testing: TestingConfig,
+        rank: int,
+        before_kill: Callable[[Kill, int], None],
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._kill = KillSwitch(kills, rank, before_kill, write)
+        self._flip = FlipSwitch(parse_flip(testing.flip), rank)
+        self._skip_undo = testing.skip_undo
+
+    def watch(self, engine: Engine) -> None:
+        """The engine that faults happen to."""
+        self._flip.watch(engine)
+        if self._skip_undo:
+            leave_updates_in_place(engine)
+
+    def phase(self, step: int, name: str) -> None:
+        """A phase begins: what is due in it happens."""
+        self._flip(step, name)
+        self._kill(step, name)

@@ -1,0 +1,66 @@
+"""What a run keeps as it goes: the history of its evaluations, and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ecrm.checkpoint.compatibility import HELD_OUT
+from ecrm.checkpoint.folder import Checkpoint
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.console import say
+from ecrm.train.build_rank import Rank
+from ecrm.train.claim import ClaimedRun
+from ecrm.train.collective_check import on_one_rank
+from ecrm.train.history import History
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The evaluations of a run so far, and what writes its checkpoints, None where it has none."""
+
+    history: History
+    checkpoints: Checkpoints | None
+
+
+def keep(run: ClaimedRun, rank: Rank) -> Kept:
+    """Collective: begin to keep what the checkpoint that was loaded, if any, goes on with."""
+    loaded = run.durable.loaded
+    history = _history(run, loaded)
+    return Kept(history, _checkpoints(run, rank, loaded, history))
+
+
+def _goes_on_measured(run: ClaimedRun, loaded: Checkpoint | None) -> bool:
+    """Whether the evaluations in a checkpoint are of the samples that this run holds out."""
+    return loaded is not None and all(
+        loaded.manifest.identity.get(key) == run.start.identity[key] for key in ("data", HELD_OUT)
+    )
+
+
+def _history(run: ClaimedRun, loaded: Checkpoint | None) -> History:
+    by = "logloss" if run.config.checkpoint.keep_best == "logloss" else "auc"
+    return History(by, loaded.manifest.evaluations if _goes_on_measured(run, loaded) else ())
+
+
+def _checkpoints(
+    run: ClaimedRun, rank: Rank, loaded: Checkpoint | None, history: History
+) -> Checkpoints | None:
+    config, own = run.config, run.durable.own
+    if own is None or not (config.checkpoints or config.checkpoint.at_end):
+        return None
+    checkpoints = Checkpoints(
+        rank.engine,
+        own,
+        run.start.identity,
+        CheckpointPolicy(run.start.steps, **vars(config.checkpoint)),
+        rank.reporter.event,
+        # no checkpoint of the step that mapped files go on from
+        first=0 if run.start.mapped is not None else None,
+        not_finite=rank.watch.checkpoint,
+        evaluations=history.to_json,
+        began_from=None if loaded is None else loaded.path,
+    )
+    if _goes_on_measured(run, loaded) and config.checkpoint.keep_best != "none":
+        left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
+        if left_behind and rank.transport.rank == rank.transport.live[0]:
+            say(left_behind)
+    return checkpoints
