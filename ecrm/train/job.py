@@ -17,6 +17,7 @@ from ecrm.train.build_rank import Rank, build_rank
 from ecrm.train.check_inputs import check_inputs
 from ecrm.train.claim import ClaimedRun, Job, claim_run
 from ecrm.train.connect import Cluster, connect
+from ecrm.train.ending import Record
 from ecrm.train.keep import keep
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
@@ -58,10 +59,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
         dataset,
         run.config,
         run.start.steps,
-        run.folder,
-        fields,
-        rank.meters.traffic,
-        rank.meters.profile,
+        Record(run.folder, fields, rank.meters.traffic, rank.meters.profile),
         rank.reporter.progress,
         lambda: stop.received,
         kept.checkpoints,

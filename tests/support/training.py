@@ -20,6 +20,7 @@ from ecrm.protection import make_protection
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.build_engine import build_engine
 from ecrm.train.connect import start_view
+from ecrm.train.ending import Record
 from ecrm.train.reporter import Reporter
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
@@ -123,9 +124,7 @@ def train(
             dataset,
             config,
             config.train.steps,
-            run_folder,
-            {},
-            Traffic(transport),
+            Record(run_folder, {}, Traffic(transport)),
             tell=reporter.progress,
             checkpoints=checkpoints,
             event=reporter.event,

@@ -17,6 +17,7 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.storage.base import Store
 from ecrm.train.build_engine import build_engine
 from ecrm.train.connect import start_view
+from ecrm.train.ending import Record
 from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport
@@ -42,7 +43,8 @@ def apply_and_note(*args, **kwargs):
 
 
 engine.apply = apply_and_note
-Trainer(engine, dataset, config, config.train.steps, RunFolder(None), {}, Traffic(transport)).run()
+record = Record(RunFolder(None), {}, Traffic(transport))
+Trainer(engine, dataset, config, config.train.steps, record).run()
 reporter = engine.view.reporter
 (space,) = engine.state.spaces
 tables = {}

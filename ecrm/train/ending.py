@@ -1,0 +1,219 @@
+"""How a run ends: complete, with a summary, or stopped when it was asked to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ecrm.checkpoint.keeper import Checkpoints
+from ecrm.config.schema import Config
+from ecrm.console import say
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import StopAgreed
+from ecrm.engine.memory_count import Memory
+from ecrm.engine.table_digest import table_digests
+from ecrm.errors import ParityMismatch
+from ecrm.process.memory import resident_bytes
+from ecrm.protection.base import VerifyReport
+from ecrm.run.auto_resume import lives_of
+from ecrm.run.run_folder import RunFolder
+from ecrm.train.evaluator import Evaluator
+from ecrm.train.profile import Profile, chrome_trace, gather, table
+from ecrm.train.progress import Progress
+from ecrm.train.summary import (
+    Outcome,
+    checkpoint_json,
+    stopped_in_words,
+    stopped_json,
+    summary_json,
+)
+from ecrm.train.traffic import Traffic
+from ecrm.train.traffic import gather as gather_traffic
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written down of a run at its end: `about` it, what it cost, and into which folder."""
+
+    folder: RunFolder
+    about: dict[str, Any]
+    traffic: Traffic
+    profile: Profile | None = None
+
+
+class Ending:
+    """Ends a run; every live rank has one and calls the same methods.
+
+    `stopped` says whether the run has stopped because it was asked to, `unkept` why there is no
+    checkpoint of its last step though there was to be one.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        steps: int,
+        record: Record,
+        checkpoints: Checkpoints | None,
+        evaluator: Evaluator,
+        progress: Progress,
+    ) -> None:
+        self._engine, self._config, self._steps = engine, config, steps
+        self._record, self._folder = record, record.folder
+        self._checkpoints, self._evaluator, self._progress = checkpoints, evaluator, progress
+        self._global_batch = config.train.global_batch
+        self.stopped, self.unkept = False, ""
+        self._first_step, self._began = engine.step, time.monotonic()
+        self._training_seconds: float | None = None
+
+    def went_back(self) -> None:
+        """After StepAborted: training may go on."""
+        if self._engine.step < self._steps:
+            self._training_seconds = None  # rolled back from the end
+
+    def finish(self) -> dict[str, Any] | None:
+        """Collective, after the last step: verify and keep the model, and write the summary.
+
+        What is being rebuilt is rebuilt first. The reporter drafts summary.json; once all have
+        agreed, whichever rank comes first gives it its name. With wrong parity that is
+        rejected.json, and every rank raises ParityMismatch. Returns the summary on the reporter,
+        None elsewhere. Raises StepAborted after a failure, StopAgreed where a rank asks to stop.
+        """
+        engine = self._engine
+        engine.commit()
+        if self._training_seconds is None:
+            self._training_seconds = time.monotonic() - self._began
+        if self._record.profile is not None:
+            self._show_profile(self._record.profile)
+        engine.enter("finish")
+        engine.rebuild_all()
+        # before what reads everything: scrubbing, the digests, the check of parity
+        resident = resident_bytes(engine.state.transport.shared_memory)
+        engine.scrub_all()
+        verified = engine.verify_parity() if self._config.protection.verify_parity_at_end else None
+        right = verified is None or not verified.mismatches
+        if self._checkpoints is not None and right:
+            self._checkpoints.finish()
+            self.unkept = self._checkpoints.unkept
+        if self._evaluator.ended_early is None:
+            self._evaluator.evaluate(keep=right)
+        with engine.recovery.recovering():
+            summary = self._summary(verified, resident)
+            if summary is not None:
+                self._folder.draft_summary(summary, completed=right)
+            self._agree_that_it_is_written()
+        self._folder.publish_summary(completed=right)
+        if verified is not None and verified.mismatches:
+            raise self._mismatch(verified)
+        return summary
+
+    def stop(self, number: signal.Signals) -> None:
+        """Collective, at a commit, when all have heard signal `number`: keep the model, and say so.
+
+        Writes a checkpoint, if the run has any, and stopped.json in the way of summary.json.
+        """
+        engine = self._engine
+        engine.commit()
+        if self._checkpoints is not None:
+            self._checkpoints.stop(self._config.cluster.stop_seconds / 2)  # the rest is for writing
+            self.unkept = self._checkpoints.unkept
+        stopped = None
+        with engine.recovery.recovering():
+            if engine.rank == engine.view.reporter:
+                seconds = time.monotonic() - self._began
+                stopped = {
+                    **stopped_json(engine, self._global_batch, self._steps, number, seconds),
+                    **self._checkpoint_json(),
+                }
+                self._folder.draft_stopped(stopped)
+            self._agree_that_it_is_written()
+        self._folder.publish_stopped()
+        self.stopped = True
+        if stopped is not None:
+            say(stopped_in_words(stopped, self._folder.path))
+
+    def _agree_that_it_is_written(self) -> None:
+        """Collective: raise StopAgreed on every rank unless the reporter could write its draft."""
+        engine = self._engine
+        if not engine.state.transport.agree(
+            self._folder.trouble is None or engine.rank != engine.view.reporter
+        ):
+            raise StopAgreed
+
+    def _show_profile(self, profile: Profile) -> None:
+        """Collective: the reporter prints where the time went, and writes trace.json."""
+        engine, folder = self._engine, self._folder
+        with engine.recovery.recovering():
+            profiles = gather(profile, engine.state.transport, engine.view.reporter)
+        if profiles is None:
+            return
+        say(table(profiles, engine.step))
+        folder.trace(chrome_trace(profiles))
+        if folder.path is not None and folder.trouble is None:
+            trace = folder.path / "trace.json"
+            say(f"trace of the last steps in {trace}, for chrome://tracing or ui.perfetto.dev")
+
+    def _summary(
+        self, verified: VerifyReport | None, resident: tuple[int, int]
+    ) -> dict[str, Any] | None:
+        """Collective: the summary on the reporter, None elsewhere."""
+        engine = self._engine
+        tables = table_digests(engine, engine.view.reporter)
+        memory = engine.state.memory()
+        self._add_resident(memory, resident)
+        traffic = gather_traffic(
+            engine.state.transport, self._record.traffic.sent, self._written_bytes
+        )
+        if engine.rank != engine.view.reporter:
+            return None
+        outcome = Outcome(
+            tables,
+            self._evaluator.last,
+            verified,
+            memory,
+            traffic,
+            engine.step - self._first_step,
+            self._training_seconds,
+            self._progress.quantiles(),
+            self._evaluator.ended_early,
+        )
+        lives = lives_of(self._folder.all_events(), "complete")
+        checkpoint = self._checkpoint_json()
+        return {
+            **summary_json(engine, outcome, self._global_batch, lives, checkpoint),
+            **self._record.about,
+        }
+
+    def _add_resident(self, memory: Memory, mine: tuple[int, int]) -> None:
+        """Collective: say of each rank what it holds, held at most, and whether it is unused.
+
+        `mine` are the first two, bytes, of this rank.
+        """
+        view = self._engine.view
+        shared = self._engine.state.transport.share([torch.tensor(mine)])
+        for entry in memory.per_rank:
+            entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
+            entry["unused_spare"] = entry["rank"] in view.spares and entry["rank"] not in view.dense
+
+    @property
+    def _written_bytes(self) -> int:
+        """What this rank has written to disk for protection and checkpoints."""
+        checkpoints = 0 if self._checkpoints is None else self._checkpoints.written_bytes
+        return self._engine.state.protection.written_bytes + checkpoints
+
+    def _checkpoint_json(self) -> dict[str, Any]:
+        newest = 0 if self._checkpoints is None else self._checkpoints.newest
+        return checkpoint_json(newest, self.unkept)
+
+    def _mismatch(self, verified: VerifyReport) -> ParityMismatch:
+        folder = self._folder.path
+        where = "" if folder is None else f"; what it came to is in {folder / 'rejected.json'}"
+        return ParityMismatch(
+            f"{verified.mismatches:,} of {verified.stripes:,} "
+            f"{self._engine.state.protection.redundancy} do not match the rows they protect after "
+            f"the last step: the model cannot be trusted{where}"
+        )
