@@ -12,7 +12,7 @@ from support.drilling import is_running
 # A guard, which ends when it is told to, and its rank, which takes for ever to stop.
 PROGRAM = """
 import os, signal, sys, time
-from ecrm.train import stop
+from ecrm.process import stop_signals as stop
 stop.LEAVE_SECONDS = 1
 if (rank := os.fork()) == 0:
     signals = stop.StopSignals()
