@@ -26,7 +26,6 @@ def make_protection(
         assert mapped is not None
         return MappedProtection(config.cluster.servers, mapped, config.mapped.flush == "commit")
     if config.protection.name == "stateless":
-        assert rows is not None
         return StatelessProtection(config.cluster.servers, rows, config.protection.last_seen_rows)
     if config.protection.name == "none":
         return NoProtection(config.cluster.servers)

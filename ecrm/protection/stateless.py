@@ -36,7 +36,7 @@ class StatelessProtection(NoProtection):
     """Any shards may be lost while a dense replica is left: they are restored from `source`.
 
     Not exact: `accounts` says what did not come back. A rank that runs slots remembers
-    `last_seen_rows` rows of each row space.
+    `last_seen_rows` rows of each row space. None for the source is one whose layout is asked alone.
     """
 
     name = "stateless"
@@ -44,7 +44,7 @@ class StatelessProtection(NoProtection):
     exact = False
     stand_in: StandIn
 
-    def __init__(self, shards: int, source: RowSource, last_seen_rows: int) -> None:
+    def __init__(self, shards: int, source: RowSource | None, last_seen_rows: int) -> None:
         super().__init__(shards)
         self.keeps_deltas = True
         self._source, self._last_seen_rows = source, last_seen_rows
@@ -90,6 +90,7 @@ class StatelessProtection(NoProtection):
                 for (number, space), rows in self._context.hosted.items()
                 if number == shard
             }
+            assert self._source is not None
             self._restoring[shard] = Restoring(
                 self._source.read(shard, self._context.layouts), hosted
             )

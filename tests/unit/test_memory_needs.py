@@ -78,6 +78,7 @@ def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainer
     )
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
     assert needs.most == sum(need.total for need in ranks)
+    assert in_words(config, 10**6, None, None)[-1].startswith(f"at most {needs.most / 1e6:,.0f} MB")
     if name == "stateless":
         assert needs.trainer.parity == LastSeen(400, config.model.embedding_dim).memory_bytes
 
