@@ -1,5 +1,7 @@
 """Benchmarks of whole runs that take long even at their smallest size."""
 
+import os
+
 from support.benchmarking import measured, program
 
 
@@ -24,3 +26,20 @@ def test_checkpoints_beside_training(committed_results, benchmark_data, tmp_path
         and int(line["bytes"]) > 0
         for line in lines
     )
+
+
+def test_oversubscribed(committed_results, benchmark_data, tmp_path):
+    benchmark = program("bench_oversubscribed")
+    benchmark.main(
+        ["--smoke", "--data", str(benchmark_data), "--output", str(tmp_path / "oversubscribed.csv")]
+    )
+    lines = measured(tmp_path / "oversubscribed.csv")
+    assert [line["manner"] for line in lines] == list(benchmark.MANNERS)
+    assert all(
+        float(line["step_ms"]) > 0 and float(line["over_bind_in_turns"]) > 0 for line in lines
+    )
+    cores = len(os.sched_getaffinity(0))
+    # three ranks, a slot each
+    assert {line["auto"] for line in lines} == {
+        "" if cores >= 3 else "sleep" if cores == 2 else "bind"
+    }

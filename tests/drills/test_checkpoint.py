@@ -10,6 +10,7 @@ import pytest
 
 from ecrm.checkpoint.folder import Checkpoint, name_of
 from ecrm.cli.commands import main
+from support.datasets import prepared
 from support.drilling import (
     BASE,
     CHECKPOINTS,
@@ -64,23 +65,14 @@ def test_all_killed_at_random_instants_and_finished_on_other_clusters(tmp_path, 
         assert 40 <= run.summary["resumed"]["step"] < 200
 
 
-@pytest.mark.parametrize(
-    "sets",
-    [{"protection.name": "checkpoint", "protection.verify_parity_at_end": False}, {}],
-    ids=["checkpoint", "erasure"],
-)
-def test_more_than_the_protection_covers_rolls_back_to_the_checkpoint(
-    tmp_path, criteo_rows, undisturbed, sets
-):
-    run = launch(
-        tmp_path / "run",
-        criteo_rows,
-        {**CHECKPOINTS, **sets},
-        kills=("0@10:parity", "1@10:parity", "2@10:parity"),
-    )
-    assert run.code == 0, run.output
-    assert "rolled back to step 9" in run.output and run.events_of("rolled_back")[0]["step"] == 9
-    assert run.model == undisturbed, run.output
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> Path:
+    """The folder of a run of `CHECKPOINTS` of which every rank has died in step 13."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    run = launch(folder, criteo_rows, CHECKPOINTS, tuple(f"{rank}@13:update" for rank in range(6)))
+    assert run.code != 0 and not (folder / "summary.json").exists(), run.output
+    assert Checkpoint.open(folder / "checkpoints" / name_of(12)).step == 12
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +148,45 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     )
     # is there already
     assert main(["export", str(finished.folder), "--output", str(tmp_path / "torchrec")]) == 2
+
+
+@pytest.fixture(scope="module")
+def next_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other rows for the same tables."""
+    return prepared(tmp_path_factory.mktemp("next_day"), rows=6_000, seed=2)
+
+
+def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(
+    tmp_path, criteo_rows, next_day, killed_run
+):
+    """More ranks die than protection covers, before and after the first checkpoint of the run."""
+    sets = {
+        **BASE,
+        "train.sparse_lr": 0.02,
+        "train.dense_lr": 0.02,
+        "train.steps": 30,
+        "checkpoint.every_steps": 12,
+    }
+    calm = resume(tmp_path / "calm", next_day, killed_run, sets)
+    assert calm.code == 0, calm.output
+    assert calm.summary["resumed"]["data_began"] == 12
+    for line in (
+        "train.sparse_lr 0.05 -> 0.02",
+        "train.dense_lr 0.01 -> 0.02",
+        "12,000 -> 6,000 rows, from the first of them",
+    ):
+        assert calm.output.count(line) == 1, calm.output
+    kills = ("0@15:parity", "1@15:parity", "2@27:parity", "3@27:parity")
+    run = resume(
+        tmp_path / "disturbed",
+        next_day,
+        killed_run,
+        {**sets, "cluster.spares": 3, "cluster.servers": 4},
+        kills,
+    )
+    assert run.code == 0, run.output
+    assert [event["step"] for event in run.events_of("rolled_back")] == [12, 24], run.output
+    assert run.model == calm.model
 
 
 def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(

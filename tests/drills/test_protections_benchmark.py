@@ -8,9 +8,7 @@ import pytest
 
 from support.benchmarking import program
 
-contenders, disturbance, model, versus = (
-    program(name) for name in ("lib.contenders", "lib.disturbance", "overhead_model", "lib.versus")
-)
+contenders = program("lib.contenders")
 
 
 def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
@@ -94,3 +92,22 @@ def test_a_small_comparison_runs_with_real_kills(tmp_path, capsys):
     assert "| embedding-heavy | chain-2 |" in tables.content("protections short", tmp_path)
     bench.main(["--table", "--output", str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[-1] in said
+
+
+def test_accuracy_alone_is_measured_anew_also_while_a_shard_is_away(tmp_path, capsys):
+    bench = program("bench_protections")
+    told = {"regime": "embedding-heavy", "contender": "none", "step_ms": 1.5, "device": "another"}
+    bench.measure.write_csv(tmp_path / "protections.csv", [told])
+    bench.main(["--smoke", "--accuracy", "--contender", "stateless-30", "--output", str(tmp_path)])
+    assert [row["device"] for row in bench.read_rows(tmp_path / "protections.csv")] == [
+        "another"
+    ], "left as it is"
+    rows = bench.read_rows(tmp_path / "protections_accuracy.csv")
+    away = {
+        name: [int(row["shards_away"]) for row in rows if row["contender"] == name]
+        for name in ("none", "stateless-30", "stateless-30 slowly")
+    }
+    assert [len(found) for found in away.values()] == [4, 4, 4] and away["none"] == [0] * 4
+    first, second, _, last = away["stateless-30 slowly"]
+    assert (first, second, last) == (0, 1, 0), "the second is made without the shard"
+    assert "stateless-30 slowly      final AUC less that of none " in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Benchmarks at their smallest size: they measure what they say."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -115,23 +114,6 @@ def test_scaling(committed_results, benchmark_data, tmp_path):
         > 0
     )
     assert float(killed["kept_while_rebuilding"]) > 0
-
-
-def test_oversubscribed(committed_results, benchmark_data, tmp_path):
-    benchmark = program("bench_oversubscribed")
-    benchmark.main(
-        ["--smoke", "--data", str(benchmark_data), "--output", str(tmp_path / "oversubscribed.csv")]
-    )
-    lines = measured(tmp_path / "oversubscribed.csv")
-    assert [line["manner"] for line in lines] == list(benchmark.MANNERS)
-    assert all(
-        float(line["step_ms"]) > 0 and float(line["over_bind_in_turns"]) > 0 for line in lines
-    )
-    cores = len(os.sched_getaffinity(0))
-    # three ranks, a slot each
-    assert {line["auto"] for line in lines} == {
-        "" if cores >= 3 else "sleep" if cores == 2 else "bind"
-    }
 
 
 def test_checkpoint(committed_results, tmp_path):

@@ -1,4 +1,4 @@
-"""Checkpoints of real runs: what goes on from one, and what is refused before anything starts."""
+"""Checkpoints of real runs: a rollback, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -9,44 +9,32 @@ import pytest
 
 from ecrm.checkpoint.folder import name_of
 from ecrm.cli.commands import main
-from support.drilling import (
-    BASE,
-    launch_words,
-    resume,
+from support.drilling import BASE, CHECKPOINTS, launch, launch_words
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param(
+            {"protection.name": "checkpoint", "protection.verify_parity_at_end": False},
+            id="checkpoint",
+            marks=pytest.mark.drill,
+        ),
+        pytest.param({}, id="erasure"),
+    ],
 )
-
-
-def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(
-    tmp_path, criteo_rows, next_day, killed_run
+def test_more_than_the_protection_covers_rolls_back_to_the_checkpoint(
+    tmp_path, criteo_rows, undisturbed, sets
 ):
-    """More ranks die than protection covers, before and after the first checkpoint of the run."""
-    sets = {
-        **BASE,
-        "train.sparse_lr": 0.02,
-        "train.dense_lr": 0.02,
-        "train.steps": 30,
-        "checkpoint.every_steps": 12,
-    }
-    calm = resume(tmp_path / "calm", next_day, killed_run, sets)
-    assert calm.code == 0, calm.output
-    assert calm.summary["resumed"]["data_began"] == 12
-    for line in (
-        "train.sparse_lr 0.05 -> 0.02",
-        "train.dense_lr 0.01 -> 0.02",
-        "12,000 -> 6,000 rows, from the first of them",
-    ):
-        assert calm.output.count(line) == 1, calm.output
-    kills = ("0@15:parity", "1@15:parity", "2@27:parity", "3@27:parity")
-    run = resume(
-        tmp_path / "disturbed",
-        next_day,
-        killed_run,
-        {**sets, "cluster.spares": 3, "cluster.servers": 4},
-        kills,
+    run = launch(
+        tmp_path / "run",
+        criteo_rows,
+        {**CHECKPOINTS, **sets},
+        kills=("0@10:parity", "1@10:parity", "2@10:parity"),
     )
     assert run.code == 0, run.output
-    assert [event["step"] for event in run.events_of("rolled_back")] == [12, 24], run.output
-    assert run.model == calm.model
+    assert "rolled back to step 9" in run.output and run.events_of("rolled_back")[0]["step"] == 9
+    assert run.model == undisturbed, run.output
 
 
 def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[int, str]:
@@ -69,23 +57,23 @@ def _said(capsys, tmp_path: Path, data: Path, given: Path, *sets: str) -> tuple[
         ("train.global_batch=128", "set train.global_batch=64"),
         ("train.slots=4", "set train.slots=2"),
         ("model.max_rows_per_table=999", "has other tables: t_cat_"),
-        ("train.steps=11", "set train.steps=12, or more"),
+        ("train.steps=39", "set train.steps=40, or more"),
         ("data.eval_fraction=0.2", "set data.eval_fraction=0.1"),
     ],
 )
 def test_a_checkpoint_of_another_job_is_refused_before_anything_starts(
-    capsys, tmp_path, criteo_rows, killed_run, change, words
+    capsys, tmp_path, criteo_rows, undisturbed_run, change, words
 ):
-    code, line = _said(capsys, tmp_path, criteo_rows, killed_run, change)
+    code, line = _said(capsys, tmp_path, criteo_rows, undisturbed_run.folder, change)
     assert code == 2 and words in line, line
 
 
 def test_a_checkpoint_that_is_not_there_or_not_whole_is_refused_by_name(
-    capsys, tmp_path, criteo_rows, killed_run
+    capsys, tmp_path, criteo_rows, undisturbed_run
 ):
     assert _said(capsys, tmp_path, criteo_rows, tmp_path / "nowhere")[0] == 2
-    last = tmp_path / "damaged" / "checkpoints" / name_of(12)
-    shutil.copytree(killed_run / "checkpoints" / name_of(12), last)
+    last = tmp_path / "damaged" / "checkpoints" / name_of(40)
+    shutil.copytree(undisturbed_run.folder / "checkpoints" / name_of(40), last)
     dense = last / "dense.bin"
     dense.write_bytes(dense.read_bytes()[:-1])
     code, line = _said(capsys, tmp_path, criteo_rows, tmp_path / "damaged")

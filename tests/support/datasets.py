@@ -1,0 +1,21 @@
+"""Generated datasets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def prepared(folder: Path, rows: int, seed: int) -> Path:
+    """A dataset of generated Criteo rows."""
+    text, data = folder / "rows.txt", folder / "data"
+    for words in (
+        ["generate", "criteo", "--rows", str(rows), "--seed", str(seed), "--output", str(text)],
+        ["prepare", "criteo", str(text), "--output", str(data)],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return data
