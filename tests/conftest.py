@@ -9,7 +9,7 @@ import pytest
 
 from support.benchmarking import BENCHMARKS, program
 from support.datasets import prepared
-from support.drilling import BASE, Run, drill
+from support.drilling import BASE, LONG, Run, drill, launch
 
 MARKS = {"unit": "parallel", "simulated": "parallel", "drills": "drill"}
 """Of all tests of a folder; those of tests/mpi have none."""
@@ -40,6 +40,12 @@ def undisturbed_run(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path)
 def undisturbed(undisturbed_run: Run) -> str:
     """Its model_sha256."""
     return undisturbed_run.model
+
+
+@pytest.fixture(scope="session")
+def undisturbed_long(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> str:
+    """The model_sha256 of a run of `LONG` in which nothing failed."""
+    return launch(tmp_path_factory.mktemp("undisturbed_long") / "run", criteo_rows, LONG).model
 
 
 @pytest.fixture

@@ -34,19 +34,13 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, criteo_rows):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return finished(started(folder, criteo_rows), folder).model
-
-
 def _guard_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("rank_too", [True, False])
 def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
-    tmp_path, criteo_rows, undisturbed, rank_too
+    tmp_path, criteo_rows, undisturbed_long, rank_too
 ):
     """`pkill -STOP -f` stops both: whoever would notice a stopped rank stands still too."""
     folder = tmp_path / "run"
@@ -57,14 +51,14 @@ def test_a_stopped_guard_is_fenced_and_recovered_with_its_rank(
     if rank_too:
         os.kill(rank, signal.SIGSTOP)
     run = finished(process, folder)
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert not is_running(rank) and not is_running(guard)
     assert not rank_too or 0.9 < longest_gap(run) < 5.0
 
 
 def test_all_processes_stopped_together_go_on_when_they_are_continued(
-    tmp_path, criteo_rows, undisturbed
+    tmp_path, criteo_rows, undisturbed_long
 ):
     """`pkill -STOP -f ecrm`: for longer than a rank alone may stand."""
     folder = tmp_path / "run"
@@ -81,11 +75,11 @@ def test_all_processes_stopped_together_go_on_when_they_are_continued(
             os.kill(pid, number)
         time.sleep(3.0 if number == signal.SIGSTOP else 0.0)
     run = finished(process, folder)
-    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert (run.model, run.summary["failures"]) == (undisturbed_long, [])
     assert longest_gap(run) > 3.0
 
 
-def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed):
+def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undisturbed_long):
     folder = tmp_path / "run"
     # else it may be one that the kernel does not stop
     process = started(folder, criteo_rows, process_group=0)
@@ -97,10 +91,10 @@ def test_ctrl_z_stops_the_launch_but_not_the_run(tmp_path, criteo_rows, undistur
         time.sleep(0.05)
     process.send_signal(signal.SIGCONT)
     run = finished(process, folder)
-    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert (run.model, run.summary["failures"]) == (undisturbed_long, [])
 
 
-def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbed_long):
     """With its guard."""
     folder = tmp_path / "run"
     process = started(folder, criteo_rows, "cluster.hang_seconds=5.0")
@@ -110,12 +104,14 @@ def test_a_rank_stopped_for_less_is_left_alone(tmp_path, criteo_rows, undisturbe
             os.kill(pid, number)
         time.sleep(1.0)
     run = finished(process, folder)
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert run.summary["failures"] == []
 
 
 @pytest.mark.skipif(why_no_core_files() is not None, reason=str(why_no_core_files()))
-def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_rows, undisturbed):
+def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(
+    tmp_path, criteo_rows, undisturbed_long
+):
     folder, cores = tmp_path / "run", tmp_path / "cores"
     cores.mkdir()
     process = started(folder, criteo_rows, cores=cores)
@@ -129,7 +125,7 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_row
     os.kill(ranks[1], signal.SIGSEGV)
     run = finished(process, folder)
     assert (run.model, [failure["ranks"] for failure in run.summary["failures"]]) == (
-        undisturbed,
+        undisturbed_long,
         [[1]],
     )
     (core,) = cores.iterdir()
@@ -139,12 +135,14 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(tmp_path, criteo_row
     assert longest_gap(run) < HANG_SECONDS + 2
 
 
-def test_a_rank_that_alone_cannot_read_the_data_is_recovered(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_that_alone_cannot_read_the_data_is_recovered(
+    tmp_path, criteo_rows, undisturbed_long
+):
     """Rank 4, a trainer, finds garbage from row 3000 on; the others read the same rows and find nothing wrong."""
     folder = tmp_path / "run"
     program = (str(PROGRAMS / "misbehaving.py"), "bad disk")
     run = finished(started(folder, criteo_rows, program=program), folder)
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[4]]
     assert run.output.count("ecrm: error: garbage") == 1
 
@@ -175,30 +173,30 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     assert [rank["pid"] for rank in ranks if is_running(rank["pid"])] == []
 
 
-def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_that_dies_at_exit_costs_nothing(tmp_path, criteo_rows, undisturbed_long):
     folder = tmp_path / "run"
     run = finished(started(folder, criteo_rows, program=misbehaving("at exit")), folder)
     assert run.code == 0, run.output
-    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert (run.model, run.summary["failures"]) == (undisturbed_long, [])
 
 
 @pytest.mark.parametrize(
     "kill", ["1@399:update", "3@399:commit", "1@400:evaluate", "3@400:evaluate", "4@200:evaluate"]
 )
 def test_a_death_in_the_last_step_or_in_evaluation_is_recovered(
-    tmp_path, criteo_rows, undisturbed, kill
+    tmp_path, criteo_rows, undisturbed_long, kill
 ):
     folder = tmp_path / "run"
     run = finished(
         started(folder, criteo_rows, "train.eval_every_steps=200", kills=(kill,)), folder
     )
     assert run.code == 0, run.output
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[int(kill[0])]]
 
 
 def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
-    tmp_path, criteo_rows, undisturbed
+    tmp_path, criteo_rows, undisturbed_long
 ):
     folder = tmp_path / "run"
     sets = ("cluster.servers=4", "cluster.spares=0", "protection.k=2", "protection.m=2")
@@ -206,7 +204,7 @@ def test_all_trainers_may_die_while_servers_hold_the_dense_replica(
         started(folder, criteo_rows, *sets, kills=("4@30:backward", "5@30:backward")), folder
     )
     assert run.code == 0, run.output
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert sorted(rank for failure in run.summary["failures"] for rank in failure["ranks"]) == [
         4,
         5,
@@ -233,19 +231,21 @@ def test_no_dense_replica_left_ends_the_run(tmp_path, criteo_rows):
     assert not (folder / "summary.json").exists()
 
 
-def test_a_rank_that_computes_for_ten_seconds_is_not_killed(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_that_computes_for_ten_seconds_is_not_killed(
+    tmp_path, criteo_rows, undisturbed_long
+):
     folder = tmp_path / "run"
     process = started(
         folder, criteo_rows, "cluster.hang_seconds=1.0", program=misbehaving("compute 10")
     )
     run = finished(process, folder)
     assert run.code == 0, run.output
-    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert (run.model, run.summary["failures"]) == (undisturbed_long, [])
     assert run.summary["step_seconds"]["max"] > 10
 
 
 def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
-    tmp_path, criteo_rows, undisturbed
+    tmp_path, criteo_rows, undisturbed_long
 ):
     """The others wait for it in a call, and are left alone."""
     folder = tmp_path / "run"
@@ -255,12 +255,12 @@ def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
         ),
         folder,
     )
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert 2.5 < run.summary["failures"][0]["stall_seconds"] < 8.0
 
 
-def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed):
+def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed_long):
     """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
     folder = tmp_path / "run"
     core = min(os.sched_getaffinity(0))
@@ -284,12 +284,12 @@ def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, un
         for one in busy:
             one.kill()
     assert run.code == 0, run.output
-    assert (run.model, run.summary["failures"]) == (undisturbed, [])
+    assert (run.model, run.summary["failures"]) == (undisturbed_long, [])
     assert stops > 2
 
 
 def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
-    tmp_path, criteo_rows, undisturbed
+    tmp_path, criteo_rows, undisturbed_long
 ):
     folder = tmp_path / "run"
     run = finished(
@@ -297,7 +297,7 @@ def test_a_reporter_that_cannot_write_leaves_the_run_to_the_others(
         folder,
     )
     assert run.code == 0, run.output
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[3]]
     assert (
         f"rank 3 cannot write {folder}/events.jsonl: File too large; it leaves the run"
@@ -334,7 +334,7 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed):
+def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed_long):
     """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
     folder = tmp_path / "run"
     program = misbehaving("before it tells of a failure:3")
@@ -345,7 +345,7 @@ def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, 
         folder,
     )
     assert run.code == 0, run.output
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"]) == [
         1,
         3,

@@ -20,11 +20,10 @@ from pathlib import Path
 import pytest
 
 from ecrm.process.orphaned import parent_of
-from support.drilling import RUN_SECONDS, Mpirun, Run, launch, mpirun_line
+from support.drilling import LONG, RUN_SECONDS, Mpirun, Run, mpirun_line
 from support.host_loss import (
     KEEP_ALIVE,
     ONE_LOST,
-    SETS,
     Training,
     check,
     gaps,
@@ -55,21 +54,15 @@ def train(tmp_path, criteo_rows):
         yield start
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, criteo_rows):
-    """The model of a run on this machine alone in which nothing fails."""
-    return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
-
-
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
-def test_a_host_reached_by_ssh_is_lost(train, undisturbed):
+def test_a_host_reached_by_ssh_is_lost(train, undisturbed_long):
     """The default starter, real sshd on every host."""
     training = train(3, ONE_LOST, by="ssh")
-    survives_the_loss(training, "h2", [1, 4], undisturbed)
+    survives_the_loss(training, "h2", [1, 4], undisturbed_long)
 
 
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))
-def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed):
+def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbed_long):
     training = train(3, ONE_LOST, by="ssh")
     training.wait_for_step(30)
     assert ranks_running(training.hosts.pids("h2")) == {1, 4}
@@ -85,14 +78,14 @@ def test_a_host_reached_by_ssh_that_was_only_cut_off_is_fenced(train, undisturbe
     while training.process.poll() is None:
         assert not ranks_running(training.hosts.pids("h2"))
         time.sleep(0.05)
-    check(training.finish(), undisturbed, [[1, 4]])
+    check(training.finish(), undisturbed_long, [[1, 4]])
 
 
 @pytest.mark.skipif(why_no_slurm() is not None, reason=str(why_no_slurm()))
-def test_a_host_reached_by_srun_is_lost(train, undisturbed):
+def test_a_host_reached_by_srun_is_lost(train, undisturbed_long):
     """A real allocation of real Slurm."""
     training = train(3, ONE_LOST, by="slurm")
-    survives_the_loss(training, "h2", [1, 4], undisturbed)
+    survives_the_loss(training, "h2", [1, 4], undisturbed_long)
 
 
 STANDSTILL = 2 * KEEP_ALIVE + 1
@@ -111,7 +104,7 @@ def given_up(training: Training, host: str, other: str, when: float) -> str:
 
 
 @pytest.mark.parametrize("ways", ["both", "one", "other"])
-def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undisturbed, ways):
+def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undisturbed_long, ways):
     """The one behind in the hosts file, whichever way nothing comes."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -121,7 +114,7 @@ def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undistu
             training.hosts.deafen(*hosts)
     said = given_up(training, "h2", "h1", when)
     run = training.finish()
-    check(run, undisturbed, [[1, 4]])
+    check(run, undisturbed_long, [[1, 4]])
     assert run.output.count("do not hear each other") == run.output.count(said) == 1, run.output
     finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
     gap = max(after - before for before, after in zip(finished, finished[1:]))
@@ -129,7 +122,7 @@ def test_of_two_hosts_that_do_not_hear_each_other_one_is_given_up(train, undistu
     assert KEEP_ALIVE < gap < STANDSTILL
 
 
-def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
+def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed_long):
     """It is the first of the hosts file, and in more pairs than the others."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -139,7 +132,7 @@ def test_a_host_that_no_other_hears_is_the_one_given_up(train, undisturbed):
     training.wait_until_empty("h1", STANDSTILL)
     print(f"h1 was empty after {time.time() - when:.2f} s")
     run = training.finish()
-    check(run, undisturbed, [[0, 3]])
+    check(run, undisturbed_long, [[0, 3]])
     assert (
         run.output.count("do not hear each other")
         == run.output.count(f"host {training.hosts.namespace('h1')} is given up")
@@ -174,7 +167,9 @@ def test_two_hosts_that_do_not_hear_each_other_from_the_start_end_the_run(train)
 
 
 @pytest.mark.parametrize("m", [1, 2])
-def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(train, undisturbed, m):
+def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(
+    train, undisturbed_long, m
+):
     """Open MPI reports each end dead to the other, and a rank that hears that it is dead aborts.
 
     Now and then one of them dies before it tells. With m = 1 the run ends where the two ranks hold
@@ -191,7 +186,7 @@ def test_a_connection_that_breaks_between_two_hosts_costs_a_rank_of_each(train, 
     assert "I have been reported dead by someone else" in run.output
     if run.code == 0:
         dead = sorted(rank for failure in run.events_of("failure") for rank in failure["ranks"])
-        check(run, undisturbed, [dead])
+        check(run, undisturbed_long, [dead])
     else:
         assert m == 1, run.output
         why = json.loads((run.folder / "failure.json").read_text())["message"]
@@ -219,7 +214,7 @@ def break_a_connection(hosts: ImitatedHosts, name: str, other: str) -> bool:
     return bool(subprocess.run([*ss, *words], capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
+def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed_long):
     """Two servers and one more rank at once with m = 1: no stripe has two units on one host."""
     training = train(3, {**ONE_LOST, "cluster.servers": 6}, slots=3)
     training.wait_for_step(30)
@@ -235,28 +230,28 @@ def test_a_host_with_more_ranks_than_m_is_lost(train, undisturbed):
     )
     when = lose(training, "h2")
     run = training.finish()
-    check(run, undisturbed, [lost])
+    check(run, undisturbed_long, [lost])
     gaps(run, [when])
 
 
-def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed):
+def test_two_hosts_are_lost_one_soon_after_the_other(train, undisturbed_long):
     training = train(4, TWO_LOST)
     training.wait_for_step(30)
     losses = [lose(training, "h2")]
     training.wait_for(lambda event: event["event"] == "resumed")
     losses.append(lose(training, "h3"))
     run = training.finish()
-    check(run, undisturbed, [[1, 5], [2, 6]])
+    check(run, undisturbed_long, [[1, 5], [2, 6]])
     gaps(run, losses)
 
 
-def test_the_host_of_rank_0_is_lost(train, undisturbed):
+def test_the_host_of_rank_0_is_lost(train, undisturbed_long):
     """Rank 0 is the one that writes and prints; another goes on with that."""
     training = train(3, ONE_LOST)
-    survives_the_loss(training, "h1", [0, 3], undisturbed)
+    survives_the_loss(training, "h1", [0, 3], undisturbed_long)
 
 
-def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed):
+def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed_long):
     """Its ranks are dead before the others go on without them, and the cable, put in again, brings nothing back."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -273,11 +268,11 @@ def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed
         time.sleep(0.05)
     run = training.finish()
     print(f"fenced after {fenced - when:.2f} s, given up after {failure['time'] - when:.2f} s")
-    check(run, undisturbed, [[1, 4]])
+    check(run, undisturbed_long, [[1, 4]])
     assert [entry["rank"] for entry in run.ranks if not entry["live"]] == [1, 4]
 
 
-def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
+def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed_long):
     """Cut one way only: what the head sends still comes, and so do ranks' messages between hosts."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -290,7 +285,7 @@ def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed):
         alive |= dict.fromkeys(running, looked)
         looked = time.time()
     run = training.finish()
-    check(run, undisturbed, [[1, 4]])
+    check(run, undisturbed_long, [[1, 4]])
     assert "the head machine is lost, it has heard nothing for " in run.output
     given_up = {
         rank: failure["time"] for failure in run.events_of("failure") for rank in failure["ranks"]
@@ -339,7 +334,7 @@ def client_of(rank: int, folder: Path) -> int:
     raise AssertionError(f"no client of rank {rank}")
 
 
-def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undisturbed):
+def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undisturbed_long):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     agent = agent_of(training, "h2", 1)
@@ -353,7 +348,7 @@ def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undi
     print(f"fenced after {alive - when:.2f} s, given up after {failure['time'] - when:.2f} s")
     assert alive < failure["time"]
     os.kill(agent, signal.SIGCONT)
-    check(training.finish(), undisturbed, [[1]])
+    check(training.finish(), undisturbed_long, [[1]])
 
 
 def lost_in_the_end(training: Training) -> None:
@@ -400,7 +395,7 @@ def test_all_processes_stopped_together_for_longer_than_the_keep_alive_lose_the_
     lost_in_the_end(training)
 
 
-def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, undisturbed):
+def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, undisturbed_long):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     os.kill(client_of(1, training.folder), signal.SIGSTOP)
@@ -410,7 +405,7 @@ def test_a_client_that_is_stopped_is_killed_by_another_after_its_rank(train, und
         assert alive < when + KEEP_ALIVE
         time.sleep(0.01)
     run = training.finish()
-    check(run, undisturbed, [[1]])
+    check(run, undisturbed_long, [[1]])
     assert alive < run.events_of("failure")[0]["time"]
     finished = sorted(at for event in run.events_of("progress") for _, at in event["finished"])
     gap = max(after - before for before, after in zip(finished, finished[1:]))
@@ -436,7 +431,7 @@ def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_d
 
 
 @pytest.mark.parametrize("name", ["h1", "h2"])
-def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed, name):
+def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed_long, name):
     """Every process of the host of rank 0, which writes, or of another stands still for longer than the keep-alive time."""
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
@@ -451,7 +446,7 @@ def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed, na
     gone = training.wait_until_empty(name, KEEP_ALIVE)
     print(f"its processes are gone {gone - woken:.3f} s after they woke")
     run = training.finish()
-    check(run, undisturbed, [ranks])
+    check(run, undisturbed_long, [ranks])
     assert not (run.folder / "failure.json").exists()
 
 
@@ -480,7 +475,7 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
         )
         rsh.chmod(0o755)
         words = f"--hostfile {file} --mca plm_rsh_agent {rsh} --prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
-        sets = {**SETS, **ONE_LOST, "cluster.failure_domain": "rank"}
+        sets = {**LONG, **ONE_LOST, "cluster.failure_domain": "rank"}
         mpirun = Mpirun(mpirun_line(folder, criteo_rows, sets, more=(f"--mpirun-args={words}",)))
         run, deadline = Run(0, "", folder), time.monotonic() + RUN_SECONDS
         while not (folder / "events.jsonl").exists() or not run.events_of("progress"):
@@ -501,14 +496,14 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
     assert code != 0 and not (folder / "summary.json").exists(), output
 
 
-def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed):
+def test_a_cable_that_is_out_for_a_moment_costs_nothing(train, undisturbed_long):
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     training.hosts.cut("h2")
     time.sleep(KEEP_ALIVE / 8)
     training.hosts.mend("h2")
     run = training.finish()
-    check(run, undisturbed, [])
+    check(run, undisturbed_long, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -527,11 +522,11 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
 
 
-def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed):
+def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed_long):
     """`ip netns exec` by itself: the agent is then a child of the head's process. A rank is killed, too."""
     training = train(3, ONE_LOST, "--kill", "1@20:parity", starter="ip netns exec {host}")
     run = training.finish()
-    check(run, undisturbed, [[1]])
+    check(run, undisturbed_long, [[1]])
 
 
 def test_without_protection_the_loss_of_a_host_ends_the_run(train):

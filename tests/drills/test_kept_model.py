@@ -13,7 +13,7 @@ import pytest
 
 from ecrm.errors import NotKept
 from ecrm.files import STOPPED, SUMMARY, check_summary
-from support.drilling import BASE, RUN_SECONDS, Run, launch_words
+from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
 from support.paths import PROGRAMS
 
 MISBEHAVING = str(PROGRAMS / "misbehaving.py")
@@ -62,3 +62,10 @@ def test_a_model_that_could_not_be_kept_is_told_last_with_a_code_of_its_own(
     assert told["checkpoint_step"] is None and "No space left" in told["checkpoint_failed"]
     assert stopped or (run.model == undisturbed and told["completed"])
     assert not list((run.folder / "checkpoints").iterdir())
+
+
+def test_a_complete_run_that_is_resumed_keeps_its_model_in_its_own_folder_too(
+    tmp_path, criteo_rows, undisturbed_run
+):
+    again = resume(tmp_path / "again", criteo_rows, undisturbed_run.folder, BASE)
+    assert again.model == undisturbed_run.model and again.summary["checkpoint_step"] == 40

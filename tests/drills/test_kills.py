@@ -344,3 +344,11 @@ def test_two_of_six_servers(tmp_path, criteo_rows, undisturbed, kills, interval,
         "protection.rebuild_rows_per_step": 16 if "repair" in kills[-1] else 100_000,
     }
     assert drill(tmp_path / "run", criteo_rows, sets, kills).model == undisturbed
+
+
+def test_protection_none_ends_at_a_failure(tmp_path, criteo_rows):
+    run = launch(
+        tmp_path / "run", criteo_rows, {**BASE, "protection.name": "none"}, ("1@9:update",)
+    )
+    assert run.code == 3, run.output
+    assert "rank 1 died: protection none cannot bring anything back" in run.output

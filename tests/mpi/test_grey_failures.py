@@ -18,19 +18,13 @@ from support.grey_failures import (
 )
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, criteo_rows):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return finished(started(folder, criteo_rows), folder).model
-
-
-def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturbed):
+def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturbed_long):
     folder = tmp_path / "run"
     process = started(folder, criteo_rows, "cluster.hang_seconds=1.0")
     stopped = next(rank["pid"] for rank in ranks_of(folder) if rank["shards"] == [1])
     os.kill(stopped, signal.SIGSTOP)
     run = finished(process, folder)
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     assert 1.0 < longest_gap(run) < 5.0
     assert not is_running(stopped)
@@ -48,11 +42,11 @@ def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturb
         ),
     ],
 )
-def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed, how):
+def test_a_rank_that_ends_itself_is_recovered(tmp_path, criteo_rows, undisturbed_long, how):
     folder = tmp_path / "run"
     run = finished(started(folder, criteo_rows, program=misbehaving(how)), folder)
     assert run.code == 0, run.output
-    assert run.model == undisturbed
+    assert run.model == undisturbed_long
     assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
     # of which Open MPI would take for ever
     assert run.summary["failures"][0]["stall_seconds"] < HANG_SECONDS + 2

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.drilling import launch
 from support.host_loss import (
     ONE_LOST,
-    SETS,
     survives_the_loss,
     trainings,
 )
@@ -23,15 +21,9 @@ def train(tmp_path, criteo_rows):
         yield start
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, criteo_rows):
-    """The model of a run on this machine alone in which nothing fails."""
-    return launch(tmp_path_factory.mktemp("undisturbed") / "run", criteo_rows, SETS).model
-
-
-def test_a_host_is_lost(train, undisturbed):
+def test_a_host_is_lost(train, undisturbed_long):
     training = train(3, ONE_LOST)
-    survives_the_loss(training, "h2", [1, 4], undisturbed)
+    survives_the_loss(training, "h2", [1, 4], undisturbed_long)
 
 
 def test_a_host_that_cannot_be_reached_is_told_before_anything_starts(train):

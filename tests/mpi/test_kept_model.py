@@ -38,10 +38,6 @@ def test_a_run_without_a_word_on_checkpoints_leaves_its_model(
         tmp_path / "longer", criteo_rows, undisturbed_run.folder, {**BASE, "train.steps": 41}
     )
     assert longer.code == 0 and longer.summary["resumed"]["step"] == 40, longer.output
-    again = resume(tmp_path / "again", criteo_rows, undisturbed_run.folder, BASE)
-    assert again.model == undisturbed_run.model and again.summary["checkpoint_step"] == 40, (
-        "kept in its own folder, too"
-    )
 
 
 def test_a_run_that_keeps_nothing_says_so_once_and_one_that_shall_not_is_content(

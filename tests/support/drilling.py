@@ -27,6 +27,9 @@ BASE = {"train.steps": 40, "train.slots": 2, "model.dense_arch": "native"}
 
 CHECKPOINTS = {**BASE, "checkpoint.every_steps": 3}
 
+LONG = {"train.steps": 400, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
+"""What runs train that something is done to from outside."""
+
 
 @dataclass(frozen=True)
 class Run:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ecrm.run.reading import EventTail
-from support.drilling import RUN_SECONDS, Run
+from support.drilling import LONG, RUN_SECONDS, Run
 from support.imitated_hosts import ImitatedHosts
 from support.paths import PROGRAMS
 from support.slurm_cluster import SlurmCluster
 from support.ssh_servers import serve
 
 KEEP_ALIVE = 2.0
-SETS = {"train.steps": 200, "model.dense_arch": "native", "protection.verify_parity_at_end": "true"}
 
 # Two ranks a host.
 ONE_LOST = {
@@ -152,7 +151,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
             *words,
         ]
         line += ["--starter", starter.replace("{private}", str(private))]
-        for key, value in {"data.path": data, **SETS, **sets}.items():
+        for key, value in {"data.path": data, **LONG, **sets}.items():
             line += ["--set", f"{key}={value}"]
         process = subprocess.Popen(
             line,
