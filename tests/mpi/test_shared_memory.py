@@ -22,10 +22,10 @@ RANKS = 2
 LENDER = """
 import json, sys, time
 from ecrm.transport.shared_memory import SharedMemory
-memory = SharedMemory(2)
-memory = memory.allocate(1000, 300)
+shared = SharedMemory(2)
+memory = shared.allocate(1000, 300)
 memory += 7
-print(json.dumps([memory.offer("here"), memory.offset(memory[1:])]), flush=True)
+print(json.dumps([shared.offer("here"), shared.offset(memory[1:])]), flush=True)
 for line in sys.stdin:
     memory[1:] += 1
     print("changed", flush=True)
