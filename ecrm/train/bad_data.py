@@ -1,4 +1,4 @@
-"""What becomes of a run when a rank cannot make sense of its training data: all ranks look at the same rows."""
+"""What becomes of a run when a rank cannot read its training data: all look at the same rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ class Readings:
         self._mine: DataError | None = None
 
     def failed(self, error: DataError) -> None:
-        """This rank has met an error: bring all ranks back to the commit. Raises Unrecoverable as recoveries do."""
+        """This rank has met an error: bring all ranks back to the commit.
+
+        Raises Unrecoverable as recoveries do.
+        """
         self._mine = error
         self._engine.recovery.doubts = True
         self._engine.recovery.recover("it cannot make sense of its data")
 
     def compare(self) -> None:
-        """Collective, after a recovery that a rank which has met an error began: read its rows on all ranks.
+        """Collective, after a recovery that a rank with an error began: read its rows on all ranks.
 
         If they are bad everywhere, raises DataError with the `speaker` that is to say so, on all
         ranks; if not, raises DataError on those ranks alone that cannot read what others can.

@@ -42,7 +42,7 @@ def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
 
 
 def together(transport: Transport, action: Callable[[], Any]) -> Any:
-    """Run `action` on every rank; when it fails anywhere, fail everywhere with the lowest rank's error."""
+    """Run `action` on every rank; if it fails anywhere, raise the lowest rank's error everywhere."""
     result, error = None, None
     try:
         result = action()
@@ -76,7 +76,9 @@ def on_one_rank(transport: Transport, action: Callable[[], Any]) -> Any:
 def own_folder(
     transport: Transport, folder: Path, host: str, check: Callable[[], None]
 ) -> tuple[RunLock, list[int]]:
-    """Collective: every rank's hold on the folder of this run, and the ranks that see another folder under its name.
+    """Collective: take the folder of this run on every rank.
+
+    Returns this rank's hold on it, and the ranks that see another folder under its name.
 
     `check` is called by the rank that has taken it, before others are let in. Raises UsageError on
     every rank where another run holds it, Unrecoverable where the rank that took it has died
@@ -102,7 +104,10 @@ def own_folder(
 
 
 def introduce(transport: Transport, host: str) -> list[int]:
-    """Collective: let ranks that share a host read what the others share; returns those that can read what this one does."""
+    """Collective: let ranks that share a host read the memory that the others share.
+
+    Returns the ranks that can read what this one shares.
+    """
     shared_memory = transport.shared_memory
     if shared_memory is None:
         return []

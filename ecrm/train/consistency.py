@@ -1,4 +1,7 @@
-"""Whether all ranks were started with the same data and config: on several hosts each rank reads its own files. Pure."""
+"""Whether all ranks were started with the same data and config. Pure.
+
+On several hosts each rank reads its own files.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,21 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Given:
-    """What one rank was started with: its host, and a SHA-256 of the data, of every config key but data.path, and of the number of steps."""
+    """What one rank was started with: its host, and digests of its data and config.
+
+    The digests are SHA-256 of the data, of every config key but data.path, and of the number of
+    steps.
+    """
 
     host: str
     digests: Mapping[str, str]
 
 
 def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:
-    """What a rank has, `manifest` being that of its dataset; data.path may differ where the data does not."""
+    """What a rank has, by its config and by the `manifest` of its dataset.
+
+    data.path may differ where the data does not.
+    """
     keys = {
         f"{section}.{key}": value
         for section, values in config.to_dict().items()

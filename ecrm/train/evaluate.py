@@ -23,7 +23,9 @@ from ecrm.transport.base import PeerFailure
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Area under the ROC curve and log loss over the held-out samples; None where undefined, as with a logit that is not finite.
+    """Area under the ROC curve and log loss over the held-out samples.
+
+    Both are None where undefined, as with a logit that is not finite.
 
     `auc` is within `auc_error` of the exact one: see `Histogram.auc`. `train_loss` is the sum of
     the mean losses of all steps trained so far. `not_finite` is the lowest slot with a logit that
@@ -39,14 +41,20 @@ class Evaluation:
 
 
 class _Scores:
-    """What one rank's slots have scored: a histogram, whose counts add up in any order, and each slot's sum of losses."""
+    """What one rank's slots have scored: a histogram of all, and each slot's sum of losses.
+
+    The counts of the histogram add up in any order.
+    """
 
     def __init__(self) -> None:
         self._histogram = Histogram()
         self._losses: dict[int, float] = {}
 
     def add(self, slot: int, labels: Tensor, logits: Tensor) -> bool:
-        """Count a slot's next batch; a logit that is not finite makes the slot's loss NaN. Whether all are finite."""
+        """Count a slot's next batch; returns whether all logits are finite.
+
+        A logit that is not finite makes the slot's loss NaN.
+        """
         target, scores = labels.numpy(), logits.numpy()
         loss, finite = float("nan"), bool(torch.isfinite(logits).all())
         if finite:

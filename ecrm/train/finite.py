@@ -16,7 +16,9 @@ REMEDY = "lower train.sparse_lr or train.dense_lr"
 
 
 class FiniteWatch:
-    """Hears on every rank what is not finite, the same on all: ends the run (`stop`), or tells it once in `window` steps.
+    """Receives on every rank what is not finite, the same on all ranks.
+
+    It ends the run (`stop`), or tells of it once in `window` steps.
 
     `tell(fields)` gets the event; `kept()` is the step of the newest checkpoint, 0 without any.
     """
@@ -32,11 +34,14 @@ class FiniteWatch:
         self._quiet_until = 0
 
     def worth_saying(self, step: int, troubles: Mapping[int, str]) -> Mapping[int, str]:
-        """Of what this rank's slots have to say of a step, what all are to hear: nothing twice in a window."""
+        """The part of this rank's `troubles` in a step that all must know: none twice in a window."""
         return troubles if step >= self._quiet_until else {}
 
     def losses(self, step: int, where: Mapping[int, str]) -> None:
-        """The losses of slots in a step are not finite; `where` that began, by slot. Raises NotFinite where that ends the run."""
+        """The losses of slots in a step are not finite; `where` says where that began, by slot.
+
+        Raises NotFinite where that ends the run.
+        """
         slot, began = min(where.items())
         why = f"the loss of step {step} is not finite: in slot {slot} it began {began}"
         self._heard("step", step, slot, why, began)
@@ -67,7 +72,10 @@ class FiniteWatch:
 
 
 def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:
-    """What is not finite first, in words, in the forward of a slot with its rows' `values`, [U, D]; changes nothing."""
+    """What is not finite first in the forward of a slot, in words; changes nothing.
+
+    `values` are the rows of the slot, [U, D].
+    """
     bad = batch.rows[~values.isfinite().all(1)].tolist()
     if bad:
         return f"in {space.in_words(bad)}"

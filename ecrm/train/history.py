@@ -1,4 +1,4 @@
-"""What the evaluations of a run have come to: which is the best, when there is no gain any more, when the model overfits."""
+"""The evaluations of a run: which is the best, whether there is gain, whether it overfits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class History:
             self._keep(Measured(int(step), *rest))
 
     def add(self, step: int, evaluation: Evaluation) -> None:
-        """The evaluation after `step` steps; later ones are forgotten, since those steps are done again."""
+        """The evaluation after `step` steps; later ones are dropped, as those steps come again."""
         self._all = [measured for measured in self._all if measured.step < step]
         total = evaluation.train_loss if math.isfinite(evaluation.train_loss) else None
         self._keep(Measured(step, evaluation.auc, evaluation.log_loss, total))
@@ -75,7 +75,11 @@ class History:
 
     @property
     def overfit(self) -> tuple[Measured, Measured] | None:
-        """(the evaluation before, the last) where the AUC has just fallen the FALLS-th time in a row while the training loss fell."""
+        """(the evaluation before, the last) where the model has begun to overfit, else None.
+
+        That is where the AUC has just fallen the FALLS-th time in a row while the training loss
+        fell.
+        """
         measured = [one for one in self._all if one.auc is not None]
         falls = [
             after.auc < before.auc for before, after in zip(measured, measured[1:], strict=False)

@@ -36,7 +36,7 @@ STEP_PHASES = (
 
 @dataclass
 class _Sums:
-    """Of one phase on one rank: how often it began, seconds in it, seconds of those in the transport, bytes sent."""
+    """One phase on one rank: how often it began, seconds, those in the transport, bytes sent."""
 
     count: int = 0
     seconds: float = 0.0
@@ -74,7 +74,10 @@ class Profile:
             self._open = None
 
     def call(self, name: str, since: float, sent: int) -> None:
-        """A call of the transport has ended, begun at `since` of time.perf_counter(), `sent` bytes given to other ranks."""
+        """A call of the transport has ended.
+
+        It began at `since` of time.perf_counter(), and gave `sent` bytes to other ranks.
+        """
         now = time.perf_counter()
         step = -1
         if self._open is not None:
@@ -124,7 +127,10 @@ class ProfiledTransport(WrappedTransport):
 
 
 def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[str, Any]] | None:
-    """Collective: every rank's profile on rank `to`, None elsewhere. Raises PeerFailure as transport calls do."""
+    """Collective: every rank's profile on rank `to`, None elsewhere.
+
+    Raises PeerFailure as transport calls do.
+    """
     received = transport.exchange({to: [profile.to_tensor()]})
     if transport.rank != to:
         return None
@@ -132,7 +138,10 @@ def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[st
 
 
 def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:
-    """Milliseconds and kilobytes of an average step by phase: mean over ranks, the slowest rank, the part in the transport."""
+    """Milliseconds and kilobytes of an average step, by phase, as text.
+
+    Milliseconds are the mean over ranks, those of the slowest rank, and the part in the transport.
+    """
     names = list(
         dict.fromkeys((*STEP_PHASES, *(name for p in profiles.values() for name in p["sums"])))
     )
@@ -171,7 +180,7 @@ def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:
 
 
 def chrome_trace(profiles: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """The spans of all ranks in Chrome's trace event format, a process for each rank, times in microseconds."""
+    """The spans of all ranks in Chrome's trace event format: a process for each rank, in µs."""
     events: list[dict[str, Any]] = []
     first = min((span[1] for p in profiles.values() for span in p["spans"]), default=0.0)
     for rank, profile in sorted(profiles.items()):

@@ -22,10 +22,16 @@ from ecrm.metrics import auc
 from ecrm.train.reporter import KEPT_COMMITS
 
 MOST_SCORED = 1 << 18
-"""Samples that the AUC of a progress step looks back on at most, or one step's: bounds what holders of the dense replica keep."""
+"""Most samples that the AUC of a progress step looks back on, though at least one step's.
+
+It bounds what holders of the dense replica keep.
+"""
 
 MOST_FINISHED = 1000
-"""Steps between progress steps at most, however rarely a line is printed: bounds what a rank keeps and what its death loses."""
+"""Most steps between progress steps, however rarely a line is printed.
+
+It bounds what a rank keeps, and what its death loses.
+"""
 
 Told = tuple[dict[str, Any], str]
 """The fields of a progress event, and its line, empty for none."""
@@ -35,7 +41,10 @@ Tell = Callable[[int, Callable[[], Told]], None]
 
 
 def window_start(step: int, every: int) -> int:
-    """The last progress step before `step`, or 0: those are multiples of `every` (0: none) and, from each on, of MOST_FINISHED steps."""
+    """The last progress step before `step`, or 0.
+
+    Progress steps are multiples of `every` (0: none) and, from each on, of MOST_FINISHED steps.
+    """
     before = step - 1
     line = before - before % every if every else 0
     return line + (before - line) // MOST_FINISHED * MOST_FINISHED
@@ -102,7 +111,10 @@ class Progress:
         self._reported = engine.step
 
     def went_back(self, engine: Engine) -> None:
-        """Steps were undone, and will be told when they are finished once more; or this rank has only now heard that the last one is finished."""
+        """Steps were undone, and are told when they are finished once more.
+
+        Or this rank has only now learned that the last one is finished.
+        """
         self._reported = min(self._reported, engine.step)
         self._forgotten = 0
         self._report_if_due(engine)
@@ -168,7 +180,7 @@ class Progress:
         )
 
     def _forget(self, engine: Engine) -> None:
-        """Have the engine forget notes that nothing which may still be told, or told again, is made from."""
+        """Have the engine forget notes of steps that are not told, or told again, any more."""
         self._told = [
             (at, first) for at, first in self._told if at >= engine.state.commits - KEPT_COMMITS
         ]

@@ -33,7 +33,7 @@ KEPT_COMMITS = 3
 
 
 def _restored_in_words(account: dict[str, Any]) -> str:
-    """What did not come back of a shard, in a line, after one for each checkpoint that could not be used."""
+    """What did not come back of a shard, after a line for each checkpoint not used."""
     refused = "".join(f"! {line}\n" for line in account["refused"])
     return refused + (
         f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {counted(account['lost_steps'], 'step')} are lost; "
@@ -78,7 +78,7 @@ def _names(events: list[dict[str, Any]]) -> set[Name]:
 
 
 class Reporter:
-    """Passes an engine's events on; only the view's reporter writes and prints, whichever rank that is by then."""
+    """Passes an engine's events on; only the view's reporter, whoever that is, writes and prints."""
 
     def __init__(
         self,

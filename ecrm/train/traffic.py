@@ -1,4 +1,4 @@
-"""What a rank gives to other ranks and to files: bytes, those to other ranks by the phase in which they were sent."""
+"""Bytes that a rank gives to files, and to other ranks by the phase in which they were sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ecrm.transport.base import Transport
 
 
 class Traffic:
-    """Watches how a transport's `sent_bytes` grow from phase to phase; what comes before the first phase is `start`.
+    """Watches how a transport's `sent_bytes` grow from phase to phase.
+
+    What comes before the first phase is `start`.
 
     A step begins with the phase `input`. What evaluation and the end of the run send is put down to
     them until then, although they look up rows as a step does.

@@ -1,4 +1,7 @@
-"""A call between ranks fails though nobody has died: recovered where updates can be taken back, else refused; never a wrong model."""
+"""A call between ranks fails though nobody has died: recovered from, or refused.
+
+It is refused where updates cannot be taken back. The model is never wrong.
+"""
 
 from __future__ import annotations
 
