@@ -58,11 +58,13 @@ def unlike(ranks: Mapping[int, Given]) -> str | None:
     for kind, _ in others:
         those = [rank for rank in kinds if kinds[rank] == kind]
         said.append(
-            f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} {_difference(dict(kind), dict(most))}"
+            f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} "
+            f"{_difference(dict(kind), dict(most))}"
         )
     more = f"; {len(said) - _SHOWN} more differ in another way" if len(said) > _SHOWN else ""
     return (
-        f"not all ranks have the same data and config: unlike {_named([usual], ranks)}, {'; '.join(said[:_SHOWN])}{more}: "
+        f"not all ranks have the same data and config: unlike {_named([usual], ranks)}, "
+        f"{'; '.join(said[:_SHOWN])}{more}: "
         "copy the prepared data and the config to every host"
     )
 

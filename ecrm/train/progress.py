@@ -174,7 +174,8 @@ class Progress:
         )
         known = "" if fields["window"] == window else f" (of {fields['window']} of {window} steps)"
         return (
-            f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  {fields['samples_per_second']:>9,.0f} samples/s  "
+            f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  "
+            f"{fields['samples_per_second']:>9,.0f} samples/s  "
             f"loss {loss}  auc {area}{known}  committed {fields['committed']}  "
             f"failures left {fields['failures_left']}  rebuilt {fields['rebuilt']:.0%}"
         )

@@ -36,9 +36,12 @@ def _restored_in_words(account: dict[str, Any]) -> str:
     """What did not come back of a shard, after a line for each checkpoint not used."""
     refused = "".join(f"! {line}\n" for line in account["refused"])
     return refused + (
-        f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates of {counted(account['lost_steps'], 'step')} are lost; "
-        f"gradients of {counted(account['steps_away'], 'step')} kept for it are applied ({counted(account['kept_rows'], 'row')}), those of "
-        f"{counted(account['lost_slot_steps'], 'step')} of slots lost; meanwhile {counted(account['last_seen_rows'], 'row')} as last seen and "
+        f"! shard {account['shard']} restored from step {account['checkpoint_step']}: the updates "
+        f"of {counted(account['lost_steps'], 'step')} are lost; "
+        f"gradients of {counted(account['steps_away'], 'step')} kept for it are applied "
+        f"({counted(account['kept_rows'], 'row')}), those of "
+        f"{counted(account['lost_slot_steps'], 'step')} of slots lost; meanwhile "
+        f"{counted(account['last_seen_rows'], 'row')} as last seen and "
         f"{account['initial_rows']:,} initial ones stood in"
     )
 
@@ -208,7 +211,8 @@ class Reporter:
             survives += f"; beyond that all roll back to {self._durable}"
         return (
             f"! {named('rank', fields['ranks'])} died in step {fields['step']} "
-            f"({fields['phase']}); {_back_in_words(fields)}; {', '.join(moved) or 'no role moved'}; {survives}"
+            f"({fields['phase']}); {_back_in_words(fields)}; "
+            f"{', '.join(moved) or 'no role moved'}; {survives}"
         )
 
     def _interrupted(self, fields: dict[str, Any]) -> str:
@@ -224,7 +228,8 @@ class Reporter:
     def _rebuilt(self, fields: dict[str, Any]) -> str:
         return (
             f"! {named('shard', fields['shards'])} rebuilt in {fields['rebuild_seconds']:.2f} s "
-            f"({fields['rebuilt_bytes']:,} bytes, {counted(fields['on_demand_rows'], 'row')} on demand); "
+            f"({fields['rebuilt_bytes']:,} bytes, {counted(fields['on_demand_rows'], 'row')} on "
+            "demand); "
             f"{survives_in_words(fields['failures_left'])}"
         )
 
@@ -233,13 +238,16 @@ class Reporter:
 
     def _rolled_back(self, fields: dict[str, Any]) -> str:
         return (
-            f"! rolled back to step {fields['step']} from {fields['from_step']} in {fields['seconds']:.2f} s, "
-            f"which redoes {counted(max(fields['from_step'] - fields['step'], 0), 'step')}: {fields['why']}"
+            f"! rolled back to step {fields['step']} from {fields['from_step']} in "
+            f"{fields['seconds']:.2f} s, "
+            f"which redoes {counted(max(fields['from_step'] - fields['step'], 0), 'step')}: "
+            f"{fields['why']}"
         )
 
     def _checkpoint(self, fields: dict[str, Any]) -> str:
         return (
-            f"checkpoint of step {fields['step']} ({fields['kind']}): {counted(fields['rows'], 'row')}, {fields['bytes']:,} bytes "
+            f"checkpoint of step {fields['step']} ({fields['kind']}): "
+            f"{counted(fields['rows'], 'row')}, {fields['bytes']:,} bytes "
             f"in {fields['seconds']:.2f} s, training waited {fields['stall_seconds']:.2f} s"
         )
 
@@ -259,8 +267,10 @@ class Reporter:
 
     def _overfitting(self, fields: dict[str, Any]) -> str:
         return (
-            f"! the held-out auc has fallen in {fields['evaluations']} evaluations in a row, from {fields['auc_before']:.4f} at step "
-            f"{fields['step_before']} to {fields['auc']:.4f}, while the training loss fell: the model overfits"
+            f"! the held-out auc has fallen in {fields['evaluations']} evaluations in a row, from "
+            f"{fields['auc_before']:.4f} at step "
+            f"{fields['step_before']} to {fields['auc']:.4f}, while the training loss fell: the "
+            "model overfits"
         )
 
     def _ended_early(self, fields: dict[str, Any]) -> str:
@@ -293,6 +303,7 @@ class Reporter:
 
     def _reshaped(self, fields: dict[str, Any]) -> str:
         return (
-            f"! laid out anew over {counted(fields['servers'], 'server')} (k={fields['k']} m={fields['m']}) in {fields['seconds']:.2f} s "
+            f"! laid out anew over {counted(fields['servers'], 'server')} (k={fields['k']} "
+            f"m={fields['m']}) in {fields['seconds']:.2f} s "
             f"({fields['moved_bytes']:,} bytes moved); {survives_in_words(fields['failures_left'])}"
         )
