@@ -1,4 +1,4 @@
-"""`make test`: first tests/unit and tests/simulated, a process per core; then tests/mpi, one by one.
+"""Runs `make test` in two parts: unit and simulated tests on all cores, then MPI tests one by one.
 
 conftest.py marks the first `parallel`. All arguments go to pytest in both parts.
 """

@@ -353,8 +353,8 @@ def test_a_run_goes_on_with_any_number_of_trainers_up_to_the_slots(tmp_path, tra
         )
         return
     assert (
-        str(error)
-        == f"tiny.toml: train.slots is 4, fewer than the {trainers} trainers: set cluster.trainers=4"
+        str(error) == f"tiny.toml: train.slots is 4, fewer than the {trainers} trainers: set "
+        f"cluster.trainers=4"
     )
 
 

@@ -1,4 +1,4 @@
-"""The format of checkpoints: a cut at any call or byte leaves the newest complete one, and damage is refused by name."""
+"""Checkpoint files: a cut at any call or byte leaves the newest complete one; damage is named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Cut(BaseException):
 
 
 class CuttingDisk(Disk):
-    """Dies at its `calls`-th call, or within the `at_byte`-th byte written; a power cut also loses what was not synced."""
+    """A disk that fails at its `calls`-th call or within the `at_byte`-th byte written.
+
+    A power cut also loses what was not synced.
+    """
 
     def __init__(self, calls: int | None = None, at_byte: int | None = None) -> None:
         self.calls, self.at_byte = calls, at_byte
@@ -164,7 +167,10 @@ def small_pieces(monkeypatch):
 
 
 def run(path: Path, disk: Disk, done: list[int]) -> None:
-    """Five checkpoints, full, incremental, incremental, full, incremental, keeping two; `done` gets those that count."""
+    """Writes five checkpoints (full, incr., incr., full, incr.) and keeps two.
+
+    `done` receives the steps of the checkpoints that count.
+    """
     folder, base = CheckpointFolder(path, disk), None
     for step in STEPS:
         base = write(folder, step, base if step not in (10, 40) else None)
@@ -173,7 +179,10 @@ def run(path: Path, disk: Disk, done: list[int]) -> None:
 
 
 def newest(path: Path) -> int:
-    """The newest complete checkpoint's step, 0 if none, after all complete ones were read and found right."""
+    """Returns the newest complete checkpoint's step, or 0 if there is none.
+
+    All complete checkpoints are read and compared with what was written.
+    """
     whole, _ = find(path)
     for checkpoint in whole:
         assert read(checkpoint) == state_of(checkpoint.step)

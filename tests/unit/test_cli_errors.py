@@ -1,4 +1,4 @@
-"""The `ecrm` command from outside: exit codes, one-line errors, no traceback, nothing heavy imported."""
+"""The `ecrm` command: exit codes, one-line errors without traceback, no heavy imports."""
 
 import os
 import shutil
@@ -105,7 +105,8 @@ print(code, {'torch', 'mpi4py'} & set(sys.modules))
     [
         (
             ["--set", "train.global_batch=20000"],
-            "10800 training rows, fewer than train.global_batch, 20000: set train.global_batch=10800",
+            "10800 training rows, fewer than train.global_batch, 20000: set "
+            "train.global_batch=10800",
         ),
         (
             ["--set", "train.epochs=0.001"],
@@ -232,7 +233,8 @@ def test_a_reader_that_leaves_early_is_no_error():
         [
             sys.executable,
             "-c",
-            f"import subprocess; p = subprocess.Popen({[*ECRM, 'config']!r}, stdout=subprocess.PIPE); "
+            f"import subprocess; p = subprocess.Popen({[*ECRM, 'config']!r}, "
+            f"stdout=subprocess.PIPE); "
             "p.stdout.close(); raise SystemExit(p.wait())",
         ],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Encoding and decoding: every erasure pattern of the shipped shapes, and pyeclib as an oracle we did not write."""
+"""Encoding and decoding: every erasure pattern of the shipped shapes, compared with pyeclib."""
 
 from itertools import combinations
 

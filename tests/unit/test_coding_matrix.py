@@ -62,7 +62,10 @@ def singular_parts(entries: np.ndarray, size: int) -> int:
 
 @pytest.mark.parametrize("k, m", [(254, 1), (253, 2), (120, 3), (16, 4), (10, 6)])
 def test_every_square_part_has_an_inverse(k, m):
-    """Which is to say that all losses of up to m units decode; smaller k and m are parts of these."""
+    """All losses of up to m units decode, because every square part has an inverse.
+
+    The matrices of smaller k and m are parts of these.
+    """
     entries = make_coefficients(k, m)
     assert [singular_parts(entries, size) for size in range(1, m + 1)] == [0] * m
 

@@ -163,7 +163,8 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("testing.skip_undo=yes", 'testing.skip_undo is "yes": must be true or false'),
         (
             "protection.name=erasur",
-            'protection.name is "erasur": must be one of none, erasure, chain, replicate, stateless, checkpoint, mapped; did you mean erasure?',
+            'protection.name is "erasur": must be one of none, erasure, chain, replicate, '
+            "stateless, checkpoint, mapped; did you mean erasure?",
         ),
         (
             "protection.scrub_rows_per_step=-1",
@@ -186,7 +187,8 @@ def test_failures_survived_is_m_under_erasure_and_nothing_without():
         ("cluster.servers=60000", "cluster.servers is 60000: must be from 1 to 4096"),
         (
             "cluster.servers=4095",
-            "4,095 servers + 2 trainers + 1 spare make 4098 ranks, more than 4096: set cluster.servers=4093",
+            "4,095 servers + 2 trainers + 1 spare make 4098 ranks, more than 4096: set "
+            "cluster.servers=4093",
         ),
         ('data.path="a\\u0000b"', 'data.path is "a\\u0000b": must not hold the character NUL'),
         ("train.seed=" + "1" * 5000, 'train.seed is "1111'),
@@ -219,7 +221,8 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         ),
         (
             ["train.global_batch=1023"],
-            "train.global_batch is 1023, not a multiple of the 2 slots: set train.global_batch=1022",
+            "train.global_batch is 1023, not a multiple of the 2 slots: set "
+            "train.global_batch=1022",
         ),
         (["train.global_batch=1"], "set train.global_batch=2"),
         (
@@ -228,7 +231,8 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         ),
         (
             ["train.steps=5", "train.epochs=1"],
-            "train.steps is 5 and train.epochs is 1.0, of which one may be given: set train.epochs=0 or train.steps=0",
+            "train.steps is 5 and train.epochs is 1.0, of which one may be given: set "
+            "train.epochs=0 or train.steps=0",
         ),
         (["train.epochs=0"], "train.steps and train.epochs are both 0: set train.epochs=1"),
         (
@@ -242,18 +246,23 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         ),
         (
             ["protection.name=none", "protection.scrub_rows_per_step=100"],
-            "protection.scrub_rows_per_step is 100, but protection.name is none, which keeps no parity to compare with: "
+            "protection.scrub_rows_per_step is 100, but protection.name is none, which keeps no "
+            "parity to compare with: "
             "set protection.name=erasure or protection.scrub_rows_per_step=0",
         ),
         (
             ["protection.name=checkpoint", "checkpoint.every_minutes=0"],
-            "protection.name is checkpoint, which restores what is lost from checkpoints, but checkpoint.every_steps and "
-            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10",
+            "protection.name is checkpoint, which restores what is lost from checkpoints, but "
+            "checkpoint.every_steps and "
+            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or "
+            "checkpoint.every_minutes=10",
         ),
         (
             ["protection.name=stateless", "checkpoint.every_steps=0"],
-            "protection.name is stateless, which restores what is lost from checkpoints, but checkpoint.every_steps and "
-            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or checkpoint.every_minutes=10",
+            "protection.name is stateless, which restores what is lost from checkpoints, but "
+            "checkpoint.every_steps and "
+            "checkpoint.every_minutes are both 0: set checkpoint.every_steps=100 or "
+            "checkpoint.every_minutes=10",
         ),
         (
             [
@@ -264,7 +273,8 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
                 "cluster.trainers=1",
                 "cluster.spares=0",
             ],
-            "protection.name is stateless, which keeps two dense replicas, but there is one rank: set cluster.spares=1",
+            "protection.name is stateless, which keeps two dense replicas, but there is one "
+            "rank: set cluster.spares=1",
         ),
         (
             ["testing.flip=1@row"],
@@ -285,7 +295,8 @@ def test_a_wrong_key_or_value_is_named_with_what_would_be_right(override, said):
         ),
         (
             ["protection.k=250", "protection.m=6", "cluster.servers=300"],
-            "protection.k + protection.m = 256: at most 255 units fit a stripe over GF(2^8): set protection.k=249",
+            "protection.k + protection.m = 256: at most 255 units fit a stripe over GF(2^8): set "
+            "protection.k=249",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where ranks outnumber cores, each keeps to one, or all sleep while they wait, by how the slots can be dealt out."""
+"""How ranks share the cores: each keeps to one core, or all sleep while they wait."""
 
 import os
 from dataclasses import replace

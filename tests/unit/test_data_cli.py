@@ -134,5 +134,8 @@ def test_lines_that_do_not_parse(words):
 
 
 def test_help_needs_none_of_the_heavy_libraries():
-    code = "import sys, ecrm.cli.data; sys.exit(bool({'numpy', 'torch', 'pyarrow'} & set(sys.modules)))"
+    code = (
+        "import sys, ecrm.cli.data; "
+        "sys.exit(bool({'numpy', 'torch', 'pyarrow'} & set(sys.modules)))"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

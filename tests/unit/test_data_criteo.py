@@ -1,4 +1,4 @@
-"""The Criteo reader: what it accepts, what it says about what it does not, whatever the block size."""
+"""The Criteo reader: what it accepts and what it refuses, with every block size."""
 
 import gzip
 import random
@@ -39,7 +39,10 @@ def line(number: int = 0, delimiter: str = "\t", **changed: str) -> str:
 
 
 def read_all(path, **options):
-    """All blocks of a file put together: (labels, integers, categories, missing, malformed count, examples)."""
+    """Joins all blocks of a file.
+
+    Returns (labels, integers, categories, missing, malformed count, examples).
+    """
     blocks = list(read_criteo(str(path), **options))
     arrays = [
         np.concatenate([getattr(b, name) for b in blocks])

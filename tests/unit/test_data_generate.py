@@ -16,7 +16,10 @@ from ecrm.errors import UsageError
 
 @pytest.fixture(scope="module")
 def sample():
-    """As many rows as the published statistics were measured on: (labels, integers, ids, missing, probability)."""
+    """Returns (labels, integers, ids, missing, probability) of generated rows.
+
+    There are as many rows as the published statistics were measured on.
+    """
     population = Population(3)
     blocks = [population.draw(block) for block in range(-(-shape.SAMPLE_ROWS // BLOCK_ROWS))]
     names = ("labels", "integers", "ids", "missing", "probability")

@@ -202,8 +202,8 @@ def test_a_file_too_malformed_is_refused(rows, tmp_path, compressed):
     said = str(caught.value)
     assert said.startswith(f"{path}: 11 of 1,000 lines (1.10%) are malformed, ")
     assert (
-        "--max-malformed is 0.01, so nothing was written; line 6: 1 columns instead of 40; line 11: cat_25 is '"
-        in said
+        "--max-malformed is 0.01, so nothing was written; line 6: 1 columns instead of 40; line "
+        "11: cat_25 is '" in said
     )
     assert "; line 13: 1 columns instead of 40; and so on; " in said
     assert said.endswith("; correct the file, or type --max-malformed 1 to skip all such lines")
@@ -368,7 +368,10 @@ def test_a_kill_between_the_two_renames_of_force_loses_neither(rows, tmp_path, m
     assert tree(out) == before and os.listdir(tmp_path) == ["out"]
 
 
-PREPARE = "import sys; from ecrm.data.prepare import prepare; prepare([sys.argv[1]], sys.argv[2], block_bytes=1 << 14)"
+PREPARE = (
+    "import sys; from ecrm.data.prepare import prepare; "
+    "prepare([sys.argv[1]], sys.argv[2], block_bytes=1 << 14)"
+)
 
 
 def test_kill_in_the_middle_leaves_no_dataset_and_the_next_call_clears_up(rows, tmp_path):
@@ -404,7 +407,10 @@ from ecrm.data.prepare import prepare
 from ecrm.data.generate import generate_criteo
 from ecrm.errors import EcrmError
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-for call in (lambda: prepare([sys.argv[1]], sys.argv[2]), lambda: generate_criteo(2000, 1, sys.argv[2])):
+for call in (
+    lambda: prepare([sys.argv[1]], sys.argv[2]),
+    lambda: generate_criteo(2000, 1, sys.argv[2]),
+):
     try:
         call()
     except EcrmError as error:

@@ -168,7 +168,10 @@ def test_before_during_after():
 
 
 def test_redone_steps_count_once():
-    """With a commit interval, steps 9 and 10 are undone and finished again; their first finishing counts."""
+    """With a commit interval, steps 9 and 10 are undone and done again.
+
+    The first time that they finish counts.
+    """
     disturbed = run(
         steps(*every_second(1, 10)),
         kill(10.2),
@@ -201,7 +204,10 @@ def test_a_reporter_that_died_between_progress_lines():
 
 
 def test_steps_reported_by_two_ranks_count_once():
-    """A reporter that died right after its line: the next one has not heard of it and reports the steps again."""
+    """A reporter dies right after it has written its line.
+
+    The next reporter does not know of that line and reports the steps again.
+    """
     disturbed = run(steps(*every_second(1, 10)), steps(*every_second(8, 20, shift=0.01)))
     assert pace(spans(disturbed), BATCH).steps == 19
     assert pace(spans(disturbed), BATCH).seconds == pytest.approx(19.01)
@@ -328,11 +334,12 @@ def test_another_model_is_no_failure_where_a_lost_shard_makes_it_one_by_nature()
     assert not found.problems and found.paces
     text = as_text(found)
     assert (
-        f"model_sha256 not equal, by nature of stateless: undisturbed {'a' * 64}, disturbed {'b' * 64}"
-        in text
+        f"model_sha256 not equal, by nature of stateless: undisturbed {'a' * 64}, disturbed "
+        f"{'b' * 64}" in text
     )
     assert text.endswith(
-        "evaluation auc 0.7500 undisturbed, 0.7475 disturbed (-0.0025); log loss 0.5000 undisturbed, 0.5031 disturbed (+0.0031)"
+        "evaluation auc 0.7500 undisturbed, 0.7475 disturbed (-0.0025); log loss 0.5000 "
+        "undisturbed, 0.5031 disturbed (+0.0031)"
     )
     assert "not the same model, by nature" in text and "NOT" not in text
     html = page(found, {}, "", draw(found), draw(found, DARK))
@@ -527,7 +534,10 @@ def test_a_pause_in_which_all_was_laid_out_anew_is_in_the_text_the_page_and_the_
         steps(*every_second(11, 20, shift=2)),
     )
     report = make_report("tiny", BATCH, SCHEDULED, UNDISTURBED, disturbed)
-    said = "laid out anew over 3 servers (k=2 m=1) before step 12: training waited 0.25 s, 7,654,321 bytes were moved"
+    said = (
+        "laid out anew over 3 servers (k=2 m=1) before step 12: "
+        "training waited 0.25 s, 7,654,321 bytes were moved"
+    )
     assert said in " ".join(as_text(report).split())
     assert said in page(report, {}, "", b"", b"")
     (found,) = to_dict(report)["reshapes"]

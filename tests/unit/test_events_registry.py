@@ -31,7 +31,10 @@ PROGRESS = {
 
 
 def emitted() -> Iterator[tuple[str, str, set[str], bool]]:
-    """(place, event, literal fields, whether there are only these) of every dict with an "event"."""
+    """Yields (place, event, literal fields, complete) of every dict with the key "event".
+
+    `complete` is true if the dict has no other fields than these.
+    """
     for path in sorted((ROOT / "ecrm").rglob("*.py")):
         tree = ast.parse(path.read_text())
         names = {

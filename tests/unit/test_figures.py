@@ -1,4 +1,4 @@
-"""The committed figures are of the committed CSV files; a missing, stale or broken one is told, none is made up."""
+"""The committed figures match the committed CSV files; missing or stale ones are reported."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Where there is no room: one line, exit code not 0, and nothing half-written, whichever library writes."""
+"""A full disk: one line, an exit code other than 0, no half-written files, in every format."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def export_with_room_for(
 ) -> subprocess.CompletedProcess:
     """`ecrm export` where no file may be larger: that fails where a full disk does."""
     words = ["export", str(checkpoint), "--format", form, "--output", str(output)]
-    program = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); from ecrm.cli.commands import main; sys.exit(main({words!r}))"
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+        f"from ecrm.cli.commands import main; sys.exit(main({words!r}))"
+    )
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
@@ -95,7 +98,10 @@ def test_both_formats_hold_the_same(tmp_path, made):
 @pytest.mark.parametrize("form", ["safetensors", "torchrec"])
 @pytest.mark.parametrize("missing", [1, 100_000])
 def test_export_without_room_is_one_line_and_leaves_nothing(tmp_path, made, form, missing):
-    """The last byte of the file, or nearly all of it, does not fit; of torchrec's both the file it is made from and its own."""
+    """The last byte of the file, or nearly all of it, does not fit.
+
+    For torchrec this is tried with its own file and with the file that it is made from.
+    """
     whole, output = tmp_path / "whole", tmp_path / "new" / "model"
     output.parent.mkdir()
     for size_of in {form, "safetensors"}:
@@ -105,13 +111,14 @@ def test_export_without_room_is_one_line_and_leaves_nothing(tmp_path, made, form
         done = export_with_room_for(room, made, form, output)
         assert (done.returncode, done.stderr) == (
             1,
-            f"ecrm: error: {output}: cannot be written, nothing was changed there: File too large\n",
+            f"ecrm: error: {output}: cannot be written, nothing was changed there: File too "
+            f"large\n",
         )
         assert done.stdout == "" and os.listdir(output.parent) == []
 
 
 def test_a_page_that_cannot_be_had_is_an_error_before_it_is_written(tmp_path, made, monkeypatch):
-    """A sparse file would be written without trouble, and its pages kill the process later, when the disk is full."""
+    """A sparse file can be created on a full disk, but using its pages later kills the process."""
 
     def full(*words):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

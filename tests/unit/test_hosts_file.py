@@ -35,7 +35,8 @@ def names(hosts) -> str:
 def test_a_hosts_file(tmp_path):
     path = written(
         tmp_path,
-        "# rack 1\n\nnode1 slots=2\n  node2 address=10.0.0.2 # slow\r\nnode-3.example slots=10 address=n3\n",
+        "# rack 1\n\nnode1 slots=2\n  node2 address=10.0.0.2 # slow\r\n"
+        "node-3.example slots=10 address=n3\n",
     )
     assert read_hosts(path) == [
         Host("node1", 2, "node1"),
@@ -184,11 +185,14 @@ def test_the_line_of_a_launch_over_hosts(tmp_path):
         subnet=str(plan.network.subnet),
     )
     assert shlex.join(line) == (
-        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' --pmixmca gds hash "
+        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll "
+        "'^han,cuda,hcoll,portals4' --pmixmca gds hash "
         "--prtemca ras '^slurm,pbs' --prtemca plm '^slurm' --pmixmca ptl_tcp_remote_connections 1 "
         "--pmixmca ptl_tcp_if_include 127.0.0.0/8 --mca pml ob1 --mca btl tcp,self "
-        "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1 -n 3 "
-        f"{sys.executable} -m ecrm.launch.remote_rank --hosts {path} --head 127.0.0.1 --keep-alive 3 "
+        "--mca btl_tcp_if_include 127.0.0.0/8 -x OMP_NUM_THREADS=1 -x MKL_NUM_THREADS=1 -x "
+        "OPENBLAS_NUM_THREADS=1 -n 3 "
+        f"{sys.executable} -m ecrm.launch.remote_rank --hosts {path} --head 127.0.0.1 "
+        f"--keep-alive 3 "
         "--starter 'ssh {host} {command}' --begun /runs/x/ranks.json -- ecrm"
     )
 
@@ -230,7 +234,8 @@ def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
 def test_a_run_that_no_host_may_leave_is_told_so(tmp_path, criteo_rows):
     path = written(
         tmp_path,
-        "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\nc slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n",
+        "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\n"
+        "c slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n",
     )
     line = [
         sys.executable,

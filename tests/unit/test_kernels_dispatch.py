@@ -66,7 +66,8 @@ def test_a_config_names_a_set_that_stays_in_use(monkeypatch):
     monkeypatch.setattr(native, "supported_instruction_sets", lambda: ("portable",))
     with pytest.raises(
         UsageError,
-        match="^kernels.instruction_set is gfni: .* this machine has portable: set kernels.instruction_set=auto$",
+        match="^kernels.instruction_set is gfni: .* this machine has portable: set "
+        "kernels.instruction_set=auto$",
     ):
         use_instruction_set("gfni")
 

@@ -1,4 +1,4 @@
-"""dot_interaction and its gradients equal the definition to the bit, and torch's own to rounding."""
+"""dot_interaction and its gradients: bit for bit the definition, and torch's up to rounding."""
 
 import pytest
 import torch

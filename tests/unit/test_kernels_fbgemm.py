@@ -1,4 +1,4 @@
-"""sparse_update against FBGEMM's CPU optimizers, an oracle we did not write: one embedding table, several steps."""
+"""sparse_update against FBGEMM's CPU optimizers: one embedding table, several steps."""
 
 import warnings
 
@@ -64,7 +64,10 @@ def test_float32_equals_fbgemm_to_the_bit(instruction_set, optimizer, dimension,
 
 @pytest.mark.parametrize("optimizer", THEIR_NAMES)
 def test_float16_is_as_close_as_its_rounding(optimizer):
-    """FBGEMM rounds a float16 step before it subtracts it, and adds squares in another order: README.md."""
+    """FBGEMM rounds a float16 step before it subtracts it.
+
+    It also adds squares in another order: see README.md.
+    """
     (their_weights, their_state), (weights, state) = run_both(
         optimizer, 64, SparseType.FP16, 0.05, 1e-8
     )

@@ -1,4 +1,7 @@
-"""What kernels promise of NaNs: every backend has them in the same places, and the same bits in all others; which NaN it is may differ."""
+"""What kernels promise of NaNs: every backend has them in the same places.
+
+All other values have the same bits on every backend. The bits of a NaN may differ.
+"""
 
 from __future__ import annotations
 

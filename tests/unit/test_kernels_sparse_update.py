@@ -1,4 +1,7 @@
-"""sparse_update: every instruction set against the reference; test_kernels_fbgemm.py holds both to FBGEMM."""
+"""sparse_update: every instruction set against the reference.
+
+test_kernels_fbgemm.py compares both with FBGEMM.
+"""
 
 import contextlib
 import ctypes
@@ -312,7 +315,10 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
 def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(
     instruction_set, optimizer, dtype, beyond, monkeypatch
 ):
-    """A hundred rows at a time, of which some are in the log already; `beyond` the record its bytes are zeros."""
+    """A hundred rows at a time, some of which are in the log already.
+
+    The bytes `beyond` the record are zeros.
+    """
     backend = "reference" if instruction_set == "reference" else "cpu"
     for dimension in (3, 32, 65):
         found, expected = pair(700, dimension, dtype, optimizer, 650, seed=dimension)

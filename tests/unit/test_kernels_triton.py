@@ -1,4 +1,4 @@
-"""The Triton kernels against the references: compiled where there is a GPU, else through Triton's interpreter."""
+"""The Triton kernels against the references: compiled on a GPU, otherwise interpreted."""
 
 import os
 

@@ -1,4 +1,7 @@
-"""The Triton kernels compile for a GPU, also where there is none, and fuse and approximate nothing they should not."""
+"""The Triton kernels compile for a GPU, on machines without one too.
+
+The compiler neither fuses nor approximates operations whose results must be exact.
+"""
 
 import os
 import re
@@ -17,21 +20,25 @@ from ecrm.kernels.decode.triton import _multiply
 from ecrm.kernels.parity_apply.triton import _add_rows
 from ecrm.kernels.sparse_update.triton import _update
 
-FLOATS = ("lr", "eps", "beta1", "beta2", "one_minus_beta1", "one_minus_beta2", "correction1", "correction2")
+FLOATS = ("lr", "eps", "beta1", "beta2", "one_minus_beta1", "one_minus_beta2")
+FLOATS += ("correction1", "correction2")
 
 def assembly(kernel, pointers, constants, **options):
     types = {name: "fp32" if name in FLOATS else "i32" for name in kernel.arg_names}
-    types |= {name: "*" + element for name, element in pointers.items()} | dict.fromkeys(constants, "constexpr")
+    types |= {name: "*" + element for name, element in pointers.items()}
+    types |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=types, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.asm["cubin"]
     return compiled.asm["ptx"]
 
-words = {"parity": "i32", "delta": "i32", "sorted_rows": "i64", "order": "i64", "coefficients": "u8"}
+words = {"parity": "i32", "delta": "i32", "sorted_rows": "i64", "order": "i64"}
+words |= {"coefficients": "u8"}
 print(len(assembly(_add_rows, words, {"BLOCK": 64}, num_warps=1)))
 print(len(assembly(_multiply, {"units": "u8", "out": "u8", "matrix": "u8"}, {"BLOCK": 1024})))
 for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
-    pointers = {"weights": "fp32", "state0": "fp32", "state1": "fp32", "rows": "i64", "gradients": "fp32"}
+    pointers = {"weights": "fp32", "state0": "fp32", "state1": "fp32"}
+    pointers |= {"rows": "i64", "gradients": "fp32"}
     pointers |= {"weights_change": "i32", "state0_change": "i32", "state1_change": "i32"}
     constants = {"OPTIMIZER": optimizer, "WITH_DELTA": True, "ROWS": 16}
     print("//", optimizer)

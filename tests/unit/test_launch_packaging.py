@@ -1,4 +1,7 @@
-"""What `pip install .` takes along is what there is: every package, the configs and the C++ sources. And how `make` begins."""
+"""What `pip install .` installs: every package, the configs and the C++ sources.
+
+Also: the first steps of `make`.
+"""
 
 import os
 import subprocess
@@ -50,7 +53,8 @@ def test_make_names_the_package_that_ensurepip_is_in(tmp_path):
     assert done.returncode == 2 and not (tmp_path / "venv").exists()
     assert (
         done.stderr.splitlines()[0]
-        == f"{tmp_path / 'python3'} has no ensurepip, which makes .venv: type apt install python3-venv"
+        == f"{tmp_path / 'python3'} has no ensurepip, which makes .venv: type apt install "
+        f"python3-venv"
     )
 
 

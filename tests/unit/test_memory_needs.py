@@ -67,7 +67,10 @@ ALL = ("none", "erasure", "chain", "replicate", "stateless", "checkpoint", "mapp
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("trainers", [1, 4])
 def test_all_ranks_together_need_at_most_what_each_needs(tmp_path, name, trainers):
-    """Where the data reach every row. Dense replicas and last seen rows are those of the real view."""
+    """The sum of all ranks' needs, if the data reach every row.
+
+    Dense replicas and last seen rows are those of the real view.
+    """
     data = dataset(tmp_path / "data", table_rows=300)
     sets = [f"cluster.trainers={trainers}", "train.slots=4", "cluster.servers=5", "protection.m=2"]
     sets += ["protection.copies=3", "protection.last_seen_rows=400", "checkpoint.every_steps=2"]
@@ -124,7 +127,10 @@ def test_hosts_that_are_too_few_are_refused(tmp_path, hosts):
 
 
 def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
-    """100 million rows of which 20 steps reach few: they fit. With all of it handed out at the start they do not."""
+    """100 million rows fit if 20 steps reach few of them.
+
+    They do not fit if all memory is handed out at the start.
+    """
     data = [
         f"data.path={dataset(tmp_path / 'data', table_rows=4_000_000)}",
         "model.max_rows_per_table=0",
@@ -141,7 +147,8 @@ def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
     )
     with pytest.raises(
         UsageError,
-        match="at least 6,.* MB of memory, 3,000 MB are available here: 6 ranks, and with storage.prefault all rows",
+        match="at least 6,.* MB of memory, 3,000 MB are available here: 6 ranks, and with "
+        "storage.prefault all rows",
     ):
         accept([*data, "storage.prefault=true"])
     check_advice(accept, [*data, "storage.prefault=true"])

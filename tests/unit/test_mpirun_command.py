@@ -29,7 +29,8 @@ def line(
 
 def test_the_whole_line():
     assert shlex.join(line()) == (
-        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll '^han,cuda,hcoll,portals4' --pmixmca gds hash "
+        "mpirun --with-ft ulfm --oversubscribe --bind-to none --mca coll "
+        "'^han,cuda,hcoll,portals4' --pmixmca gds hash "
         "-x OMP_NUM_THREADS=3 -x MKL_NUM_THREADS=3 -x OPENBLAS_NUM_THREADS=3 -n 7 ecrm train"
     )
 

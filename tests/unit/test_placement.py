@@ -199,7 +199,10 @@ def test_every_plan_keeps_roles_on_live_ranks(layout):
 
 
 def _recoveries(seed: int):
-    """Views before and after the deaths of a random run, with their circle and whether rebuilding shards may move."""
+    """Yields (view before, view after, circle, may_move) for the deaths of a random run.
+
+    `may_move` says whether shards that are being rebuilt may move.
+    """
     draw = random.Random(seed)
     k, m = draw.randint(1, 5), draw.randint(1, 3)
     shape = StripeShape(k + m + draw.randint(0, 6), k, m)
@@ -232,7 +235,10 @@ def _recoveries(seed: int):
 
 
 def test_shards_of_dead_ranks_are_kept_apart_where_that_can_be():
-    """Together, whatever was lost with them before; by the arithmetic of the checkers, which tries every placement."""
+    """Dead ranks' shards are kept apart, whatever was lost before.
+
+    The checkers try every placement to find out whether that is possible.
+    """
     judged = 0
     for seed in range(400):
         for before, after, circle, may_move in _recoveries(seed):
@@ -257,7 +263,10 @@ def test_shards_that_find_hosts_one_by_one_are_not(monkeypatch):
 
 
 def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
-    """As in survivable seed 5601: shards 3 and 4, which are being rebuilt, make room so that shard 7 meets none of its stripes."""
+    """From survivable seed 5601: shards 3 and 4, still being rebuilt, make room for shard 7.
+
+    After that, shard 7 shares its rank with none of its stripes' other shards.
+    """
     shape = StripeShape(8, 1, 3)
     before = View(
         3,
@@ -281,7 +290,10 @@ def test_a_failure_says_which_shard_is_rebuilt_elsewhere_from_the_start():
 
 
 def test_two_shards_that_want_the_same_rank_are_both_placed():
-    """Copies on the next two of seven: the rank that shard 0 would take for having no slot is the only one for shard 1."""
+    """Copies lie on the next two of seven ranks.
+
+    Shard 0 would take a rank because it has no slot, but that rank is the only one for shard 1.
+    """
     shape = StripeShape(7, 1, 2)
     view = initial_view("colocated", shape, 4, 0, 4, 3)
     view = mark_whole(plan_recovery(view, [2], shape, 3), [2])

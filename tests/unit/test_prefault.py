@@ -29,7 +29,10 @@ HUGE_BYTES = 2 << 20
 
 
 def resident(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor, which begins at a page, whose pages the system has handed out, as mincore(2) says."""
+    """Returns how many bytes of a tensor are in pages that the system has handed out.
+
+    The tensor begins at a page; mincore(2) tells.
+    """
     pages = -(-tensor.nbytes // mmap.PAGESIZE)
     there = (ctypes.c_ubyte * pages)()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -167,7 +170,8 @@ def test_memory_that_the_system_cannot_hand_out_is_one_clear_error():
         rows = torch.frombuffer(memory, dtype=torch.uint8)
     with pytest.raises(
         UsageError,
-        match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*: set storage.prefault=false",
+        match="storage.prefault: the system cannot hand out 1,048,576 bytes ahead .*: set "
+        "storage.prefault=false",
     ):
         Prefault().all_of([rows])
     # nothing is said: pages come as they are written

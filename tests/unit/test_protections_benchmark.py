@@ -75,7 +75,10 @@ def test_an_evaluation_between_two_steps_is_no_training_time():
 
 
 def test_what_a_kill_costs_where_one_step_is_redone_and_rows_come_back_meanwhile():
-    """Killed at 11 s in step 6, which finishes at 15 s instead of 12; whole at 20 s; steps take 2.5 s while rebuilding."""
+    """Killed at 11 s in step 6, which finishes at 15 s instead of 12 s.
+
+    All is rebuilt at 20 s; steps take 2.5 s while rebuilding.
+    """
     times = [*STEADY[:5], (6, 15.0), (7, 17.5), (8, 20.0), (9, 22.0), (10, 24.0)]
     run = record(times, killed_at=11.0, whole_at=20.0)
     found = disturbance.cost(run, 2.0)
@@ -87,7 +90,10 @@ def test_what_a_kill_costs_where_one_step_is_redone_and_rows_come_back_meanwhile
 
 
 def test_what_a_kill_costs_where_all_go_back_to_a_checkpoint():
-    """Killed at 11 s in step 6; back at step 3 at 16 s, steps 4 and 5 are done again until 20 s, step 6 is new at 22 s."""
+    """Killed at 11 s in step 6, and back at step 3 at 16 s.
+
+    Steps 4 and 5 are done again until 20 s. Step 6 finishes for the first time at 22 s.
+    """
     times = [*STEADY[:5], (4, 18.0), (5, 20.0), (6, 22.0), (7, 24.0)]
     run = record(times, killed_at=11.0, whole_at=16.0, redone=3)
     found = disturbance.cost(run, 2.0)
@@ -158,7 +164,7 @@ def test_no_interval_between_checkpoints_is_better_than_the_best():
 
 
 def test_the_model_of_erasure():
-    """10 GB of rows and 2.5 GB of parity come back in 25 s, in which a tenth of throughput is lost."""
+    """10 GB of rows and 2.5 GB of parity come back in 25 s, at a tenth less throughput."""
     found = model.of_erasure(CLUSTER, MEASURED)
     assert (found.normal, found.lost, found.slow) == (0.04, 0.5, pytest.approx(25.0))
     assert found.failures == pytest.approx((0.5 + 2.5) / 10_000)
@@ -525,7 +531,8 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     model.main(["--results", str(tmp_path)])
     shown = tables.content("protections", tmp_path).splitlines()
     assert (
-        "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.25 | - | 100 (50 to 150) | 140 (90 to 190) | - | 3.00 (2.00 to 4.00) "
+        "| embedding-heavy | erasure-k4 | 3.0 (2.0 to 4.0) | 0.25 | - | 100 (50 to 150) | 140 "
+        "(90 to 190) | - | 3.00 (2.00 to 4.00) "
         "| 0.90 (0.85 to 0.95) | 2 of 2 |"
     ) in shown
     assert (
@@ -534,8 +541,8 @@ def test_tables_and_figures_are_made_of_the_rows_alone(tmp_path):
     )
     shown = tables.content("protections bars", tmp_path)
     assert (
-        "| embedding-heavy | overhead saved against checkpoint-30-sync, as a share | 0.850 (0.800 to 0.900) | at least 0.9 | not met |"
-        in shown
+        "| embedding-heavy | overhead saved against checkpoint-30-sync, as a share | 0.850 "
+        "(0.800 to 0.900) | at least 0.9 | not met |" in shown
     )
     assert tables.content("protections model", tmp_path).startswith("| MODEL: regime |")
     pytest.importorskip("matplotlib")
@@ -657,7 +664,8 @@ def test_rounds_are_added_to_those_there_are_unless_they_are_of_another_machine_
     bench.measure.write_csv(tmp_path / "protections.csv", [{**rows[0], **about, "torch": "1.0"}])
     with pytest.raises(
         SystemExit,
-        match="^--add: what there is of criteo was measured with torch 1.0, not .*: measure it without --add$",
+        match="^--add: what there is of criteo was measured with torch 1.0, not .*: measure it "
+        "without --add$",
     ):
         bench.main(
             ["--add", "--regime", "criteo", "--output", str(tmp_path), "--data", str(tmp_path)]

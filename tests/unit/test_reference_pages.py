@@ -1,4 +1,4 @@
-"""docs/reference/ is what the code says; a page that is not is told with the diff and the remedy."""
+"""docs/reference/ matches the code; a page that differs is shown as a diff with the remedy."""
 
 import importlib.util
 from types import ModuleType

@@ -1,4 +1,7 @@
-"""TensorBoard scalars: those of events.jsonl, each step once whatever was undone, and a refusal without the package."""
+"""TensorBoard scalars: those of events.jsonl, each step once, also after steps were undone.
+
+Without the package they are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bar of a run on a terminal: what it says, how wide it is, and that the run does not depend on it."""
+"""The progress bar on a terminal: its text and width, and that the run does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a run that goes on may have otherwise than the one it goes on from, and what is said of it; nothing is started."""
+"""What may differ between a run and the one that it continues, and how that is reported.
+
+No test starts a run.
+"""
 
 from __future__ import annotations
 
@@ -189,12 +192,14 @@ def test_weights_that_do_not_fit_are_refused_table_by_table(tmp_path, data):
     given = run(tmp_path / "run", data)
     with pytest.raises(
         UsageError,
-        match="--init-from .*t_cat_0 has 50 rows there, 40 here, t_cat_1 has 51 rows there, 40 here, .*set model.max_rows",
+        match="--init-from .*t_cat_0 has 50 rows there, 40 here, t_cat_1 has 51 rows there, 40 "
+        "here, .*set model.max_rows",
     ):
         begin(data, given, "model.max_rows_per_table=40")
     with pytest.raises(
         UsageError,
-        match=r"of another model than this config's, which has model.top_mlp=\[8, 1\]: set model.top_mlp=\[16,1\]",
+        match=r"of another model than this config's, which has model.top_mlp=\[8, 1\]: set "
+        r"model.top_mlp=\[16,1\]",
     ):
         begin(data, given, "model.top_mlp=[8,1]")
     with pytest.raises(UsageError, match="there is no such folder"):

@@ -1,4 +1,4 @@
-"""Notes of slots on steps: kept once per step and slot, undone, forgotten, and handed on with the dense state."""
+"""Notes of slots on steps: kept once per step and slot, undone, forgotten and handed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of README and docs are those that the committed CSV files give, and a stale or broken one is told."""
+"""The tables in README and docs match the committed CSV files; stale ones are reported."""
 
 import re
 import shutil
@@ -54,8 +54,8 @@ def test_without_its_csv_a_table_says_so(tables, project):
     assert tables.main(["--root", str(project)]) == 0
     text = (project / RESULTS).read_text()
     assert (
-        "<!-- table: scrub -->\n\nNot measured yet: there is no benchmarks/results/scrub.csv.\n\n<!-- end -->"
-        in text
+        "<!-- table: scrub -->\n\nNot measured yet: there is no "
+        "benchmarks/results/scrub.csv.\n\n<!-- end -->" in text
     )
 
 

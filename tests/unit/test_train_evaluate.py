@@ -1,4 +1,7 @@
-"""Evaluation: the same numbers whatever ranks run the slots, next to the exact ones, in memory that does not grow."""
+"""Evaluation: the same numbers whichever ranks run the slots, in memory that does not grow.
+
+The numbers are compared with exact ones.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SLOTS = 3
 
 
 class Rows:
-    """A held-out split with a made-up signal: `logits` is what the model will say of each sample."""
+    """A held-out split with a made-up signal; `logits` are the model's output for each sample."""
 
     def __init__(self, size: int) -> None:
         random = np.random.default_rng(2)
@@ -46,7 +49,10 @@ class Model(torch.nn.Module):
 
 
 def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
-    """Evaluate with slot i on rank `hosts[i]`, one rank after the other; rank 0, the reporter, is the last."""
+    """Evaluate with slot i on rank `hosts[i]`, one rank after the other.
+
+    Rank 0 is the reporter and comes last.
+    """
     sent: dict[int, list[torch.Tensor]] = {}
     said: dict[int, list[torch.Tensor]] = {}
 
@@ -112,7 +118,7 @@ def test_one_logit_that_is_not_finite_leaves_no_number_and_is_told_with_its_slot
 
 
 def test_what_is_sent_is_bounded_however_many_samples_there_are():
-    """Ten times the samples: the reporter gets as many bins as scores differ in, not one entry per sample."""
+    """With ten times the samples, the reporter still gets one bin per distinct score."""
     import ecrm.train.evaluate as module
 
     rows = Rows(20_000)

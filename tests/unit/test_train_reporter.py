@@ -1,4 +1,4 @@
-"""The run folder through the eyes of two ranks: what a reporter that died had not written, the next one writes, once."""
+"""The run folder when a reporter dies: the next reporter writes what is missing, once."""
 
 from __future__ import annotations
 
@@ -169,7 +169,10 @@ def test_what_is_done_again_after_a_rollback_is_written_again(tmp_path):
 
 
 def test_progress_of_a_step_that_is_undone_and_done_again_is_written_once(tmp_path, capsys):
-    """With a commit interval above 1: the first reporter has written step 2 and not step 3, nobody had committed either."""
+    """Commit interval above 1: the first reporter has written step 2 but not step 3.
+
+    Nobody has committed either step.
+    """
     cluster, folder = SimpleNamespace(reporter=0), RunFolder(tmp_path)
     first, second = rank(0, folder, cluster), rank(1, folder, cluster)
     for step in (1, 2, 3):

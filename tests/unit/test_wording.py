@@ -1,4 +1,4 @@
-"""Numbers with their nouns: one helper, used everywhere; and what protections are said to have done."""
+"""Numbers with their nouns come from one helper; the texts say what protections have done."""
 
 from __future__ import annotations
 
