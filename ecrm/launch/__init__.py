@@ -1,1 +1,1 @@
-"""Starting a run: the mpirun line, the checks before it, and watching over it so that nothing is left behind."""
+"""Starting a run: checks, the mpirun line, and a watch so that no process is left behind."""

@@ -1,4 +1,4 @@
-"""`ecrm doctor`: what is installed, what this machine has, and whether training can run here, found out by trying."""
+"""`ecrm doctor`: what is installed, what this machine has, and whether training can run here."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _versions() -> Iterator[str]:
 
 def _machine() -> Iterator[str]:
     total, available = memory_bytes()
-    yield f"{physical_cores()} cores, {total / 2**30:.1f} GiB memory, {available / 2**30:.1f} GiB of it available"
+    yield (
+        f"{physical_cores()} cores, {total / 2**30:.1f} GiB memory, "
+        f"{available / 2**30:.1f} GiB of it available"
+    )
 
 
 def _torch() -> Iterator[str]:
@@ -95,7 +98,8 @@ def _torch() -> Iterator[str]:
 def _kernels() -> Iterator[str]:
     from ecrm.kernels import native
 
-    yield f"instruction set {native.instruction_set()}; this machine can run {', '.join(native.supported_instruction_sets())}"
+    can_run = ", ".join(native.supported_instruction_sets())
+    yield f"instruction set {native.instruction_set()}; this machine can run {can_run}"
 
 
 def _effective() -> Iterator[str]:
@@ -118,7 +122,8 @@ def _mpi() -> Iterator[str]:
     said = _try_a_death(mpirun)
     if said != "left 2":
         raise UsageError(
-            f"3 ranks were started and one killed, but the others did not go on: {said or 'no output'}"
+            "3 ranks were started and one killed, but the others did not go on: "
+            f"{said or 'no output'}"
         )
     yield "tried: 3 ranks started, one killed, the other 2 went on"
 

@@ -1,4 +1,7 @@
-"""The hosts file: which hosts a run may use, and which rank goes on which. Pure but for reading the file."""
+"""The hosts file: which hosts a run may use, and which rank goes on which.
+
+Reading the file is the only side effect here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class Host:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The hosts of a file, in its order; UsageError, with file and line, for anything wrong in it."""
+    """The hosts of a file, in its order.
+
+    Raises UsageError, with file and line, for anything wrong in it.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -77,7 +83,11 @@ def _host(words: Sequence[str]) -> Host:
 
 
 def place(hosts: Sequence[Host], ranks: int, path: Path) -> list[Host]:
-    """The host of each rank: one to each host in turn, in the file's order, passing over those that are full."""
+    """The host of each rank.
+
+    Each host gets one rank in turn, in the file's order. Hosts that are full are passed over.
+    Raises UsageError where there are fewer slots than ranks.
+    """
     slots = sum(host.slots for host in hosts)
     if slots < ranks:
         raise UsageError(

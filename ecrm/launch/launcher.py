@@ -1,4 +1,4 @@
-"""`ecrm launch`: check everything, print the mpirun line, run it, and judge by what the run left."""
+"""`ecrm launch`: check everything, print and run the mpirun line, judge by what the run left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
 
 ELSEWHERE = frozenset(("--host", "-H", "--hostfile", "--machinefile"))
-"""Words of --mpirun-args after which ranks may run on other machines, whose memory is not known here."""
+"""Words of --mpirun-args with which ranks may run on other machines.
+
+The memory of those is not known here.
+"""
 
 
 class RunFailed(EcrmError):
@@ -114,7 +117,8 @@ def launch(
         print(f"# {placed}")
     if hosts is not None and config.cluster.failure_domain != "host":
         print(
-            "# warning: the loss of a host may end the run: nothing keeps the units of a stripe on different hosts; set cluster.failure_domain=host"
+            "# warning: the loss of a host may end the run: nothing keeps the units of a stripe on "
+            "different hosts; set cluster.failure_domain=host"
         )
     print(shlex.join(line), flush=True)
     if dry_run:
@@ -162,7 +166,9 @@ def fresh_run_dir(config_name: str) -> Path:
 
 
 def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
-    """Raise RunFailed unless the run left its completion marker; mpirun's exit code proves nothing either way.
+    """Raise RunFailed unless the run left its completion marker.
+
+    mpirun's exit code proves nothing either way.
 
     `over_hosts` the line in which a rank said why may be lost with the connection to its host, so
     the error says it (again). The error of a run that has stopped when asked to says nothing, since

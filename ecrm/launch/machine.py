@@ -16,7 +16,10 @@ THREADS_OF_A_CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list
 
 
 def physical_cores() -> int:
-    """Cores this process may use, hyperthreads of one core counted once, as mpirun counts its slots."""
+    """The number of cores that this process may use.
+
+    Hyperthreads of one core count once, as mpirun counts its slots.
+    """
     cores = set()
     for cpu in os.sched_getaffinity(0):
         try:
@@ -36,7 +39,10 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def find_mpirun() -> Path:
-    """The mpirun beside the running Python, the one that mpi4py there uses; else the first on PATH."""
+    """The mpirun beside the running Python, which mpi4py uses too; else the first on PATH.
+
+    Raises UsageError where there is none.
+    """
     beside = Path(sys.executable).parent / "mpirun"
     if beside.is_file():
         return beside
@@ -47,7 +53,10 @@ def find_mpirun() -> Path:
 
 
 def require_fault_tolerance(mpirun: Path) -> str:
-    """Return the version of the Open MPI that `mpirun` belongs to; UsageError unless it was built with ULFM."""
+    """The version of the Open MPI that `mpirun` belongs to.
+
+    Raises UsageError unless it was built with ULFM.
+    """
     info = mpirun.with_name("ompi_info")
     if not info.is_file():
         raise UsageError(f"{mpirun} is not Open MPI (no ompi_info beside it): {INSTALL}")
@@ -57,7 +66,7 @@ def require_fault_tolerance(mpirun: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"cannot run {info}: {error}") from None
-    facts = {}
+    facts: dict[str, str] = {}
     for line in done.stdout.splitlines():
         name, _, value = line.partition(":")
         facts.setdefault(name.strip(), value.strip())

@@ -1,9 +1,12 @@
-"""How much memory a run needs, from its config and the data's manifest alone, and whether this machine has it. Light: no torch."""
+"""How much memory a run needs, and whether this machine has it.
+
+Known from the config and the manifest of the data alone; imports no torch.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -19,7 +22,11 @@ PROCESS_BYTES = 165_000_000
 LEAST_PROCESS_BYTES = 100_000_000
 """What it holds for certain."""
 PAGE = 4096
-STATE_FLOATS = {"sgd": lambda dim: 0, "rowwise_adagrad": lambda dim: 1, "adagrad": lambda dim: dim}
+STATE_FLOATS: dict[str, Callable[[int], int]] = {
+    "sgd": lambda dim: 0,
+    "rowwise_adagrad": lambda dim: 1,
+    "adagrad": lambda dim: dim,
+}
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
@@ -28,7 +35,13 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one rank: its `process`, `rows` with optimizer state and `parity` once every row was updated, `undo` logs at most, `dense` replica."""
+    """Bytes that one rank needs.
+
+    - `process`: the process itself, with its libraries.
+    - `rows`, with their optimizer state, and `parity`: once every row was updated.
+    - `undo`: undo logs at most.
+    - `dense`: the dense replica.
+    """
 
     process: int = PROCESS_BYTES
     rows: int = 0
@@ -55,7 +68,7 @@ class Need:
 
 
 class Needs:
-    """What the ranks of a config need: `server`, `trainer` and `spare`, by role, and what follows from that."""
+    """What the ranks of a config need: a `server`, a `trainer`, a `spare`, and all together."""
 
     def __init__(self, config: Config, steps: int) -> None:
         self.config = config
@@ -90,7 +103,10 @@ class Needs:
     def of_ranks(
         self, servers: Sequence[int], trainers: Sequence[int], holders: Sequence[int]
     ) -> list[Need]:
-        """What each rank needs, where these are the ranks of a role, and `holders` those with a dense replica."""
+        """What each rank needs, in the order of the ranks.
+
+        `servers`, `trainers` and `holders` are ranks; `holders` have a dense replica.
+        """
         needs = [Need() for _ in range(self.config.world_size)]
         for rank in servers:
             needs[rank] += replace(self.server, process=0)
@@ -112,7 +128,10 @@ class Needs:
 
     @property
     def most(self) -> int:
-        """Bytes that all ranks need once every row is updated that the run can update; a row takes a page, or its part of the table."""
+        """Bytes that all ranks need once every row is updated that the run can update.
+
+        A row takes a page, or its part of the table where that is smaller.
+        """
         config, cluster = self.config, self.config.cluster
         rows = self.server.rows + self.server.parity if config.storage.prefault else self._updated
         holders = max(cluster.trainers, config.failures_survived + 1)
@@ -176,16 +195,19 @@ def check_memory(config: Config, steps: int, available: int) -> str:
     """
     needs = Needs(config, steps)
     if needs.certain > available:
+        rows = ", and with storage.prefault all rows and redundancy"
         raise UsageError(
-            f"this run needs at least {needs.certain / MB:,.0f} MB of memory, {available / MB:,.0f} MB are available here: "
-            f"{config.world_size} ranks{', and with storage.prefault all rows and redundancy' if config.storage.prefault else ''}",
+            f"this run needs at least {needs.certain / MB:,.0f} MB of memory, "
+            f"{available / MB:,.0f} MB are available here: "
+            f"{config.world_size} ranks{rows if config.storage.prefault else ''}",
             *_that_fit(config, steps, available),
             otherwise="start the ranks on more machines with --hosts",
         )
     if needs.most > available:
         return (
-            f"if every row is trained that these data can reach, this run needs {needs.most / MB:,.0f} MB of memory, "
-            f"{available / MB:,.0f} MB are available here: use more machines with --hosts, or a smaller model.max_rows_per_table"
+            "if every row is trained that these data can reach, this run needs "
+            f"{needs.most / MB:,.0f} MB of memory, {available / MB:,.0f} MB are available here: "
+            "use more machines with --hosts, or a smaller model.max_rows_per_table"
         )
     return ""
 
@@ -238,16 +260,15 @@ def in_words(
     from ecrm.protection import make_protection
 
     needs, protection = Needs(config, steps), make_protection(config, Path("mapped"))
-    by_host = hosts is not None and config.cluster.failure_domain == "host"
-    view = view_over(
-        config,
-        protection,
-        hosts if by_host else [f"rank {rank}" for rank in range(config.world_size)],
-    )
+    domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
+    if hosts is not None and config.cluster.failure_domain == "host":
+        domains = hosts
+    view = view_over(config, protection, domains)
     hosts = ["this machine"] * config.world_size if hosts is None else hosts
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
     lines = [
-        "memory once every row is updated; rows never updated take none, what a step works with is not counted:"
+        "memory once every row is updated; rows never updated take none, "
+        "what a step works with is not counted:"
     ]
     for need in dict.fromkeys(ranks):
         those = [rank for rank, other in enumerate(ranks) if other == need]
@@ -259,7 +280,8 @@ def in_words(
         here = "" if available is None else f", {available / MB:,.0f} MB are available"
         lines.append(f"{host}: {on.total / MB:,.1f} MB{here}")
     lines.append(
-        f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach in {steps:,} steps"
+        f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach "
+        f"in {steps:,} steps"
     )
     return lines
 

@@ -14,7 +14,10 @@ PLACES_RANKS = ("--host", "-H", "--hostfile", "--machinefile", "--oversubscribe"
 
 
 def thread_environment(config: Config) -> dict[str, str]:
-    """Variables that hold every numeric library of a rank to train.threads threads; read when torch is imported."""
+    """Variables that hold every numeric library of a rank to train.threads threads.
+
+    The libraries read them when torch is imported.
+    """
     return {name: str(config.train.threads) for name in THREAD_VARIABLES}
 
 

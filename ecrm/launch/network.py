@@ -1,4 +1,7 @@
-"""The network that ranks on several hosts talk over: the head machine's address in it, and its extent. IPv4 only."""
+"""The network that ranks on several hosts talk over.
+
+That is the head machine's address in it, and its subnet; IPv4 only.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ def _ask(control: socket.socket, request: int, interface: str) -> str:
 def choose_network(
     wanted: str | None, hosts: Iterable[Host], networks: Sequence[Network]
 ) -> Network:
-    """The one of `networks` that all hosts are in, or that `wanted`, an interface or a subnet, names."""
+    """The one of `networks` that all hosts are in, or the one that `wanted` names.
+
+    `wanted` is an interface or a subnet. Raises UsageError where there is no such network.
+    """
     have = ", ".join(f"{network.interface} {network.subnet}" for network in networks) or "none"
     if wanted is not None:
         for network in networks:
@@ -64,8 +70,9 @@ def choose_network(
         common = [network for network in common if address in network.subnet]
         if not common:
             raise UsageError(
-                f"host {host.name} ({address}) is not in one subnet with this machine and the hosts before it; this "
-                f"machine has {have}: type --interface NAME, or the address in the right one behind the host's name"
+                f"host {host.name} ({address}) is not in one subnet with this machine and the "
+                f"hosts before it; this machine has {have}: type --interface NAME, or the "
+                "address in the right one behind the host's name"
             )
     return common[0]
 
@@ -77,6 +84,6 @@ def _address_of(host: Host) -> ipaddress.IPv4Address:
         )
     except OSError:
         raise UsageError(
-            f"host {host.name}: no address is known for {host.address!r}; type address=A.B.C.D behind its name, or "
-            "--interface NAME for the head machine's interface to the hosts"
+            f"host {host.name}: no address is known for {host.address!r}; type address=A.B.C.D "
+            "behind its name, or --interface NAME for the head machine's interface to the hosts"
         ) from None

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ecrm.errors import EcrmError, UsageError
 from ecrm.launch.hosts_file import Host, place, read_hosts
@@ -42,10 +42,14 @@ AT_ONCE = 4
 """Starters of a host that are under way at once, of sshd's ten (MaxStartups 10:30:100)."""
 
 DEFAULT_KEEP_ALIVE = 2.0
-DEFAULT_STARTER = "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
+DEFAULT_STARTER = (
+    "ssh -T -o BatchMode=yes -o ControlPath=none -o ConnectTimeout=10 "
+    "-o ServerAliveInterval=2 -o ServerAliveCountMax=3 {address} {command}"
+)
 FIELDS = ("{host}", "{address}", "{command}")
 # What a rank elsewhere must have of this process's variables.
 HANDED_ON = ("PMIX_", "OMPI_", "OPAL_", "PRTE_", "ECRM_", "OMP_", "MKL_", "OPENBLAS_")
+Readable = TypeVar("Readable", bound=Link | socket.socket)
 CLIENTS = "clients"
 OUTPUT_SECONDS = 0.2  # for the last output of a rank that was killed
 LEAVE_SECONDS = 5.0  # the same for one that ended by itself
@@ -97,7 +101,8 @@ def starter_words(template: str, host: Host, command: Sequence[str]) -> list[str
         raise UsageError("--starter is empty: type a command such as 'ip netns exec {host}'")
     if not any(field in template for field in FIELDS[:2]):
         raise UsageError(
-            f"--starter {template!r}: names neither {{host}} nor {{address}}, so all ranks would be on one"
+            f"--starter {template!r}: names neither {{host}} nor {{address}}, "
+            "so all ranks would be on one"
         )
     values = (host.name, host.address, shlex.join(command))
     filled = []
@@ -145,7 +150,7 @@ class Reach:
         self._words = starter_words(
             starter, host, [sys.executable, "-I", "-S", str(Path(remote_agent.__file__).resolve())]
         )
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._parent = os.getppid()
         self._signals, writing = os.pipe()
         os.set_blocking(self._signals, False)
@@ -155,8 +160,11 @@ class Reach:
             signal.signal(number, lambda *_: None)
 
     def run(self, cuts: Cuts, between: Callable[[], None]) -> dict[str, Any]:
-        """Start the rank; returns how it ended, as its agent says. Raises Lost when it must be given up. Calls `between` every now and
-        then while it runs. A rank whose host is given up, as `cuts` tells, is killed."""
+        """Start the rank; returns how it ended, as its agent says.
+
+        Calls `between` every now and then while it runs. A rank whose host is given up, as `cuts`
+        tells, is killed. Raises Lost when the rank must be given up.
+        """
         patience = START_SECONDS * (1 + self._place // AT_ONCE)
         deadline = time.monotonic() + patience
 
@@ -217,7 +225,8 @@ class Reach:
     def _connect(self) -> Link:
         """Start the agent; its connection, known by its token. Others are sent away."""
         deadline = time.monotonic() + START_SECONDS
-        pauses, tries, started, start_at = iter(PAUSES), 1, 0.0, 0.0
+        pauses, tries, started = iter(PAUSES), 1, 0.0
+        start_at: float | None = 0.0
         waiting: list[socket.socket] = []
         while time.monotonic() < deadline:
             if start_at is not None and time.monotonic() >= start_at:
@@ -237,8 +246,8 @@ class Reach:
                     waiting.remove(ready)
                     ready.close()
             self._heed_end()
-            if start_at is None and self._process.poll() is not None:
-                code = self._process.returncode
+            code = None if self._process is None else self._process.poll()
+            if start_at is None and code is not None:
                 dropped = code == SSH_FAILED and time.monotonic() - started < DROPPED_SECONDS
                 pause = next(pauses, None) if dropped else None
                 if pause is None:
@@ -268,12 +277,16 @@ class Reach:
         if self._signalled():
             raise Lost("ended before the rank was started")
 
-    def _wait(self, files: list, seconds: float) -> list:
-        """Those of `files` with something to read, after at most so long; raises Lost when mpirun is gone."""
-        ready, _, _ = select.select([*files, self._signals], [], [], min(seconds, _POLL_SECONDS))
+    def _wait(self, files: Sequence[Readable], seconds: float) -> list[Readable]:
+        """Those of `files` with something to read, after at most `seconds`.
+
+        Raises Lost when mpirun is gone.
+        """
+        watched: list[Readable | int] = [*files, self._signals]
+        ready, _, _ = select.select(watched, [], [], min(seconds, _POLL_SECONDS))
         if os.getppid() != self._parent:
             raise Lost("mpirun is gone")
-        return [file for file in ready if file != self._signals]
+        return [file for file in ready if not isinstance(file, int)]
 
     def _signalled(self) -> list[int]:
         """The signals that came since the last call."""
@@ -284,10 +297,10 @@ class Reach:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Be the rank that mpirun started, on the host that the hosts file gives it; ends as the rank does.
+    """Run the rank that mpirun started on the host that the hosts file gives it.
 
-    Whatever goes wrong here ends in SIGKILL: an exit of its own would leave the other ranks waiting
-    for ever.
+    Ends as the rank does. Whatever goes wrong here ends in SIGKILL: an exit of its own would leave
+    the other ranks waiting for ever.
     """
     args = _parser().parse_args(argv)
     parent = os.getppid()
@@ -298,7 +311,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _say(f"ecrm: error: {error}")
     except BaseException as error:
         _say(
-            f"ecrm: error: {type(error).__name__} in the client of rank {os.environ.get('PMIX_RANK')}: {error}"
+            f"ecrm: error: {type(error).__name__} in the client of rank "
+            f"{os.environ.get('PMIX_RANK')}: {error}"
         )
     if not Beginning(args.begun).is_over(now=True):
         _end_all(parent)
@@ -320,9 +334,8 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
         end = reach.run(cuts, lambda: others.look() if begins.is_over() else None)
     except Lost as error:
         begun = begins.is_over(now=True)
-        _say(
-            f"ecrm: host {host.name}: rank {rank} is given up: {error}{'' if begun else '; the run had not begun, and ends'}"
-        )
+        ends = "" if begun else "; the run had not begun, and ends"
+        _say(f"ecrm: host {host.name}: rank {rank} is given up: {error}{ends}")
         reach.leave(0)
         if not begun:
             _end_all(parent)
@@ -337,17 +350,22 @@ def _be(rank: int, placed: Sequence[Host], args: argparse.Namespace) -> NoReturn
 
 
 class Beginning:
-    """The time until all ranks have met, which a file shows: without one it is over from the beginning.
+    """The time until all ranks have met, which `file` shows; None: it is over at once.
 
     The file lies in a folder that may be slow, or gone: it is asked for once a second until it is
     there, and never after.
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file, self._asked, self._over = file, 0.0, file is None
+        self._file, self._asked, self._over = file, 0.0, False
 
     def is_over(self, now: bool = False) -> bool:
-        """Whether it is, as far as is known; `now` asks again, and takes a folder that cannot say for one that has the file."""
+        """Whether it is over, as far as is known.
+
+        `now` asks again, and takes a folder that cannot say for one that has the file.
+        """
+        if self._file is None:
+            return True
         if not self._over and (now or time.monotonic() - self._asked >= 1.0):
             self._asked = time.monotonic()
             try:

@@ -46,7 +46,10 @@ class Standing:
         return self.started and self.step >= self.steps
 
     def seconds_left(self, now: float) -> float | None:
-        """Until the last step is done, at the pace of the last progress events; `now` as events' time is."""
+        """Seconds until the last step is done, at the pace of the last progress events.
+
+        `now` is in seconds since the epoch, as the time of events is; None before two events.
+        """
         if len(self._seen) < 2:
             return None
         (began, first), (last, step) = self._seen[0], self._seen[-1]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -47,7 +47,7 @@ class Screen:
         merged = {"stderr": subprocess.STDOUT} if sys.stderr.isatty() else {}
         return {"stdout": subprocess.PIPE, "text": True, "errors": "replace", **merged}
 
-    def began(self, lines: TextIO, means_nothing: Callable[[str], bool]) -> None:
+    def began(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
         """The run has been started, and writes `lines`; those that mean nothing are left out."""
         self._began = time.monotonic()
         self._live.start()
@@ -76,7 +76,7 @@ class Screen:
         with contextlib.suppress(OSError):
             self._live.stop()
 
-    def _show(self, lines: TextIO, means_nothing: Callable[[str], bool]) -> None:
+    def _show(self, lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None:
         for line in lines:
             if not PROGRESS_LINE.match(line) and not means_nothing(line):
                 with contextlib.suppress(OSError):
@@ -90,15 +90,16 @@ class Screen:
         first.add_column(no_wrap=True)
         first.add_column(ratio=1)
         first.add_column(no_wrap=True)
-        styles = {"complete_style": "cyan", "finished_style": "green"}
-        bar = ProgressBar(standing.steps, standing.step, **styles)
+        bar = ProgressBar(
+            standing.steps, standing.step, complete_style="cyan", finished_style="green"
+        )
         left = standing.seconds_left(now)
         after = f"{standing.step / standing.steps:.0%}"
         if not standing.finishing:
             after += "  " + ("-" if left is None else duration(left)) + " left"
         steps = f"{standing.steps:,}"
         first.add_row(f"step {standing.step:>{len(steps)},}/{steps}", bar, after)
-        lines = [first, _line(_numbers(standing, wide=width >= NARROW))]
+        lines: list[RenderableType] = [first, _line(_numbers(standing, wide=width >= NARROW))]
         if standing.rebuilding:
             lines.append(_line(_rebuilding(standing), "yellow"))
         if stopping:

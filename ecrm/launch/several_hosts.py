@@ -1,4 +1,7 @@
-"""What a launch over several hosts adds to one on this machine: checks, the words before each rank's command, a trial."""
+"""What a launch over several hosts adds to one on this machine.
+
+That is checks, the words before each rank's command, and a trial of every host.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,8 @@ from pathlib import Path
 from ecrm.errors import UsageError
 from ecrm.launch.hosts_file import Host, place, placement_in_words, read_hosts
 from ecrm.launch.network import Network, choose_network, local_networks
-from ecrm.launch.remote_rank import (
-    DEFAULT_KEEP_ALIVE,
-    DEFAULT_STARTER,
-    START_SECONDS,
-    starter_words,
-)
+from ecrm.launch.remote_rank import DEFAULT_KEEP_ALIVE, DEFAULT_STARTER, starter_words
+from ecrm.process.remote_agent import START_SECONDS
 
 SHORTEST_KEEP_ALIVE = 0.5
 TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is where numpy is
@@ -26,7 +25,11 @@ TRIAL = "import ecrm, mpi4py, numpy"  # not torch: it takes seconds, and is wher
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The hosts of a run as the user gave them: file, starter, interface of this machine, keep-alive seconds."""
+    """The hosts of a run as the user gave them.
+
+    `file` is the hosts file, `starter` the command that reaches a host, `interface` this machine's
+    interface to the hosts, and `keep_alive` is in seconds.
+    """
 
     file: Path
     starter: str = DEFAULT_STARTER
@@ -57,14 +60,20 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where each rank goes, the network they talk over, and the words of the program that takes a rank there."""
+    """Where each rank goes, the network between them, and how a rank gets there.
+
+    `placed` is the host of each rank; `words` run the program that takes a rank to its host.
+    """
 
     placed: tuple[Host, ...]
     network: Network
     words: tuple[str, ...]
 
     def command(self, command: Sequence[str], run_dir: Path) -> list[str]:
-        """The words that run a rank's command on its host; `run_dir` shows whether the run has begun."""
+        """The words that run a rank's command on its host.
+
+        `run_dir` shows whether the run has begun.
+        """
         return [*self.words, "--begun", str(run_dir / "ranks.json"), "--", *command]
 
     def in_words(self) -> list[str]:
@@ -72,8 +81,11 @@ class Plan:
         return placement_in_words(self.placed)
 
     def try_hosts(self) -> None:
-        """Run a small program on every host the way a rank will be; raises UsageError with the first reason."""
-        trials = {}
+        """Run a small program on every host, in the way that ranks will be run.
+
+        Raises UsageError with the first reason why a host cannot be used.
+        """
+        trials: dict[Host, subprocess.Popen[str]] = {}
         for rank, host in enumerate(self.placed):
             if host not in trials:
                 trials[host] = subprocess.Popen(
@@ -103,15 +115,19 @@ class Plan:
                 _end(trial)
 
 
-def _end(trial: subprocess.Popen) -> None:
-    """SIGKILL a trial and bury it, without waiting for a starter of another user, as under sudo, that still holds its output."""
+def _end(trial: subprocess.Popen[str]) -> None:
+    """SIGKILL a trial and collect it.
+
+    Does not wait for a starter of another user, as under sudo, that still holds its output.
+    """
     trial.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         trial.wait(1.0)
-    trial.stderr.close()
+    if trial.stderr is not None:
+        trial.stderr.close()
 
 
 def _reason(said: str) -> str:
-    """One line out of what a failed trial printed: what the starter said, and what became of the trial."""
+    """What the starter said and what became of a failed trial, in one line of what it printed."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines[-2:])) or "no reason was given"

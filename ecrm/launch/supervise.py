@@ -43,7 +43,11 @@ SESSION_BASE = "PRTE_MCA_prte_tmpdir_base"
 
 @dataclass(frozen=True)
 class Ending:
-    """How mpirun ended: its exit code (negative: the signal it died of), the signal that stopped the launch, the name of the launch."""
+    """How mpirun ended.
+
+    `exit_code` is negative where mpirun died of a signal. `stopped_by` is the signal that stopped
+    the launch, and `launch` the name of the launch.
+    """
 
     exit_code: int
     stopped_by: signal.Signals | None
@@ -106,7 +110,7 @@ def session_base() -> Iterator[dict[str, str]]:
 
 
 def _wait(
-    process: subprocess.Popen,
+    process: subprocess.Popen[str],
     run_dir: Path,
     signals: list[signal.Signals],
     stop_seconds: float,
@@ -131,8 +135,8 @@ def _wait(
             process.wait(POLL_SECONDS)
 
 
-def _kill_all(process: subprocess.Popen, run_dir: Path, launch: str | None) -> None:
-    """SIGKILL what is left of mpirun, of its session, and of the ranks on this host that ranks.json names.
+def _kill_all(process: subprocess.Popen[str], run_dir: Path, launch: str | None) -> None:
+    """SIGKILL what is left of mpirun, of its session, and of this host's ranks in ranks.json.
 
     Unlinks the shared-memory files that those had mapped: with mpirun dead nobody else would, and
     each holds 16 MiB of memory.
@@ -157,7 +161,10 @@ def _kill_all(process: subprocess.Popen, run_dir: Path, launch: str | None) -> N
 
 
 def _ranks_alive(run_dir: Path, launch: str | None) -> list[int]:
-    """Pids in ranks.json that are still ranks of this run on this host; a pid reused by another program is not."""
+    """Pids in ranks.json of processes that are still ranks of this run on this host.
+
+    A pid that another program has by now does not count.
+    """
     alive = []
     for entry in read_own(run_dir / "ranks.json", launch).get("ranks", []):
         pid = entry.get("pid")

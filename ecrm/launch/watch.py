@@ -60,14 +60,14 @@ class Watch:
         if screen is not None:
             self.streams |= screen.streams
 
-    def began(self, process: subprocess.Popen, launch: str | None = None) -> None:
+    def began(self, process: subprocess.Popen[str], launch: str | None = None) -> None:
         """mpirun has been started, `launch` being the name of the launch that it is of."""
         self._tail.new_events()
 
         def means_nothing(line: str) -> bool:
             return LATE_NEWS.fullmatch(line) is not None and self._is_complete(launch)
 
-        if self._screen is not None:
+        if self._screen is not None and process.stdout is not None:
             self._screen.began(process.stdout, means_nothing)
         if process.stderr is not None:
             of = (process.stderr, means_nothing)
