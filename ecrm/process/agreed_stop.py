@@ -1,4 +1,7 @@
-"""Why a rank has asked all to stop, found out together: a signal, or a run folder that it cannot write."""
+"""All ranks find out why one has asked to stop.
+
+The reason is a signal, or a run folder that the rank cannot write.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,34 @@ import torch
 from ecrm.engine.engine import Engine
 from ecrm.errors import EcrmError
 from ecrm.run.run_folder import RunFolder
+from ecrm.transport.message import tensors
 
 
 def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> signal.Signals | None:
-    """Collective, after StopAgreed: the signal that some rank has got, the same on all, or None when there is none.
+    """Collective, after StopAgreed: the signal that some rank has got, the same on all ranks.
 
-    A reporter that cannot write while others can dies here, so that another takes over; when none
-    can, raises EcrmError on every rank. Raises StepAborted after a failure.
+    None when no rank has got one. A reporter that cannot write while others can dies here, so that
+    another takes over. Raises EcrmError on every rank when none can write, and StepAborted after a
+    failure.
     """
     with engine.recovery.recovering():
         wanting = engine.state.transport.share([torch.tensor([folder.unwritten_bytes])])
         # who cannot write that much must not take over
-        folder.probe(max(int(tensors[0]) for tensors in wanting.values()))
+        folder.probe(max(int(tensors(parts)[0]) for parts in wanting.values()))
         said = [
             torch.tensor([mine or 0]),
             torch.tensor(list((folder.trouble or "").encode()), dtype=torch.uint8),
         ]
-        shared = engine.state.transport.share(said)
+        shared = {
+            rank: tensors(parts) for rank, parts in engine.state.transport.share(said).items()
+        }
         engine.state.transport.agree(True)  # nobody acts on what not all have heard
     engine.recovery.stopping = False
     reporter = engine.view.reporter
     troubles = {
-        rank: bytes(tensors[1].tolist()).decode()
-        for rank, tensors in shared.items()
-        if tensors[1].numel()
+        rank: bytes(trouble.tolist()).decode()
+        for rank, (_, trouble) in shared.items()
+        if trouble.numel()
     }
     if len(troubles) == len(shared):
         error = EcrmError(
@@ -51,5 +58,5 @@ def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> sign
             )
             os.kill(os.getpid(), signal.SIGKILL)
         return None
-    signals = [int(tensors[0]) for tensors in shared.values() if int(tensors[0])]
+    signals = [int(number) for number, _ in shared.values() if int(number)]
     return signal.Signals(signals[0]) if signals else None

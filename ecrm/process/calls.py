@@ -1,7 +1,8 @@
-"""How often a rank has begun or ended a call to other ranks: one word of memory that it shares with its guard.
+"""Counts a rank's calls to other ranks, in a word of memory that it shares with its guard.
 
-Inside such a call it may wait for others for as long as it takes. A rank outside of it that does
-not come to the next one computes for ever, or stands in a call of the system that does not return.
+Inside such a call the rank may wait for others for as long as it takes. A rank outside of it that
+does not come to the next one computes for ever, or stands in a call of the system that does not
+return.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Callable, Iterator
 
 
 class Calls:
-    """The word, shared with processes forked later: 0 before the first call, odd inside a call, even after it."""
+    """The count, shared with processes that are forked later.
+
+    It is 0 before the first call, odd inside a call, and even after it.
+    """
 
     def __init__(self) -> None:
         self._word = memoryview(mmap.mmap(-1, 8)).cast("Q")
@@ -33,7 +37,10 @@ class Calls:
 
 
 class Stuck:
-    """The guard's side: `look()` now and then; whether the rank has been outside of calls for `stuck_seconds`; 0 = never."""
+    """The guard's side: tells when the rank has been outside of calls for `stuck_seconds`.
+
+    0 seconds: never. Call `look()` now and then.
+    """
 
     def __init__(self, calls: Calls, stuck_seconds: float, clock: Callable[[], float]) -> None:
         self._calls, self._stuck_seconds, self._clock = calls, stuck_seconds, clock

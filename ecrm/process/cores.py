@@ -20,8 +20,12 @@ AUTO, BIND, SLEEP, POLL = "auto", "bind", "sleep", "poll"
 
 
 def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[int, int]:
-    """{rank: its core} of the live ranks among `neighbours`: those that run slots, then those that only host shards, then the others, each to the core
-    with the fewest slots, shards or others of its own kind so far, and of these the fewest ranks."""
+    """{rank: its core} of the live ranks among `neighbours`.
+
+    Cores go first to the ranks that run slots, then to those that only host shards, then to the
+    others. Each rank gets the core with the fewest slots, shards or others so far, whichever it has
+    itself, and of these cores the one with the fewest ranks.
+    """
     slots, shards = Counter(view.slots), Counter(view.shards)
     dealt: dict[int, int] = {}
     for work in slots, shards, Counter(neighbours):
@@ -37,7 +41,10 @@ def deal(view: View, neighbours: Collection[int], cores: Sequence[int]) -> dict[
 
 
 def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
-    """BIND where, dealt out so, all cores have as many slots, or no core has two ranks that run some; else SLEEP."""
+    """How ranks best share cores that are `dealt` out so: BIND or SLEEP.
+
+    BIND where all cores have as many slots, or no core has two ranks that run slots.
+    """
     running = [rank for rank in dealt if rank in view.slots]
     load = Counter(dealt[rank] for rank in view.slots if rank in dealt)
     even = len({load[core] for core in cores}) == 1
@@ -45,12 +52,15 @@ def best_manner(view: View, dealt: dict[int, int], cores: Sequence[int]) -> str:
 
 
 class Cores:
-    """Has the thread that makes this and calls it, and its `transport`, share cores as `wish` says, BIND, SLEEP, POLL or AUTO, the best of the first
-    two, where more of `neighbours`, the ranks that may use the same cores, this one included, live than there are cores. Threads that it
-    starts keep to the cores that it could use then.
+    """Makes the calling thread and its `transport` share cores where ranks outnumber them.
 
-    `manner` is how they share them now: BIND, SLEEP or POLL; None where there are cores enough, all
-    of which are then free to this rank, which polls.
+    - `neighbours`: the ranks that may use the same cores, this one included. Cores are shared while
+      more of them are alive than there are cores.
+    - `wish`: how to share them: BIND, SLEEP, POLL, or AUTO for the better one of BIND and SLEEP.
+
+    Threads that the calling thread starts keep to the cores that it could use then. `manner` is how
+    cores are shared now: BIND, SLEEP or POLL. It is None where there are cores enough: all of them
+    are then free to this rank, which polls.
     """
 
     def __init__(self, transport: Transport, neighbours: Collection[int], wish: str = AUTO) -> None:
@@ -59,7 +69,7 @@ class Cores:
         self.manner: str | None = None
 
     def heed(self, view: View) -> None:
-        """Roles are as in `view` from now on."""
+        """Share cores by the roles of `view` from now on."""
         dealt = deal(view, self._neighbours, self._cores)
         self.manner = None
         if len(dealt) > len(self._cores):

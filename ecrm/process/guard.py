@@ -1,19 +1,22 @@
-"""A guard process around each rank that turns every way of dying into the one that MPI reports: SIGKILL.
+"""A guard process around each rank: it turns every way of dying into SIGKILL, which MPI reports.
 
 ULFM learns within milliseconds of a process killed by a signal, but never of one that exits by
 itself, throws or is stopped (measured, Open MPI 5.0.11). So the process that mpirun started stays
-behind as a guard of a few megabytes and the rank runs as its child: when the child goes without
+behind as a guard of a few megabytes, and the rank runs as its child. When the child goes without
 having said that it is done, or stands stopped for too long, the guard kills it and then itself,
-which mpirun tells everybody; it does not wait until the system has taken the child's memory back
-(ecrm/process/lifeline.py). A guard that is stopped itself is killed by the other guards of its host,
-and its rank with it. It also keeps a fenced rank from ever coming back, and ends the rank when
-mpirun is gone, or where the agent that started it on this host (ecrm/process/remote_agent.py) stands
-stopped: the others are about to go on without it.
+which mpirun tells everybody. It does not wait until the system has taken the child's memory back
+(ecrm/process/lifeline.py).
+
+A guard that is stopped itself is killed by the other guards of its host, and its rank with it. A
+guard also keeps a fenced rank from ever coming back. It ends the rank when mpirun is gone, or where
+the agent that started it on this host (ecrm/process/remote_agent.py) stands stopped: the others are
+about to go on without it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -32,26 +35,39 @@ from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import THE_START, Startup, died
 
 MPIRUN_GOES = signal.SIGUSR1
-"""What a rank gets where mpirun itself was asked to end, of which it makes SIGTERM to what it has started: it kills that, and ends."""
+"""What a rank gets where mpirun itself was asked to end.
+
+mpirun then sends SIGTERM to what it has started, kills it soon after, and ends.
+"""
+
 _PASSED_ON = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: MPIRUN_GOES,
     signal.SIGUSR1: signal.SIGINT,
     signal.SIGUSR2: signal.SIGTERM,
 }
-"""What the rank gets for what the guard gets. mpirun hands SIGUSR1 and SIGUSR2 on and waits; after the others it kills."""
+"""The signal that the rank gets for each signal that the guard gets.
+
+mpirun hands SIGUSR1 and SIGUSR2 on and waits for the ranks. After the others it kills them.
+"""
 
 _WATCHED = {signal.SIGCHLD, *_PASSED_ON}
 _DYING = 0
-"""Beside the numbers of signals: the rank has begun to die."""
+"""Stands among the numbers of signals for: the rank has begun to die."""
 _POLL_SECONDS = 0.5
 _DYING_SECONDS = 2.0
 _NICE = 10
-"""Of a dying rank: where cores are scarce the others recover before the system has taken its memory back, not after."""
+"""The niceness of a dying rank, whose memory the system is taking back.
+
+So where cores are scarce the other ranks recover before that is done, not after.
+"""
 
 
 class Guarded:
-    """The guarded rank's side: `up()` as soon as MPI is, `done()` just before it leaves on purpose."""
+    """The guarded rank's side: it tells its guard how far it has come.
+
+    It calls `up()` as soon as MPI is up, and `done()` just before it leaves on purpose.
+    """
 
     def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline) -> None:
         self._descriptor, self._lifeline = descriptor, lifeline
@@ -74,7 +90,10 @@ class Guarded:
 
 
 class Parent:
-    """What started a guard: mpirun, or the agent of a host, which says how long it may stand stopped."""
+    """What started a guard: mpirun, or the agent of a host.
+
+    An agent says how long it may stand stopped before it is lost.
+    """
 
     def __init__(self, pid: int, clock: AwakeClock) -> None:
         self._pid, self._standing = pid, Standing(clock)
@@ -89,7 +108,10 @@ class Parent:
 
 
 def hold_signals() -> None:
-    """Let what a guard waits for wait for the guard: a request to stop that comes too early is not lost, nor kills."""
+    """Block the signals that a guard waits for, until it is there.
+
+    So a request to stop that comes too early is not lost, and does not kill.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
 
 
@@ -130,7 +152,7 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
 
 
 def _signals_as_bytes() -> tuple[int, int]:
-    """(reading, writing) ends of a pipe that gets the number of every signal that a guard waits for.
+    """(reading, writing) ends of a pipe that gets the numbers of signals for the guard.
 
     CPython's sigtimedwait makes up a signal when the process was stopped for longer than its
     timeout.
@@ -174,7 +196,7 @@ def _watch(
         if b"u" in said and startup is not None:
             startup = None
             with contextlib.suppress(RuntimeError):  # no thread is to be had: waitpid tells, later
-                lifeline.watch(lambda: os.write(wake, bytes([_DYING])))
+                lifeline.watch(functools.partial(os.write, wake, bytes([_DYING])))
         while True:
             pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
@@ -198,8 +220,7 @@ def _watch(
         if startup is not None and (news := startup.news()) is not None:
             with contextlib.suppress(OSError):
                 print(news, flush=True)
-        trouble = None if startup is None else startup.trouble()
-        if trouble is not None:
+        if startup is not None and (trouble := startup.trouble()) is not None:
             os.kill(child, signal.SIGKILL)
             _bury(child)
             _end_start(trouble, startup, quietly=asked)
@@ -222,7 +243,10 @@ def _bury(child: int) -> None:
 
 
 def _end_start(trouble: str, startup: Startup, quietly: bool = False) -> NoReturn:
-    """End a run that has not begun: the rank is dead; one guard of this host says why, all end alike."""
+    """End a run that has not begun, after the rank has died.
+
+    One guard of this host says why; all end with the same exit code.
+    """
     startup.kill_strays()
     if not quietly:
         say_once(f"ecrm: error: {trouble}", about=THE_START)

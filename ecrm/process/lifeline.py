@@ -1,5 +1,8 @@
-"""A robust lock in shared memory, held by a process's main thread as long as it lives: whoever waits for it learns at once that the
-process is dying. Another thread of it may still be in one last call of the system.
+"""A lock that tells at once that a process is dying.
+
+It is a robust lock in shared memory, held by the main thread of the process as long as that lives.
+Whoever waits for it gets it then. Another thread of the process may still be in one last call of
+the system.
 
 waitpid learns of a killed process when the system has taken all its memory back: 85 ms for each GiB
 of pages of 4 KiB, seconds for a rank with large tables. Robust locks of a thread that ends are
@@ -20,7 +23,10 @@ _ATTRIBUTES_BYTES = 64
 
 
 class Lifeline:
-    """Made before a fork; the child `hold`s it from then on, the parent `watch`es it once the child does."""
+    """The lock of a child process, made before the fork.
+
+    The child calls `hold` at once. The parent calls `watch` once the child has.
+    """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with a child
@@ -35,11 +41,11 @@ class Lifeline:
         """In the main thread of the child; never given back."""
         self._call("pthread_mutex_lock", self._lock)
 
-    def watch(self, tell: Callable[[], None]) -> None:
+    def watch(self, tell: Callable[[], object]) -> None:
         """Have `tell` called, in a thread, as soon as the process that holds it is dying."""
         Thread(target=self._wait, args=(tell,), name="lifeline", daemon=True).start()
 
-    def _wait(self, tell: Callable[[], None]) -> None:
+    def _wait(self, tell: Callable[[], object]) -> None:
         if (
             self._call("pthread_mutex_lock", self._lock, allowed=errno.EOWNERDEAD)
             == errno.EOWNERDEAD
@@ -48,7 +54,7 @@ class Lifeline:
 
     @staticmethod
     def _call(name: str, *arguments: object, allowed: int = 0) -> int:
-        result = getattr(ctypes.CDLL(None), name)(*arguments)
+        result: int = getattr(ctypes.CDLL(None), name)(*arguments)
         if result not in (0, allowed):
             raise OSError(result, f"{name}: {errno.errorcode.get(result, 'failed')}")
         return result

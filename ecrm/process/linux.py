@@ -14,7 +14,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def when_parent_ends(number: int) -> None:
-    """Get that signal as soon as the thread that started this process has ended; 0 for none. Of this thread alone."""
+    """Have the calling thread get signal `number` as soon as its parent ends; 0 for none.
+
+    The parent is the thread that started this process.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
 
 

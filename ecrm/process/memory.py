@@ -21,11 +21,11 @@ _MADV_HUGEPAGE = 14  # linux/mman.h
 
 
 def keep_freed_memory() -> None:
-    """Let freed memory stay with the process, to be used again in the next step, and the next 768 MiB that are allocated lie in huge pages.
+    """Let freed memory stay with the process, to be used again in the next step.
 
-    By default glibc gives buffers of more than 128 KiB to 32 MiB back to the system at once, and
-    every step pays for having each of their pages zeroed and mapped again. Without effect where the
-    C library is another one.
+    The next 768 MiB that are allocated lie in huge pages. By default glibc gives buffers of more
+    than 128 KiB to 32 MiB back to the system at once, and every step pays for having each of their
+    pages zeroed and mapped again. Without effect where the C library is another one.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -38,8 +38,11 @@ def keep_freed_memory() -> None:
 
 
 def _prepare_huge_pages() -> None:
-    """Have glibc take address space that it hands out from now on, and ask for huge pages where that is touched: rows in them are found faster, and
-    other ranks copy messages out of them without the system looking up every 4 KiB. Without effect where the system has none, or no such space."""
+    """Have glibc take address space that it hands out from now on, in huge pages once touched.
+
+    Rows in huge pages are found faster. Other ranks copy messages out of them without the system
+    looking up every 4 KiB. Without effect where the system has no huge pages, or no such space.
+    """
     c = ctypes.CDLL(None)
     c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     c.free.argtypes, c.madvise.argtypes = (
@@ -56,14 +59,20 @@ def _prepare_huge_pages() -> None:
 
 
 def have_free_memory(size: int) -> None:
-    """Have the system hand out `size` bytes now, and free them in one piece: what the next buffers are made in, after `keep_freed_memory`.
-    Without effect above 32 MiB before glibc 2.35."""
+    """Have the system hand out `size` bytes now, and free them in one piece.
+
+    After `keep_freed_memory` the next buffers are made in them. Without effect above 32 MiB before
+    glibc 2.35.
+    """
     torch.ones(size, dtype=torch.uint8)
 
 
 def resident_bytes(shared_memory: SharedMemory | None) -> tuple[int, int]:
-    """(anonymous memory resident now, with what this process can lend, and the largest resident set ever, with libraries and what it has read of
-    what others lend) of this process, in bytes."""
+    """(resident now, largest resident set ever) of this process, in bytes.
+
+    The first is anonymous memory and this process's own `shared_memory`. The second also has
+    libraries, and what was read of other ranks' shared memory.
+    """
     kibibytes = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, rest = line.partition(":")

@@ -1,9 +1,10 @@
-"""Processes that look after each other, and kill those that stand stopped: the guards of one host, the clients of the head machine.
+"""Processes that look after each other, and kill those that stand stopped.
 
-A guard notices its own rank's stop; nobody notices where the guard is stopped as well, as `pkill
--STOP -f` does to both. So every guard leaves a note in the job's folder, and kills a neighbour that
-stands still for too long. Open MPI then tells all ranks of that death. The clients of ranks on
-other hosts (ecrm/launch/remote_rank.py), which mpirun takes for ranks, do the same.
+These are the guards of one host, and the clients of the head machine. A guard notices its own
+rank's stop; nobody notices where the guard is stopped as well, as `pkill -STOP -f` does to both. So
+every guard leaves a note in the job's folder, and kills a neighbour that stands still for too long.
+Open MPI then tells all ranks of that death. The clients of ranks on other hosts
+(ecrm/launch/remote_rank.py), which mpirun takes for ranks, do the same.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ LOADED = "loaded-"
 
 @dataclass(frozen=True)
 class Note:
-    """A guard's process, and when it began, which tells it from a later process with the same pid."""
+    """A guard's process, and when it began.
+
+    When it `began` tells it from a later process with the same pid.
+    """
 
     pid: int
     began: str
 
 
 class Noticeboard:
-    """The notes of a job's guards, or of whom `who` says, on this host; without a folder for the job there are none."""
+    """The notes of a job's guards on this host, or of the processes that `who` says.
+
+    Without a folder for the job there are none.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, who: str = "guards") -> None:
         self._folder = (
@@ -78,10 +85,10 @@ class Noticeboard:
 
 
 class AwakeClock:
-    """Seconds, for one that looks at it all the time: of those in which it stood stopped itself, at most `longest` count.
+    """Seconds that this process was awake, where it looks at the clock all the time.
 
-    So of processes that were stopped together none is taken for hung when it is continued before
-    the others.
+    Of a time in which it stood stopped itself, at most `longest` seconds count. So of processes
+    that were stopped together none is taken for hung when another is continued first.
     """
 
     def __init__(self, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +110,10 @@ class Standing:
         self._still: dict[int, tuple[str, float]] = {}
 
     def seconds(self, pid: int) -> float:
-        """Since the first look that found it stopped, if it has not run since; 0 for one that is not stopped, or not there."""
+        """Seconds since the first look that found it stopped, if it has not run since.
+
+        0 for a process that is not stopped, or not there.
+        """
         now = self._clock()
         if _stat(pid)[0] != "T":
             return 0.0
@@ -114,7 +124,10 @@ class Standing:
 
 
 class Neighbours:
-    """`look()` now and then: kills the guards of this host, or whom `who` says, that have stood stopped for `hang_seconds`."""
+    """Kills guards of this host that have stood stopped for `hang_seconds`.
+
+    `who` names other processes than guards. Call `look()` now and then.
+    """
 
     def __init__(
         self,
@@ -131,10 +144,11 @@ class Neighbours:
         self._standing = Standing(clock)
 
     def look(self) -> None:
-        """A guard that has run in between, however shortly, starts anew; one that has ended is left alone.
+        """Look at the others, and kill those that have stood stopped for too long.
 
-        Goes round the ranks from this one's on as far as a guard that runs, which looks after those
-        behind it.
+        The time of a guard that has run in between, however shortly, starts anew. One that has
+        ended is left alone. Goes round the ranks from this one's on as far as a guard that runs,
+        which looks after those behind it.
         """
         if not self._notes:  # once MPI is up all have left theirs
             self._notes = self._noticeboard.notes()
@@ -152,7 +166,10 @@ class Neighbours:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """A process's state and when it began, in ticks since this machine did; both empty if it is not there."""
+    """A process's state and when it began, in ticks since the start of this machine.
+
+    Both are empty if the process is not there.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -161,7 +178,10 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 def _turns(pid: int) -> str:
-    """How often a process has given up a CPU: one that is stopped the whole time between two looks never has."""
+    """How often a process has given up a CPU, in words to compare.
+
+    It stays the same for a process that was stopped all the time between two looks.
+    """
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return " ".join(line.split()[1] for line in lines if "ctxt_switches" in line)
@@ -169,7 +189,11 @@ def _turns(pid: int) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """The rank of a guard, since one that was asked to stop does not die with its guard; the starter of a client."""
+    """The child processes of a guard or a client.
+
+    That is the guard's rank, which does not die with the guard once it was asked to stop, or the
+    client's starter.
+    """
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []

@@ -20,10 +20,10 @@ _SERVER = "PMIX_SERVER_URI"
 
 
 def keep_connection(environ: Mapping[str, str] = os.environ) -> None:
-    """Put a socket that nobody closes in the place of those to the PMIx server: no message comes any more, nor the end of it.
+    """Put a socket that nobody closes in the place of those to the PMIx server.
 
-    Deaths are no longer told to this rank. The kernel tells nobody who waits for the old socket
-    that it has gone.
+    No message comes any more, nor the end of the connection. Deaths are no longer told to this
+    rank. The kernel tells nobody who waits for the old socket that it has gone.
     """
     servers = {_address(uri) for name, uri in environ.items() if name.startswith(_SERVER)}
     for descriptor in _connected_to(servers):
@@ -42,7 +42,10 @@ def speak_for(mpirun: int) -> None:
 
 
 def leave_no_memory() -> None:
-    """Unlink the shared memory that Open MPI has mapped here; whoever else has it mapped keeps it."""
+    """Unlink the shared memory that Open MPI has mapped here.
+
+    Other processes that have it mapped keep it.
+    """
     for segment in shared_segments(os.getpid()):
         with contextlib.suppress(OSError):
             os.unlink(segment)

@@ -1,4 +1,7 @@
-"""What a rank loads before it needs it, so that a takeover does not wait for it, and a far spare does without."""
+"""What a rank loads before it needs it, so that a takeover does not wait for it.
+
+Spares that are far from a takeover do without.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +28,34 @@ if TYPE_CHECKING:
 
 
 WORKING_BYTES, WORKING_BYTES_TO_SHARE = 64 << 20, 32 << 20
-"""Without the first a spare that takes over has 8 ms of a core's time to spend on new pages until the step is done; without the second its first
-update took 7 ms, the next ones 2: embedding-heavy, 2,048 samples per slot."""
+"""Memory that a ready spare has waiting: its own, and to share.
+
+Without the first a spare that takes over spends 8 ms of a core on new pages until the step is done.
+Without the second its first update took 7 ms, the next ones 2 ms (embedding-heavy, 2,048 samples
+per slot).
+"""
 
 
 def ready_spares(protection: Protection) -> int:
-    """How many spares are ready: m may die at once, and m more while the spares that move up are loading."""
+    """How many spares are ready.
+
+    m ranks may die at once, and m more while the spares that move up are loading.
+    """
     return 2 * (protection.dense_replicas - 1)
 
 
 def takes_over_soon(rank: int, view: View, ready: int) -> bool:
-    """Whether a rank has a role in this view, or would be given one if the next `ready` ranks died."""
+    """Whether a rank has a role in this view, or would have one if the next `ready` ranks died."""
     return rank not in view.spares or rank in view.dense or rank in view.spares[:ready]
 
 
 class Loading:
-    """One rank's loading of FBGEMM and TorchRec where they are used, the most of a spare's memory then after torch itself.
+    """Loads FBGEMM and TorchRec on one rank, where they are used, when it needs them.
 
-    A rank that `takes_over_soon` loads them when this is made; a spare further back when it has
-    moved up, in a thread beside the steps of the others; whoever makes a store or dense parts
-    earlier loads them then. What is there then is left out of garbage collection for good.
+    After torch itself they are the most of a spare's memory. A rank that `takes_over_soon` loads
+    them when this is made. A spare further back does when it has moved up, in a thread beside the
+    steps of the others. Whoever makes a store or dense parts earlier loads them then. What is there
+    then is left out of garbage collection for good.
     """
 
     def __init__(
@@ -74,7 +85,10 @@ class Loading:
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
     ) -> Store:
-        """A store as `store_factory` makes it; a lone row, which only tells the size of a record, loads nothing for it."""
+        """A store as `store_factory` makes it.
+
+        A single row, which only tells the size of a record, loads nothing.
+        """
         backend = self._backend if self.began or rows > 1 else "native"
         return store_factory(backend, self._optimizer)(rows, dim, initial, allocate)
 
@@ -85,12 +99,13 @@ class Loading:
 
 
 class ReadyMemory:
-    """`storage.prefault` of one rank: what it hosts, what it takes over later, and on the next `ready` spares memory for one shard, in
-    `waiting` until it is taken.
+    """`storage.prefault` of one rank: has memory handed out by the system before it is needed.
 
-    `WORKING_BYTES` more, for buffers of their first steps, and `WORKING_BYTES_TO_SHARE` for what
-    they lend then, these spares have from the start. `allocate` is for the engine: memory as
-    `lazy_zeros` gives it, of what is ready as long as there is some of that shape.
+    That is the memory of what the rank hosts and of what it takes over later. The next `ready`
+    spares have memory for one shard as well, in `waiting` until it is taken. They also have
+    `WORKING_BYTES` for buffers of their first steps, and `WORKING_BYTES_TO_SHARE` of shared memory.
+    `allocate` is for the engine: memory as `lazy_zeros` gives it, taken from `waiting` as long as
+    there is some of that shape.
     """
 
     def __init__(self, ready: int) -> None:
@@ -126,7 +141,7 @@ class ReadyMemory:
             self._pages.beside([*engine.state.tensors, *self.waiting])
 
     def _heed(self, engine: Engine) -> None:
-        """Have memory for a shard waiting, as shards are now, if this rank is a spare that is to have it, and else none."""
+        """Have memory for a shard waiting on a spare that is to have it, and none elsewhere."""
         view, self._view = engine.view, engine.view
         if engine.rank not in view.spares[: self._ready]:
             self.waiting.clear()

@@ -1,9 +1,10 @@
-"""The remote side of a rank's keep-alive connection: starts the rank, and kills it when the head is not heard.
+"""The remote side of a rank's keep-alive connection.
 
-Run on the rank's host by its path alone (`python -I -S .../agent.py`), so it imports nothing but
-the standard library and needs neither a current folder nor variables. What to do comes as one line
-of JSON on its standard input, out of the sight of other users: where the head listens, the token to
-show there, and the rank's command, folder and variables.
+It starts the rank, and kills it when nothing is heard of the head machine. It is run on the rank's
+host by its path alone (`python -I -S .../remote_agent.py`), so it imports nothing but the standard
+library and needs neither a current folder nor variables. What to do comes as one line of JSON on
+its standard input, out of the sight of other users: where the head listens, the token to show
+there, and the rank's command, folder and variables.
 
 A rank whose head is not heard, or does not hear, is killed before the head gives the rank up (see
 Link), so a host that was only cut off comes back without it. A rank that stands stopped for the
@@ -45,11 +46,12 @@ class Lost(Exception):
 
 
 class Link:
-    """One end of a keep-alive connection: JSON, one line each; objects are messages, lists are signs of life.
+    """One end of a keep-alive connection.
 
-    A sign of life is [its number, the number of the last one that came]. So the agent knows when
-    the head has heard it last, to within what it sent by then, whichever way the connection is cut:
-    it gives up PATIENCE after it sent that, the head its own, longer PATIENCE after it came.
+    What is sent is JSON, one line each: objects are messages, lists are signs of life. A sign of
+    life is [its number, the number of the last one that came]. So the agent knows when the head has
+    heard it last, to within what it sent by then, whichever way the connection is cut. The agent
+    gives up PATIENCE after it sent that, the head its own, longer PATIENCE after it came.
     """
 
     def __init__(self, connection: socket.socket, keep_alive: float, side: str) -> None:
@@ -67,7 +69,8 @@ class Link:
     @property
     def peer(self) -> str:
         """The address of the other side."""
-        return self._socket.getpeername()[0]
+        address: str = self._socket.getpeername()[0]
+        return address
 
     @property
     def heard(self) -> float:
@@ -83,7 +86,10 @@ class Link:
         self._write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """The objects that have come; raises Lost when the other side has closed, has said nothing, or has not heard for too long."""
+        """The messages that have come.
+
+        Raises Lost when the other side has closed, or has said or heard nothing for too long.
+        """
         messages = []
         try:
             while received := self._socket.recv(4096):
@@ -203,7 +209,10 @@ def _sockets(pids: set[int]) -> set[str]:
 
 
 def main() -> int:
-    """Take the order, run the rank, tell the head how it ended; nothing of it runs any more on return."""
+    """Take the order, run the rank, and tell the head how it ended.
+
+    On return nothing of the rank runs any more.
+    """
     order = _take_order()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the rank leaves behind becomes this process's child
@@ -223,22 +232,24 @@ def main() -> int:
         _say(f"ecrm: host {order['host']}: the head machine is lost, {error}: rank killed")
         return 1
     except OSError as error:
-        _say(
-            f"ecrm: host {order['host']}: cannot reach the head machine at {order['head'][0]}: {error}"
-        )
+        head = order["head"][0]
+        _say(f"ecrm: host {order['host']}: cannot reach the head machine at {head}: {error}")
         return 1
     return 0
 
 
 def _take_order() -> dict[str, Any]:
     signal.alarm(int(START_SECONDS))
-    order = json.loads(sys.stdin.buffer.readline())
+    order: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     signal.alarm(0)
     return order
 
 
 def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]:
-    """Start the rank and see it to its end; returns what to tell the head. Raises Lost when the head is."""
+    """Start the rank and see it to its end; returns what to tell the head.
+
+    Raises Lost when the head is lost.
+    """
 
     def in_child() -> None:
         before_start()
@@ -262,9 +273,10 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
     ended = os.pidfd_open(rank.pid)
     stopped_since: float | None = None
     unacknowledged = Unacknowledged(UNACKNOWLEDGED * order["keep_alive"])
+    watched: list[Link | int] = [link, ended]
     try:
         while True:
-            ready, _, _ = select.select([link, ended], [], [], link.beat())
+            ready, _, _ = select.select(watched, [], [], link.beat())
             if ended in ready:
                 code = rank.wait()
                 return {"signal": -code} if code < 0 else {"exit": code}
@@ -284,7 +296,10 @@ def _run(order: dict[str, Any], link: Link, before_start: Any) -> dict[str, Any]
 
 
 def _kill_descendants() -> None:
-    """SIGKILL every process under this one and collect them, until there are none but dying ones, whose memory the system is taking back."""
+    """SIGKILL every process under this one and collect them, until none is left.
+
+    Processes that are dying may be left: the system is taking their memory back.
+    """
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         alive = _descendants(os.getpid())

@@ -25,8 +25,11 @@ THE_START = "the start"
 """What all messages of this time are about, so that each host prints one of them."""
 
 GONE_SECONDS = 1.5
-"""How long a rank must be away to count as dead: mpirun forks one after the other, and a rank that has come
-through MPI_Init may die before this one has come through too."""
+"""How long a rank must be away to count as dead.
+
+mpirun forks one after the other, and a rank that has come through MPI_Init may die before this one
+has come through too.
+"""
 
 
 class Startup:
@@ -94,11 +97,17 @@ class Startup:
                     f"rank {rank} was stopped before MPI was up, and is killed: start the run again"
                 )
         if now - self._began >= self._start_seconds:
-            return f"MPI was not up after {self._start_seconds:g} s (cluster.start_seconds): start the run again"
+            return (
+                f"MPI was not up after {self._start_seconds:g} s (cluster.start_seconds): "
+                "start the run again"
+            )
         return None
 
     def kill_strays(self) -> None:
-        """SIGKILL ranks of this host that are stopped or have no guard: nobody else would end them."""
+        """SIGKILL ranks of this host that are stopped or have no guard.
+
+        Nobody else would end them.
+        """
         notes = self._noted()
         for rank, pid in self._processes.items():
             if rank != self.rank and (
@@ -139,8 +148,11 @@ def _state(pid: int | None) -> str:
 
 
 def _ranks_running(job: str) -> dict[int, int]:
-    """{rank: pid} of this host's processes that mpirun has started as ranks of a job, found by their environment."""
-    ranks = {}
+    """{rank: pid} of this host's processes that mpirun has started as ranks of a job.
+
+    They are found by their environment.
+    """
+    ranks: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:

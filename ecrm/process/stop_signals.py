@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request: the rank remembers the signal, and all ranks stop at the next commit.
+"""SIGINT and SIGTERM ask to stop: the rank remembers it, and all ranks stop at the next commit.
 
 Signals wait for a thread of their own. A handler of Python's would run only when the main thread is
 back from the MPI call that it is in; this thread runs meanwhile, since those calls hold no lock. It
@@ -21,15 +21,20 @@ from ecrm.process.linux import when_parent_ends
 
 REQUESTS = {signal.SIGINT, signal.SIGTERM, MPIRUN_GOES}
 LEAVE_SECONDS = 20
-"""From the end of its guard, or from when mpirun is about to go, to the end of a rank that was asked to stop, stopped or not; else no
-limit."""
+"""How long a rank that was asked to stop may go on without its guard or mpirun.
+
+Then it ends, stopped or not. With both there is no limit.
+"""
 
 _POLL_SECONDS = 0.1
 
 
 class StopSignals:
-    """`received` is the first of SIGINT and SIGTERM that came, None before; `alone`, whether mpirun has got it itself, and is gone soon.
-    Make it before other threads exist."""
+    """Remembers a signal that asks this rank to stop; make it before other threads exist.
+
+    `received` is the first of SIGINT and SIGTERM that came, None before. `alone` is whether
+    mpirun has got the signal itself, and is gone soon.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
