@@ -1,1 +1,4 @@
-"""`ecrm drill`: the same run undisturbed and with ranks killed, compared in a table, a picture and a page."""
+"""`ecrm drill`: the same run undisturbed and with ranks killed.
+
+Both runs are compared in a table, a picture and a page.
+"""

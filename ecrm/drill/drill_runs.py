@@ -1,4 +1,4 @@
-"""`ecrm drill`: an undisturbed and a disturbed run of one config, compared, and what is written about them."""
+"""`ecrm drill`: runs one config undisturbed and disturbed, and writes how they compare."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def drill(
     seed: str | None = None,
     hosts: Sequence[str] = (),
 ) -> int:
-    """Run both runs one after the other, print the comparison, write it into the folder; options as typed.
+    """Run both runs one after the other, print the comparison, and write it into the folder.
 
-    Returns 0 if both completed, every kill happened and the models are equal, or need not be.
-    Raises UsageError before anything is started or written, but for a host that does not exist: the
-    undisturbed run tells their names. Raises RunFailed when stopped by a signal, DrillFailed
-    otherwise.
+    Options are as typed. Returns 0 if both completed, every kill happened and the models are equal,
+    or need not be. Raises UsageError before anything is started or written, but for a host that
+    does not exist: the undisturbed run tells their names. Raises RunFailed when stopped by a
+    signal, DrillFailed otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
     config = load_config(config_name, overrides)
@@ -132,12 +132,11 @@ def _disturbed_run(
             Kill(lowest[kill.name_among(names)], kill.step): kill for kill in disturbance.hosts
         }
         kills = tuple(dies_with)
-    if kills:
-        killer: outside.KillerThread = outside.ScheduledKiller(
-            folder.absolute(), kills, say, dies_with
-        )
-    else:
+    killer: outside.KillerThread
+    if disturbance.random is not None:
         killer = outside.RandomKiller(folder.absolute(), disturbance.random, say)
+    else:
+        killer = outside.ScheduledKiller(folder.absolute(), kills, say, dies_with)
     killer.start()
     try:
         reason = _launch(config_name, overrides, folder, [str(kill) for kill in kills])
@@ -153,7 +152,10 @@ def _disturbed_run(
 
 
 def _own_files(config: Config, which: str) -> list[str]:
-    """The override that gives one of the two runs mapped files of its own, in a folder of mapped.path; raises UsageError where there are some."""
+    """The override that gives one of the two runs mapped files of its own.
+
+    They lie in a folder of mapped.path. Raises UsageError where there are mapped files already.
+    """
     if config.protection.name != "mapped" or not config.mapped.path:
         return []
     own = replace(config, mapped=replace(config.mapped, path=str(Path(config.mapped.path) / which)))
@@ -163,7 +165,10 @@ def _own_files(config: Config, which: str) -> list[str]:
 def _launch(
     config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]
 ) -> str | None:
-    """Run it; why it did not complete, or None. Ranks wait for `kills` from outside. A signal ends the whole drill."""
+    """Run one run; returns why it did not complete, or None.
+
+    Its ranks wait for `kills` from outside. A signal ends the whole drill.
+    """
     try:
         launch(
             config_name,
@@ -184,7 +189,10 @@ def _crowding(config: Config) -> str | None:
     cores = physical_cores()
     if config.world_size <= cores:
         return None
-    return f"{counted(config.world_size, 'rank')} share {counted(cores, 'core')}: every one that dies leaves more of them to the others"
+    return (
+        f"{counted(config.world_size, 'rank')} share {counted(cores, 'core')}: "
+        "every one that dies leaves more of them to the others"
+    )
 
 
 def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
@@ -201,7 +209,9 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
                 *_versions(),
             ]
         ),
-        "machine": f"{platform.node()}, {physical_cores()} cores, {platform.system()} {platform.release()}",
+        "machine": (
+            f"{platform.node()}, {physical_cores()} cores, {platform.system()} {platform.release()}"
+        ),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
 

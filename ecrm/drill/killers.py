@@ -59,9 +59,10 @@ class Survivability:
     def victims(
         self, ranks: Sequence[dict[str, Any]], killed: Iterable[int]
     ) -> list[dict[str, Any]]:
-        """Entries of ranks.json to choose from, by rank; none when the run could not survive one more death now.
+        """Entries of ranks.json to choose from, by rank.
 
-        A killed rank whose death was not noticed yet is already one death of those left.
+        None are left when the run could not survive one more death now. A killed rank whose death
+        was not noticed yet is already one death of those left.
         """
         gone = {*killed, *self.dead}
         unnoticed = set(killed) - self.dead
@@ -74,9 +75,10 @@ class Survivability:
 
 
 def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
-    """For each kill, without end: the gap before it in seconds, and a position (0 to below 1) among the live ranks.
+    """For each kill, without end: (gap before it in seconds, position among the live ranks).
 
-    So a seed names the same ranks whatever the timing, as long as one is killed after the other.
+    The position is from 0 to below 1. So a seed names the same ranks whatever the timing, as long
+    as one is killed after the other.
     """
     numbers = random.Random(wanted.seed)
     while True:
@@ -84,10 +86,11 @@ def draws(wanted: RandomKills) -> Iterator[tuple[float, float]]:
 
 
 class KillerThread(threading.Thread, ABC):
-    """Kills ranks of the run in `folder` until it has killed all it is to or `finish` is called; `done` are the kills so far.
+    """Kills ranks of the run in `folder` until it has killed all or `finish` is called.
 
-    `held_back_seconds` is how long, at the end, the next kill waited in vain for a moment to be
-    survived. `say` gets a line per kill. What to kill, and when, is the `_kill_all` of each kind.
+    `done` are the kills so far. `held_back_seconds` is how long, at the end, the next kill waited
+    in vain for a moment to be survived. `say` gets a line per kill. What to kill, and when, is the
+    `_kill_all` of each kind.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
@@ -141,7 +144,7 @@ class RandomKiller(KillerThread):
         self._wanted, self._state = wanted, Survivability()
 
     def _kill_all(self) -> None:
-        """Wait for the start, then for each gap, then for a moment at which a kill is survivable."""
+        """Wait for the start, then for each gap, then for a moment when a kill is survivable."""
         while not self._state.started:
             if self._wait(POLL_SECONDS):
                 return
@@ -151,7 +154,10 @@ class RandomKiller(KillerThread):
                 return
 
     def _kill_when_survivable(self, position: float) -> bool:
-        """Kill the rank at `position` (0 to below 1) of the live ones as soon as may be; False if the run was over before."""
+        """Kill the live rank at `position`, 0 to below 1, as soon as that is survivable.
+
+        False if the run was over before.
+        """
         due = time.monotonic()
         while True:
             self._state.take(self._tail.new_events())
@@ -220,7 +226,10 @@ def hosts_of(folder: Path) -> dict[str, int]:
 def kill_rank(
     folder: Path, entry: dict[str, Any], waited_seconds: float = 0.0, scheduled: str | None = None
 ) -> KillDone | None:
-    """SIGKILL a rank of the run in `folder`; None if its process is gone, or its pid is another program's by now."""
+    """SIGKILL a rank of the run in `folder`.
+
+    Returns None if its process is gone, or if another program has its pid by now.
+    """
     try:
         if os.fsencode(folder) not in Path(f"/proc/{entry['pid']}/cmdline").read_bytes().split(
             b"\0"

@@ -15,7 +15,11 @@ from ecrm.wording import counted
 
 @dataclass(frozen=True)
 class RandomKills:
-    """SIGKILLs from outside: gaps exponential with mean `mtbf_seconds`, `count` of them (None: no limit), from `seed`."""
+    """Random SIGKILLs from outside.
+
+    Gaps between them are exponential with the mean `mtbf_seconds`. `count` is how many, None for no
+    limit; `seed` decides gaps and ranks.
+    """
 
     mtbf_seconds: float
     count: int | None = None
@@ -37,19 +41,23 @@ class HostKill:
         return f"{self.host}@{self.step}"
 
     def name_among(self, names: Sequence[str]) -> str:
-        """The host meant, of those in the order of their lowest ranks; raises UsageError if there is none."""
+        """The host meant, of `names`, which are in the order of their lowest ranks.
+
+        Raises UsageError if there is no such host.
+        """
         if self.host in names:
             return self.host
         if self.host.isdecimal() and int(self.host) < len(names):
             return names[int(self.host)]
         raise UsageError(
-            f"--kill-host {self}: there is no host {self.host}; hosts are {', '.join(names)}, or 0 to {len(names) - 1}"
+            f"--kill-host {self}: there is no host {self.host}; hosts are {', '.join(names)}, "
+            f"or 0 to {len(names) - 1}"
         )
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """How the disturbed run is disturbed: by `scheduled` kills, by `random` ones, or by whole `hosts`."""
+    """How the disturbed run is disturbed: `scheduled` kills, `random` kills, or whole `hosts`."""
 
     scheduled: tuple[Kill, ...] = ()
     random: RandomKills | None = None
@@ -73,7 +81,10 @@ def parse_disturbance(
     seed: str | None,
     hosts: Sequence[str] = (),
 ) -> Disturbance:
-    """The disturbance that the options --kill, --mtbf, --kills, --seed and --kill-host describe; raises UsageError."""
+    """The disturbance that --kill, --mtbf, --kills, --seed and --kill-host describe.
+
+    Raises UsageError where they contradict each other or cannot be read.
+    """
     if hosts and (kills or mtbf is not None):
         other = f"--kill {kills[0]}" if kills else f"--mtbf {mtbf}"
         raise UsageError(f"--kill-host {hosts[0]} and {other}: type one or the other")
@@ -87,7 +98,8 @@ def parse_disturbance(
             return Disturbance(hosts=wanted)
         if not kills:
             raise UsageError(
-                "a drill needs something to survive: type --kill RANK@STEP[:PHASE], --mtbf SECONDS, or --kill-host HOST@STEP"
+                "a drill needs something to survive: type --kill RANK@STEP[:PHASE], "
+                "--mtbf SECONDS, or --kill-host HOST@STEP"
             )
         scheduled = tuple(parse_kill(kill) for kill in kills)
         _once("--kill: rank", [kill.rank for kill in scheduled], "rank")
@@ -104,12 +116,16 @@ def parse_disturbance(
 
 
 def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> None:
-    """Raise UsageError when no random kill could ever be survived, or not so many, or hosts are not told apart or outlive
-    the run of that many `steps`."""
+    """Raise UsageError for a disturbance that this run of `steps` steps cannot go through.
+
+    That is where no random kill can be survived, or not so many, where hosts are not told apart,
+    and where hosts would be killed after the last step.
+    """
     for kill in disturbance.hosts:
         if kill.step >= steps:
             raise UsageError(
-                f"--kill-host {kill}: there is no step {kill.step} to follow, the last is {steps - 1}"
+                f"--kill-host {kill}: there is no step {kill.step} to follow, "
+                f"the last is {steps - 1}"
             )
         imitated = config.testing.imitated_hosts
         if imitated and kill.host.isdecimal() and int(kill.host) >= imitated:
@@ -134,7 +150,8 @@ def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> No
         )
     if wanted.count is not None and wanted.count >= config.world_size:
         raise UsageError(
-            f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, and one must be left"
+            f"--kills {wanted.count}: the config has {counted(config.world_size, 'rank')}, "
+            "and one must be left"
         )
 
 

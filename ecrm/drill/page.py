@@ -26,18 +26,31 @@ STYLE = """
   --paper: #fff; --ink: #1f2328; --dim: #59636e; --line: #d8dee4; --good: #1a7f37; --bad: #cf222e;
 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #161b22; --ink: #e6edf3; --dim: #9198a1; --line: #30363d; --good: #3fb950; --bad: #ff7b72; }
+  :root {
+    --paper: #161b22; --ink: #e6edf3; --dim: #9198a1; --line: #30363d; --good: #3fb950;
+    --bad: #ff7b72;
+  }
 }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 0 auto;
-  padding: 1.5rem; }
+body {
+  background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  max-width: 76rem; margin: 0 auto; padding: 1.5rem;
+}
 h1 { font-size: 1.45rem; margin: 0 0 .5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-.verdict { border-left: 5px solid var(--good); padding: .35rem .8rem; margin: 0 0 1.25rem; overflow-wrap: anywhere; }
-.verdict.bad { border-color: var(--bad); } .verdict strong { color: var(--good); } .verdict.bad strong { color: var(--bad); }
+.verdict {
+  border-left: 5px solid var(--good); padding: .35rem .8rem; margin: 0 0 1.25rem;
+  overflow-wrap: anywhere;
+}
+.verdict.bad { border-color: var(--bad); } .verdict strong { color: var(--good); }
+.verdict.bad strong { color: var(--bad); }
 img { width: 100%; height: auto; display: block; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; } th small { display: block; font-weight: 400; color: var(--dim); }
+th, td {
+  padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap;
+}
+th { font-weight: 600; vertical-align: bottom; }
+th small { display: block; font-weight: 400; color: var(--dim); }
 .word { text-align: left; white-space: pre; }
 .legend, dt { color: var(--dim); font-size: .9rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0; }
@@ -47,13 +60,18 @@ pre { overflow-x: auto; border: 1px solid var(--line); padding: .7rem; font-size
 
 
 def page(report: Report, facts: Mapping[str, str], config: str, light: bytes, dark: bytes) -> str:
-    """The page. `facts` are versions and the like, `config` is TOML text, `light` and `dark` the picture as PNG."""
+    """The page, as HTML text.
+
+    `facts` are versions and the like, by name. `config` is TOML text. `light` and `dark` are the
+    picture as PNG.
+    """
     title = escape(headline(report))
     parts = [
         f"<h1>{title}</h1>",
         _verdict(report),
         f'<picture><source srcset="{_data_uri(dark)}" media="(prefers-color-scheme: dark)">'
-        f'<img src="{_data_uri(light)}" alt="Throughput of both runs over time, kills, and how much was rebuilt"></picture>',
+        f'<img src="{_data_uri(light)}" '
+        'alt="Throughput of both runs over time, kills, and how much was rebuilt"></picture>',
         "<h2>Failures</h2>",
         _failures(report),
         "<h2>Throughput</h2>",
@@ -78,7 +96,10 @@ def page(report: Report, facts: Mapping[str, str], config: str, light: bytes, da
 def _verdict(report: Report) -> str:
     if report.problems:
         reasons = "<br>".join(escape(problem) for problem in report.problems)
-        return f'<p class="verdict bad"><strong>Failed.</strong> {reasons}<br>{escape(hash_line(report))}</p>'
+        return (
+            f'<p class="verdict bad"><strong>Failed.</strong> {reasons}<br>'
+            f"{escape(hash_line(report))}</p>"
+        )
     lines = filter(None, (hash_line(report), accuracy_line(report)))
     return f'<p class="verdict"><strong>Passed.</strong> {"<br>".join(map(escape, lines))}</p>'
 
@@ -115,7 +136,10 @@ def _table(
         "<tr>" + "".join(cell("td", i, escape(text)) for i, text in enumerate(row)) + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+    return (
+        f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
 
 
 def _legend(text: str) -> str:

@@ -6,12 +6,17 @@ import importlib.util
 import io
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ecrm.drill.report import Report
 from ecrm.drill.table import headline
 from ecrm.drill.timeline import Timeline
 from ecrm.errors import UsageError
 from ecrm.wording import named
+
+if TYPE_CHECKING:  # it takes a second to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE_INCHES, DOTS_PER_INCH = (11.0, 5.4), 130
 LABEL_POINTS = 9.0
@@ -49,12 +54,16 @@ def require_matplotlib() -> None:
     """Raise UsageError unless matplotlib is installed; does not import it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "a drill draws its time line with matplotlib, which is not installed: type pip install matplotlib"
+            "a drill draws its time line with matplotlib, which is not installed: "
+            "type pip install matplotlib"
         )
 
 
 def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Label]:
-    """Labels for the kills of a plot `seconds` long and `width_points` wide that do not overlap; one for simultaneous kills."""
+    """Labels for the kills of a plot that do not overlap; one label for simultaneous kills.
+
+    The plot is `seconds` long and `width_points` wide.
+    """
     if not line.kills:
         return []
     together: list[tuple[float, list[int]]] = []
@@ -80,10 +89,14 @@ def kill_labels(line: Timeline, seconds: float, width_points: float) -> list[Lab
 
 
 def draw(report: Report, colours: Colours = LIGHT, titled: bool = True) -> bytes:
-    """The picture as PNG: throughput of both runs per bucket, kills, and the share of lost rows that is rebuilt."""
+    """The picture as PNG.
+
+    It shows the throughput of both runs per bucket, kills, and the share of lost rows that is
+    rebuilt.
+    """
     import matplotlib
 
-    style = {
+    style: dict[Any, object] = {
         "font.family": "DejaVu Sans",
         "font.size": LABEL_POINTS + 1,
         "text.color": colours.ink,
@@ -106,7 +119,7 @@ def draw(report: Report, colours: Colours = LIGHT, titled: bool = True) -> bytes
     return file.getvalue()
 
 
-def _fill(figure, report: Report, colours: Colours, titled: bool) -> None:
+def _fill(figure: Figure, report: Report, colours: Colours, titled: bool) -> None:
     line = report.line
     seconds = max(line.seconds, line.bucket_seconds) * 1.02
     left, right, bottom = 0.075, 0.93 if line.rebuilt else 0.98, 0.185
@@ -139,7 +152,7 @@ def _fill(figure, report: Report, colours: Colours, titled: bool) -> None:
     )
 
 
-def _throughput(axes, line: Timeline, colours: Colours) -> None:
+def _throughput(axes: Axes, line: Timeline, colours: Colours) -> None:
     drawn = (
         ("undisturbed run", line.undisturbed, line.last_steps[0], colours.undisturbed, 1.6),
         ("disturbed run", line.disturbed, line.last_steps[1], colours.disturbed, 2.0),
@@ -157,7 +170,7 @@ def _throughput(axes, line: Timeline, colours: Colours) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _rebuilding(axes, line: Timeline, colours: Colours) -> None:
+def _rebuilding(axes: Axes, line: Timeline, colours: Colours) -> None:
     """Shaded, on an axis of its own, behind the throughput."""
     second = axes.twinx()
     axes.set_zorder(second.get_zorder() + 1)
@@ -176,7 +189,7 @@ def _rebuilding(axes, line: Timeline, colours: Colours) -> None:
     second.spines["top"].set_visible(False)
 
 
-def _kills(axes, line: Timeline, labels: list[Label], colours: Colours) -> None:
+def _kills(axes: Axes, line: Timeline, labels: list[Label], colours: Colours) -> None:
     for number, (time, _) in enumerate(line.kills):
         name = "SIGKILL, with the rank" if number == 0 else None
         axes.axvline(time, color=colours.kill, linewidth=1.1, linestyle=(0, (4, 2)), label=name)

@@ -21,9 +21,11 @@ JUDGED_STEPS = 10
 
 @dataclass(frozen=True)
 class Report:
-    """A drill's result. `paces` go by "undisturbed", "before", "during", "after" and "disturbed" (all of that run).
+    """A drill's result.
 
-    `problems` is empty if and only if the drill passed; `notes` say what the numbers leave out.
+    `paces` are by name: "undisturbed", "before", "during", "after", and "disturbed" for all of the
+    disturbed run. `problems` is empty if and only if the drill passed; `notes` say what the numbers
+    leave out.
     """
 
     name: str
@@ -38,7 +40,10 @@ class Report:
 
     @property
     def hashes(self) -> tuple[str | None, str | None]:
-        """model_sha256 of the undisturbed and of the disturbed run; None where a run did not complete."""
+        """model_sha256 of the undisturbed and of the disturbed run.
+
+        None where a run did not complete.
+        """
         return self.undisturbed.summary.get("model_sha256"), self.disturbed.summary.get(
             "model_sha256"
         )
@@ -74,7 +79,10 @@ class Report:
 
 
 def promises_the_same_model(run: RunRecord) -> bool:
-    """Whether the finished model of a run is to be that of an undisturbed one: its protection is exact, or no shard was lost."""
+    """Whether the finished model of a run must be that of an undisturbed run.
+
+    It must where the protection is exact, and where no shard was lost.
+    """
     return run.summary.get("protection", {}).get("exact", True) or not run.summary.get("restored")
 
 
@@ -112,7 +120,11 @@ def problems(
     disturbed: RunRecord,
     reason: str | None = None,
 ) -> list[str]:
-    """Why the drill failed; empty when both runs completed, every kill happened, and the models are equal, or need not be."""
+    """Why the drill failed, one line per reason; empty when it passed.
+
+    It passed when both runs completed, every kill happened, and the models are equal or need not
+    be.
+    """
     found = []
     if not undisturbed.completed:
         found.append("the undisturbed run did not complete")
@@ -126,7 +138,8 @@ def problems(
     wanted = disturbance.random
     if wanted is not None and len(disturbed.kills) < (wanted.count or 1):
         found.append(
-            f"{len(disturbed.kills)} of {counted(wanted.count, 'kill')} happened before the run was over"
+            f"{len(disturbed.kills)} of {counted(wanted.count, 'kill')} happened "
+            "before the run was over"
             if wanted.count
             else f"the run was over before any rank was killed (mean gap {wanted.mtbf_seconds:g} s)"
         )
@@ -150,34 +163,38 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
     for name, run in (("undisturbed", undisturbed), ("disturbed", disturbed)):
         if run.unwritten_steps:
             notes.append(
-                f"the times of {run.unwritten_steps} of {run.last_step} steps of the {name} run died with the rank that "
-                "reports; they are counted between the steps around them"
+                f"the times of {run.unwritten_steps} of {run.last_step} steps of the {name} run "
+                "died with the rank that reports; they are counted between the steps around them"
             )
         if run.damaged_lines:
             notes.append(
-                f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged and were left out"
+                f"{run.damaged_lines} lines of the {name} run's events.jsonl are damaged "
+                "and were left out"
             )
     notes += [
-        f"laid out anew over {counted(reshape.servers, 'server')} (k={reshape.k} m={reshape.m}) before step {reshape.step}: training waited "
-        f"{reshape.seconds:.2f} s, {reshape.moved_bytes:,} bytes were moved"
+        f"laid out anew over {counted(reshape.servers, 'server')} (k={reshape.k} m={reshape.m}) "
+        f"before step {reshape.step}: training waited {reshape.seconds:.2f} s, "
+        f"{reshape.moved_bytes:,} bytes were moved"
         for reshape in disturbed.reshapes
     ]
     spares = [*undisturbed.unused_spares.values()]
     if spares:
         notes.append(
-            f"unused spares of the undisturbed run: {len(spares)}, with {min(spares) / 1e6:.0f} to {max(spares) / 1e6:.0f} MB of "
-            "memory of their own each"
+            f"unused spares of the undisturbed run: {len(spares)}, with {min(spares) / 1e6:.0f} "
+            f"to {max(spares) / 1e6:.0f} MB of memory of their own each"
         )
     noticed = {rank for failure in disturbed.failures for rank in failure.ranks}
     late = [kill.rank for kill in disturbed.kills if kill.rank not in noticed]
     if late and disturbed.completed:
         notes.append(
-            f"killed as the run ended, when nobody had to notice any more: {', '.join(map(str, late))}"
+            "killed as the run ended, when nobody had to notice any more: "
+            f"{', '.join(map(str, late))}"
         )
     waited = [kill for kill in disturbed.kills if kill.waited_seconds >= 0.1]
     if waited:
         notes.append(
-            f"{len(waited)} of {len(disturbed.kills)} kills were put off until one more could be survived, "
+            f"{len(waited)} of {len(disturbed.kills)} kills were put off "
+            "until one more could be survived, "
             f"by {max(kill.waited_seconds for kill in waited):.1f} s at most"
         )
     return notes
@@ -194,8 +211,8 @@ def _noise(paces: dict[str, Pace]) -> list[str]:
     ):
         return []
     return [
-        f"nothing had failed yet when the disturbed run was {before / whole:.2f} times as fast as the undisturbed one: "
-        "this machine was not quiet, and ratios are no more exact than that"
+        f"nothing had failed yet when the disturbed run was {before / whole:.2f} times as fast as "
+        "the undisturbed one: this machine was not quiet, and ratios are no more exact than that"
     ]
 
 

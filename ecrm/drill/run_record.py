@@ -1,4 +1,4 @@
-"""What one run went through, put together from its events and its summary. Pure: values in, values out."""
+"""What one run went through, put together from its events and its summary. Reads no file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ecrm.run.reading import Event
 
 @dataclass(frozen=True)
 class KillDone:
-    """One SIGKILL: when (seconds since the epoch), whom, by which `--kill` or `--kill-host` (None: at random), and to which pid.
+    """One SIGKILL.
 
-    Without a pid the rank did it itself, as in `ecrm launch --kill`.
+    `time` is in seconds since the epoch. `scheduled` is the `--kill` or `--kill-host` that asked
+    for it, None for a random kill. Without a pid the rank did it itself, as in `ecrm launch
+    --kill`.
     """
 
     time: float
@@ -25,12 +27,15 @@ class KillDone:
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """One failure that the run survived; None is what nobody lived to write, or what did not happen any more.
+    """One failure that the run survived.
 
-    `step`, `phase`: where the survivors noticed. `noticed_at`, `whole_at`: seconds since the epoch,
-    the latter when no row lost by this failure was missing any more. `lost_bytes`: bytes of the
-    lost shards' rows, optimizer state and parity, also of rows never updated, which there is
-    nothing to rebuild of.
+    None stands for what nobody lived to write, or what did not happen any more.
+
+    - `step`, `phase`: where the survivors noticed.
+    - `noticed_at`, `whole_at`: seconds since the epoch, the latter when no row lost by this failure
+      was missing any more.
+    - `lost_bytes`: bytes of the lost shards' rows, optimizer state and parity, also of rows never
+      updated, of which there is nothing to rebuild.
     """
 
     ranks: tuple[int, ...]
@@ -49,14 +54,20 @@ class FailureRecord:
 
     @property
     def began_at(self) -> float | None:
-        """When the disturbance began, in seconds since the epoch: at the kill, else when it was noticed."""
+        """When the disturbance began, in seconds since the epoch.
+
+        That is at the kill, or when it was noticed where the kill is not known.
+        """
         return self.killed_at if self.killed_at is not None else self.noticed_at
 
 
 @dataclass(frozen=True)
 class ReshapeRecord:
-    """Everything was laid out anew before `step`: when it was done (seconds since the epoch), over how many servers, in stripes of k + m,
-    how long training waited, and how many bytes travelled."""
+    """Everything was laid out anew before `step`, over `servers` servers in stripes of k + m.
+
+    `time` is when that was done, in seconds since the epoch; `seconds` is how long training waited,
+    and `moved_bytes` how much was sent.
+    """
 
     time: float
     step: int
@@ -69,8 +80,9 @@ class ReshapeRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
+    """One run, as far as it has told.
 
+    `finished`: (step, seconds since the epoch) of every finishing of a step, in order of time.
     `rebuilt`: (seconds since the epoch, share of lost rows that is back); `evaluations`: (step,
     when it was done); `damaged_lines` counts lines of events.jsonl that could not be read.
     """
@@ -100,7 +112,8 @@ class RunRecord:
     @property
     def last_step(self) -> int:
         """Number of steps that the run is known to have finished."""
-        return max([self.summary.get("steps", 0), *(step for step, _ in self.finished)])
+        steps: int = self.summary.get("steps", 0)
+        return max([steps, *(step for step, _ in self.finished)])
 
     @property
     def unwritten_steps(self) -> int:
@@ -151,7 +164,10 @@ def _failures(
     kills: Sequence[KillDone],
     finished: Sequence[tuple[int, float]],
 ) -> tuple[FailureRecord, ...]:
-    """Join failure, resumed and rebuilt events with the summary's list; a rank dies once, so its ranks name a failure."""
+    """Join failure, resumed and rebuilt events with the summary's list of failures.
+
+    A rank dies only once, so a failure is known by its ranks.
+    """
     written = {tuple(event["ranks"]): event for event in of.get("failure", [])}
     resumed = {tuple(event["ranks"]): event for event in of.get("resumed", [])}
     rebuilt = {tuple(event["ranks"]): event for event in of.get("rebuilt", [])}
@@ -188,7 +204,10 @@ def _failures(
 
 
 def _with_end(failure: FailureRecord, rebuilt: Event | None) -> FailureRecord:
-    """Fill in when the run was whole again; a failure that lost no row is over with its recovery."""
+    """Fill in when the run was whole again.
+
+    A failure that lost no row is over with its recovery.
+    """
     noticed_at = failure.noticed_at if failure.noticed_at is not None else failure.killed_at
     if not failure.shards:
         whole_at = None if noticed_at is None else noticed_at + failure.recovery_seconds

@@ -29,9 +29,11 @@ FAILURE_COLUMNS = (
 """(name, unit) of each column of the table of failures."""
 
 FAILURE_LEGEND = (
-    "at: killed so many seconds after the start; step, phase: where survivors noticed; noticed: from the kill; recovery: from "
-    "noticing until the survivors train again; gap: between the steps finished before and after; rebuild: from noticing until "
-    "every lost row was back; lost: the size of the lost shards, with rows never updated, which need no rebuilding"
+    "at: killed so many seconds after the start; step, phase: where survivors noticed; "
+    "noticed: from the kill; recovery: from noticing until the survivors train again; "
+    "gap: between the steps finished before and after; "
+    "rebuild: from noticing until every lost row was back; "
+    "lost: the size of the lost shards, with rows never updated, which need no rebuilding"
 )
 
 PACE_COLUMNS = (
@@ -51,7 +53,10 @@ PACE_NAMES = {
     "disturbed": "  all of it",
 }
 
-PACE_LEGEND = "useful: a step counts once, also when it was redone; the first step (warm-up) and evaluations are left out"
+PACE_LEGEND = (
+    "useful: a step counts once, also when it was redone; "
+    "the first step (warm-up) and evaluations are left out"
+)
 
 
 def failure_cells(report: Report) -> list[list[str]]:
@@ -118,7 +123,10 @@ def hash_line(report: Report) -> str:
 
 
 def accuracy_line(report: Report) -> str | None:
-    """Measures of both runs and by how much the disturbed one's are off; None where the models are equal, or ought to be."""
+    """Measures of both runs, and by how much those of the disturbed one are off.
+
+    None where the models are equal, or ought to be.
+    """
     if report.exact or report.equal:
         return None
     parts = []

@@ -1,4 +1,4 @@
-"""Useful throughput from the times at which steps finished. Pure: times in, rates out; all times in seconds."""
+"""Useful throughput, from the times at which steps finished. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ BUCKETS = 80
 """About how many buckets the longer run has."""
 
 STEPS_PER_BUCKET = 3
-"""How many undisturbed steps a bucket holds at least, so that it shows throughput and not the beat of the steps."""
+"""How many undisturbed steps a bucket holds at least.
+
+With fewer it would show the beat of the steps, not throughput.
+"""
 
 
 @dataclass(frozen=True)
 class Span:
-    """From one finishing of a step to the next; `steps` are those finished for the first time at its end.
+    """The time from one finishing of a step to the next.
 
-    That is 0 where an undone step was finished again, and more than 1 where times in between were
-    lost.
+    `steps` is how many steps were finished for the first time at its end. That is 0 where an undone
+    step was finished again, and more than 1 where times in between were lost.
     """
 
     begin: float
@@ -34,7 +37,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Pace:
-    """Useful steps over a time, and `samples_per_second` made of them; None where there was no such time."""
+    """Useful steps over a time.
+
+    `samples_per_second` is None where there was no such time.
+    """
 
     steps: int
     seconds: float
@@ -42,7 +48,10 @@ class Pace:
 
 
 def spans(record: RunRecord) -> list[Span]:
-    """The times between finished steps, evaluations left out; the first step, which warms everything up, is in none."""
+    """The times between finished steps, without evaluations.
+
+    The first step, which warms everything up, is in none of them.
+    """
     found = []
     newest = record.finished[0][0] if record.finished else 0
     for (step, before), (after, end) in zip(record.finished, record.finished[1:], strict=False):
@@ -53,7 +62,10 @@ def spans(record: RunRecord) -> list[Span]:
 
 
 def _evaluations_after(record: RunRecord, step: int, begin: float, end: float) -> list[float]:
-    """When an evaluation between two steps was done; one that a failure interrupted counts as training time."""
+    """When evaluations between two steps were done.
+
+    One that a failure interrupted counts as training time.
+    """
     disturbed = any(f.began_at is not None and begin <= f.began_at <= end for f in record.failures)
     return [
         time
@@ -63,7 +75,10 @@ def _evaluations_after(record: RunRecord, step: int, begin: float, end: float) -
 
 
 def open_times(failures: Sequence[FailureRecord]) -> list[tuple[float, float]]:
-    """When the run was not whole: (begin, end) in ascending order, overlapping ones merged; the end may be infinite."""
+    """When the run was not whole: (begin, end), ascending, overlapping times merged.
+
+    The last end may be infinite.
+    """
     merged: list[tuple[float, float]] = []
     known = [
         (f.began_at, math.inf if f.whole_at is None else f.whole_at)
@@ -85,10 +100,10 @@ def pace(found: Sequence[Span], global_batch: int) -> Pace:
 
 
 def before_during_after(record: RunRecord, global_batch: int) -> dict[str, Pace]:
-    """The pace before the first failure, while any failure was not yet made good, and whole again after one.
+    """The pace "before" the first failure, "during" failures, and "after" them, once whole again.
 
-    A span that a failure falls into counts as "during" as a whole, so that the stall does. Without
-    failures everything is "before".
+    During is while rows of any failure were missing. A span that a failure falls into counts as
+    "during" as a whole, so that the stall does. Without failures everything is "before".
     """
     times = open_times(record.failures)
     parts: dict[str, list[Span]] = {"before": [], "during": [], "after": []}
@@ -112,11 +127,11 @@ def bucket_seconds(duration: float, step_seconds: float) -> float:
 def bucket_rates(
     found: Sequence[Span], origin: float, width: float, global_batch: int
 ) -> list[float | None]:
-    """Samples per second in each bucket of `width` seconds from `origin` on; None where no step was running.
+    """Samples per second in each bucket of `width` seconds from `origin` on.
 
-    A span's steps are spread evenly over its time. The last bucket reaches to the end of the last
-    span; it is half to one and a half times as wide, so that no single step makes a peak of its
-    own.
+    None where no step was running. A span's steps are spread evenly over its time. The last bucket
+    reaches to the end of the last span; it is half to one and a half times as wide, so that no
+    single step makes a peak of its own.
     """
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What the picture shows, as numbers. Pure; all times in seconds since the start of their own run."""
+"""What the picture shows, as numbers. Times are in seconds since the start of their own run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ Curve = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Timeline:
-    """Samples per second of both runs per bucket, (time, rank) of each kill, and curves of (time, share rebuilt).
+    """Both runs over time.
 
-    `seconds` is the time of the last thing to show, `last_steps` when each run's last step was
-    finished.
+    - `seconds`: the time of the last thing to show.
+    - `last_steps`: when each run's last step was finished.
+    - `undisturbed`, `disturbed`: samples per second in each bucket, None where no step was running.
+    - `kills`: (time, rank) of each kill.
+    - `rebuilt`: curves of (time, share rebuilt).
     """
 
     bucket_seconds: float
@@ -37,24 +40,31 @@ def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int) ->
         tuple((time - (disturbed.started_at or time), share) for time, share in curve)
         for curve in rebuild_curves(disturbed)
     )
-    ends = tuple(
-        run.finished[-1][1] - run.started_at if run.finished else 0.0
-        for run in (undisturbed, disturbed)
-    )
+    ends = (_end(undisturbed), _end(disturbed))
     seconds = max(
         [*ends, *(time for time, _ in kills), *(time for curve in curves for time, _ in curve)]
     )
     lengths = [span.seconds for span in spans(undisturbed) if span.steps]
     width = bucket_seconds(seconds, statistics.median(lengths) if lengths else 0.0)
-    rates = [
-        tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch))
-        for run in (undisturbed, disturbed)
-    ]
-    return Timeline(width, seconds, ends, *rates, kills, curves)
+
+    def rates(run: RunRecord) -> tuple[float | None, ...]:
+        return tuple(bucket_rates(spans(run), run.started_at or 0.0, width, global_batch))
+
+    return Timeline(width, seconds, ends, rates(undisturbed), rates(disturbed), kills, curves)
+
+
+def _end(run: RunRecord) -> float:
+    """When the last step was finished; 0 where none was."""
+    if not run.finished or run.started_at is None:
+        return 0.0
+    return run.finished[-1][1] - run.started_at
 
 
 def kill_times(record: RunRecord) -> list[tuple[float, int]]:
-    """(seconds since the epoch, rank) of every kill; of a death that is no known kill, when it was noticed."""
+    """(seconds since the epoch, rank) of every kill.
+
+    A death that is no known kill counts as one when it was noticed.
+    """
     known = {kill.rank for kill in record.kills}
     found = [(kill.time, kill.rank) for kill in record.kills]
     found += [
@@ -67,25 +77,27 @@ def kill_times(record: RunRecord) -> list[tuple[float, int]]:
 
 
 def rebuild_curves(record: RunRecord) -> list[Curve]:
-    """For each time in which rows were missing: (seconds since the epoch, share of the lost rows that is back), ascending.
+    """A curve for each time in which rows were missing.
 
-    Known at each progress event; a failure in between adds its shards with nothing back.
+    Its points are (seconds since the epoch, share of the lost rows that is back), ascending. The
+    share is known at each progress event. A failure in between adds its shards, of which nothing is
+    back.
     """
-    losing = [
-        failure for failure in record.failures if failure.shards and failure.began_at is not None
-    ]
+    losing = [failure for failure in record.failures if failure.shards]
     last = max([time for _, time in record.finished], default=0.0)
     curves = []
     for begin, end in open_times(losing):
         lost = [
-            (failure.began_at, set(failure.shards))
+            (began, set(failure.shards))
             for failure in losing
-            if begin <= failure.began_at <= end
+            if (began := failure.began_at) is not None and begin <= began <= end
         ]
         samples = [(time, share) for time, share in record.rebuilt if begin < time < end]
+        happened: list[tuple[float, set[int] | float]] = [*lost, *samples]
         points: list[tuple[float, float]] = []
-        share, missing = 0.0, set()
-        for time, what in sorted([*lost, *samples], key=lambda point: point[0]):
+        missing: set[int] = set()
+        share = 0.0
+        for time, what in sorted(happened, key=lambda point: point[0]):
             if isinstance(what, set):
                 points.append((time, share))
                 share *= len(missing - what) / len(missing | what)
