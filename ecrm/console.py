@@ -48,7 +48,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def update(self, done: int, more: str, fraction: float | None) -> None:

@@ -77,7 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--dry-run",
         action="store_true",
-        help="check everything, print the mpirun line and the memory that ranks need, start nothing",
+        help="check everything, print the mpirun line and the memory that ranks need, "
+        "start nothing",
     )
     launch.set_defaults(run=_launch)
 
@@ -106,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_data(commands: argparse._SubParsersAction) -> None:
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     if importlib.util.find_spec("ecrm.cli.data") is not None:
         from ecrm.cli.data import add_parsers
 
@@ -137,8 +138,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--run-dir",
         type=Path,
         metavar="DIR",
-        help="run folder, new or empty unless with --resume auto; without this option `ecrm launch` "
-        "and `ecrm drill` make one in runs/, and `ecrm train` writes nothing",
+        help="run folder, new or empty unless with --resume auto; without this option "
+        "`ecrm launch` and `ecrm drill` make one in runs/, and `ecrm train` writes nothing",
     )
     parser.add_argument(
         "--kill",
@@ -156,7 +157,8 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR|auto",
-        help="auto: start the run in --run-dir, continue it there, or do nothing if it is complete. "
+        help="auto: start the run in --run-dir, continue it there, "
+        "or do nothing if it is complete. "
         "DIR: continue from a checkpoint, or from the newest one of a run folder. Cluster, "
         "protection, learning rates and steps may change, and so may data of the same tables. "
         "With protection.name=mapped, continue from the last commit in the mapped files",

@@ -1,4 +1,7 @@
-"""The commands `ecrm prepare criteo` and `ecrm generate criteo`; what they need is imported only when one runs."""
+"""The commands `ecrm prepare criteo` and `ecrm generate criteo`.
+
+What they need is imported only when one runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ecrm.wording import counted
 ZIPF_VALUES = 1_000_000
 
 
-def add_parsers(subparsers) -> None:
+def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of both commands to what `argparse.ArgumentParser.add_subparsers` returned.
 
     Each sets `run`, a function of the parsed arguments that returns the exit code and raises
@@ -78,8 +81,8 @@ def add_parsers(subparsers) -> None:
     parser.add_argument(
         "--zipf",
         metavar="LOW:HIGH",
-        help="draw category values by Zipf's law, with exponents from LOW to HIGH over the columns; "
-        "see --values",
+        help="draw category values by Zipf's law, with exponents from LOW to HIGH over the "
+        "columns; see --values",
     )
     parser.add_argument(
         "--values",
@@ -90,7 +93,9 @@ def add_parsers(subparsers) -> None:
     parser.set_defaults(run=_run_generate)
 
 
-def _add_kinds(subparsers, name: str, help_text: str):
+def _add_kinds(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_text: str
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
     """Add a command and return the subparsers for the kinds of data it works on."""
     return subparsers.add_parser(name, help=help_text).add_subparsers(
         dest="kind", required=True, metavar="KIND"
@@ -133,7 +138,8 @@ def _run_prepare(args: argparse.Namespace) -> int:
     size = sum(record["bytes"] for record in manifest["files"].values())
     named = " (named in malformed.txt)" if malformed else ""
     print(
-        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, {counted(malformed, 'malformed line')} skipped{named}, "
+        f"{args.output}: {rows:,} rows, {manifest['clicks'] / rows:.2%} clicks, "
+        f"{counted(malformed, 'malformed line')} skipped{named}, "
         f"{sum(manifest['tables'].values()):,} table rows, {size / 1e6:,.1f} MB"
     )
     return 0
@@ -153,7 +159,8 @@ def _run_generate(args: argparse.Namespace) -> int:
     with Progress("generate", sys.stderr) as progress:
         made = generate_criteo(args.rows, args.seed, args.output, progress, categories)
     print(
-        f"{args.output}: {made.rows:,} rows, {made.clicks / made.rows:.2%} clicks, {made.file_bytes / 1e6:,.1f} MB; "
-        f"the true probabilities reach AUC {made.attainable_auc:.4f}, log loss {made.attainable_logloss:.4f}"
+        f"{args.output}: {made.rows:,} rows, {made.clicks / made.rows:.2%} clicks, "
+        f"{made.file_bytes / 1e6:,.1f} MB; the true probabilities reach "
+        f"AUC {made.attainable_auc:.4f}, log loss {made.attainable_logloss:.4f}"
     )
     return 0

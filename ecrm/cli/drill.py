@@ -6,7 +6,10 @@ import argparse
 from collections.abc import Callable
 
 
-def add_parser(commands, add_run_options: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    add_run_options: Callable[[argparse.ArgumentParser], None],
+) -> None:
     """Add the parser of `ecrm drill` to what `argparse.ArgumentParser.add_subparsers` returned.
 
     `add_run_options` adds the options it shares with `ecrm launch`: CONFIG, --set, --run-dir,

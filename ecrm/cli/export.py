@@ -12,7 +12,7 @@ from ecrm.errors import UsageError
 from ecrm.wording import counted
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "export", help="write the model of a checkpoint as one file, with TorchRec's names"
@@ -49,6 +49,7 @@ def _run(args: argparse.Namespace) -> int:
     with staged_file(args.output) as file:
         tensors, size = export(whole[0], args.format, file, args.output.parent)
     print(
-        f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, {counted(size, 'byte')}"
+        f"{args.output}: step {whole[0].step}, {counted(tensors, 'tensor')}, "
+        f"{counted(size, 'byte')}"
     )
     return 0

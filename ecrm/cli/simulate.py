@@ -15,7 +15,7 @@ from ecrm.wording import counted
 PLAIN_SECONDS = 30.0
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "simulate", help="run random fault schedules on the real engine in a simulated cluster"
@@ -78,6 +78,9 @@ def _replay(seed: int, suite: str) -> None:
     verdict = judged(seed, suite)
     how = f"refused: {verdict.refused}" if verdict.refused else "finished with the oracle's bits"
     print(
-        f"  {counted(verdict.deaths, 'death')}, {counted(verdict.recoveries, 'recovery', 'recoveries')}, {counted(verdict.reshapes, 'reshape')}, {counted(verdict.commits, 'commit')} checked "
-        f"({verdict.rows_checked:,} rows, {verdict.parity_rows_checked:,} parity rows), {verdict.calls:,} calls; {how}"
+        f"  {counted(verdict.deaths, 'death')}, "
+        f"{counted(verdict.recoveries, 'recovery', 'recoveries')}, "
+        f"{counted(verdict.reshapes, 'reshape')}, {counted(verdict.commits, 'commit')} checked "
+        f"({verdict.rows_checked:,} rows, {verdict.parity_rows_checked:,} parity rows), "
+        f"{verdict.calls:,} calls; {how}"
     )

@@ -1,4 +1,8 @@
-"""`--resume auto`: one line that starts a run, goes on with it in its own folder, and does nothing once it is complete. Light: no torch."""
+"""`--resume auto`: one command line for every start of a run.
+
+It starts the run, goes on with it in its own folder, or does nothing once it is complete. Imports
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,20 @@ _ENDINGS = {"stopped.json": "stopped", "failure.json": "failed"}
 
 @dataclass(frozen=True)
 class Found:
-    """What `auto` found: the folder to go on from, None for a run that begins, or that the run is `complete`."""
+    """What `auto` found.
+
+    `resume` is the folder to go on from, None for a run that begins. `complete` says that nothing
+    is left to do.
+    """
 
     resume: Path | None = None
     complete: bool = False
 
 
 def look(run_dir: Path | None, resume: Path | None, mine: bool = False) -> Found:
-    """What a run in `run_dir` goes on from; `resume` itself where that is not AUTO_RESUME. `mine`: this process holds the folder.
+    """What a run in `run_dir` goes on from; `resume` itself where that is not AUTO_RESUME.
 
-    Raises UsageError where `auto` must not touch the folder.
+    `mine`: this process holds the folder. Raises UsageError where `auto` must not touch the folder.
     """
     if resume != AUTO_RESUME:
         return Found(resume)
@@ -66,7 +74,8 @@ def _look(run_dir: Path, mine: bool) -> Found:
         )
     if (run_dir / "rejected.json").exists():
         raise UsageError(
-            f"--run-dir {run_dir}: holds a run whose parity did not match at its end; start again in another folder"
+            f"--run-dir {run_dir}: holds a run whose parity did not match at its end; "
+            "start again in another folder"
         )
     own = bool(find(run_dir / CHECKPOINTS)[0]) or files_at(run_dir) is not None
     begun_from = starts[0].get("resumed", {}).get("from") if starts else None
@@ -75,7 +84,10 @@ def _look(run_dir: Path, mine: bool) -> Found:
 
 
 def check_same(run_dir: Path, config: Config) -> None:
-    """Raise UsageError unless the run in `run_dir`, if one has begun, is that of this config and data."""
+    """Raise UsageError unless the run in `run_dir` is that of this config and data.
+
+    A run that has not begun is.
+    """
     starts = [
         event for event in events_of(run_dir) if event.get("event") == "start" and "run" in event
     ]
@@ -108,7 +120,10 @@ def about(config: Config) -> dict[str, Any]:
 
 
 def tidy(run_dir: Path) -> str:
-    """Remove what a life that has ended left half-written, and how it ended; returns how: stopped, failed, or killed."""
+    """Remove what a life that has ended left half-written, and its word of how it ended.
+
+    Returns how it ended: stopped, failed, or killed.
+    """
     ended = [word for name, word in _ENDINGS.items() if (run_dir / name).exists()]
     for pattern in (*_DRAFTS, *_ENDINGS, "ranks.json", "trace.json"):
         for path in run_dir.glob(pattern):
@@ -131,7 +146,11 @@ def events_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def lives_of(events: Sequence[dict[str, Any]], ended: str) -> list[dict[str, Any]]:
-    """Each start of a run in turn, out of its events: when it `began`, from and up to which step it was seen, failures, how it `ended`."""
+    """Each start of a run in turn, out of its events.
+
+    For each: when it `began`, from and up to which step it was seen, its failures, and how it
+    `ended`.
+    """
     lives: list[dict[str, Any]] = []
     for event in events:
         if event["event"] == "start":

@@ -1,4 +1,7 @@
-"""What a run will do and what it goes on from, checked before anything is started. Light: no torch."""
+"""What a run will do and what it goes on from, checked before anything is started.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def plan(config: Config, kills: Sequence[Kill] = (), data_began: int = 0) -> int:
-    """Return the number of steps; looks at the manifest and at the sizes of the dataset's files, not into them.
+    """The number of steps of a run.
 
-    Passes over the data count from the step `data_began` on, train.steps from the first step of the
-    model.
+    Looks at the manifest and the sizes of the dataset's files, not into them. Passes over the data
+    count from the step `data_began` on, train.steps from the first step of the model.
 
     Raises UsageError where there is no dataset, it is too small for the config, or a kill names a
     rank or step outside the run; DataError where the dataset is damaged.
@@ -67,7 +70,8 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
         least = -(-train.global_batch * 1000 // train_rows)
         least += int(least / 1000 * train_rows) < train.global_batch  # floats round down
         raise UsageError(
-            f"{has}: train.epochs={train.epochs} of them is less than one step of train.global_batch={train.global_batch}",
+            f"{has}: train.epochs={train.epochs} of them is less than one step of "
+            f"train.global_batch={train.global_batch}",
             {"train.epochs": least / 1000},
             otherwise="more",
         )
@@ -76,8 +80,15 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
 
 @dataclass(frozen=True)
 class Start:
-    """The number of `steps`, and the `identity` of what is trained; `checkpoints` to go on from, newest first, and what is said of
-    others; or `mapped`, the folder of mapped files. `changed`: a line for what is otherwise than in the run to go on from. `begins_with`: another run's checkpoint, whose weights are those of step 0."""
+    """What a run does and begins with.
+
+    - `steps`: how many it has.
+    - `identity`: what is trained.
+    - `checkpoints`: those to go on from, newest first; `refused` is a line for each other one.
+    - `mapped`: the folder of mapped files, where the run has some.
+    - `changed`: a line for each thing that differs from the run to go on from.
+    - `begins_with`: another run's checkpoint, whose weights are those of step 0.
+    """
 
     steps: int
     identity: dict[str, Any]
@@ -90,7 +101,8 @@ class Start:
     @property
     def data_began(self) -> int:
         """The step whose batch begins with the first row of the data."""
-        return self.identity["data_began"]
+        began: int = self.identity["data_began"]
+        return began
 
 
 def plan_start(
@@ -100,8 +112,11 @@ def plan_start(
     kills: Sequence[Kill] = (),
     init_from: Path | None = None,
 ) -> Start:
-    """Raises UsageError and DataError, with what to type, where a config cannot be run, or cannot go on from `resume`, or begin with
-    the weights of `init_from`, which do not count where the run goes on."""
+    """What a run of `config` does and begins with.
+
+    It goes on from `resume`, or else begins with the weights of `init_from`. Raises UsageError and
+    DataError, with what to type, where the config cannot be run so.
+    """
     if init_from is not None and resume is None:
         return _begin(config, kills, init_from)
     if config.protection.name == "mapped":
@@ -120,10 +135,14 @@ def plan_start(
 
 
 def _begin(config: Config, kills: Sequence[Kill], init_from: Path) -> Start:
-    """A run at step 0 with the weights of the newest checkpoint at `init_from`. Rows that it does not have begin as there, too."""
+    """A run at step 0 with the weights of the newest checkpoint at `init_from`.
+
+    Rows that the checkpoint does not have begin as they began there.
+    """
     if config.protection.name == "mapped":
         raise UsageError(
-            "--init-from: with protection.name=mapped a run cannot begin with the weights of another",
+            "--init-from: with protection.name=mapped "
+            "a run cannot begin with the weights of another",
             {"protection.name": "erasure"},
         )
     newest = locate(init_from)[0][0]
@@ -133,7 +152,10 @@ def _begin(config: Config, kills: Sequence[Kill], init_from: Path) -> Start:
 
 
 def kept_by(resume: Path | None) -> dict[str, Any]:
-    """Config keys that a run which goes on from `resume` must have as they were, for `load_config`; none where there is no run."""
+    """Config keys that must stay as they were in a run that goes on from `resume`.
+
+    For `load_config`; none where there is no run.
+    """
     if resume is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Reading what a run leaves in its folder: events.jsonl, whole or as it grows, and its JSON files."""
+"""Reads what a run leaves in its folder: events.jsonl, whole or as it grows, and JSON files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH = "ECRM_LAUNCH"
-"""Environment variable that tells ranks of which launch they are; what they leave in the run folder says it too."""
+"""Environment variable that tells ranks of which launch they are.
+
+What they leave in the run folder says it too.
+"""
 
 Event = dict[str, Any]
 
 OPENING = '{"time": '
-"""How every line begins; inside a line it shows where another one begins after a rank died while writing."""
+"""How every line begins.
+
+Inside a line it shows where another one begins, after a rank died while writing.
+"""
 
 
 def parse_events(text: str) -> tuple[list[Event], int]:
@@ -70,7 +76,7 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(LAUNCH)
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file, or no object in it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -79,7 +85,7 @@ def read_json(path: Path) -> dict:
     return content if isinstance(content, dict) else {}
 
 
-def read_own(path: Path, launch: str | None) -> dict:
+def read_own(path: Path, launch: str | None) -> dict[str, Any]:
     """`read_json` of a file that ranks of this launch have written; empty if others have."""
     content = read_json(path)
     return content if content.get("launch") == launch else {}

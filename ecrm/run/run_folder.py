@@ -21,7 +21,7 @@ STOPPED_DRAFT = ".stopped.json"
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON text of plain values, with null for a float that JSON has no word for (NaN, infinities)."""
+    """JSON text of plain values; null for floats that JSON has no word for (NaN, infinities)."""
     return json.dumps(_sayable(value), indent=indent, allow_nan=False)
 
 
@@ -50,12 +50,16 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
 
     def event(self, fields: dict[str, Any]) -> None:
-        """Append one line to events.jsonl, with the time in seconds since the epoch, in one write; all of it or nothing."""
+        """Append one line to events.jsonl, in one write: all of it or nothing.
+
+        The line also gets the time, in seconds since the epoch.
+        """
         if self.path is None or self.trouble is not None:
             return
+        file = self.path / EVENTS
         line = to_json({"time": time.time(), **fields}).encode() + b"\n"
         try:
-            descriptor = os.open(self._events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 before = os.fstat(descriptor).st_size
                 if os.write(descriptor, line) < len(line):
@@ -64,22 +68,21 @@ class RunFolder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._in_trouble(self._events, error, len(line))
+            self._in_trouble(file, error, len(line))
 
     def events(self) -> list[dict[str, Any]]:
-        """What is in events.jsonl of this start of the run; lines that are not whole are left out."""
+        """The events of this start of the run in events.jsonl, without lines that are not whole."""
         return self.all_events()[self.earlier :]
 
     def all_events(self) -> list[dict[str, Any]]:
-        """What is in events.jsonl of all starts."""
+        """The events of all starts in events.jsonl."""
         return [] if self.path is None else events_of(self.path)
 
-    @property
-    def _events(self) -> Path:
-        return self.path / EVENTS
-
     def probe(self, least: int = 0) -> None:
-        """Get into `trouble` if this rank could not write `least` bytes, from PROBE_BYTES to MOST_PROBED, into the folder."""
+        """Get into `trouble` if this rank could not write `least` bytes into the folder.
+
+        It tries with PROBE_BYTES at least and MOST_PROBED at most.
+        """
         if self.path is None or self.trouble is not None:
             return
         file = self.path / f".probe.{os.getpid()}"
@@ -92,7 +95,10 @@ class RunFolder:
             self._in_trouble(self.path, error, least)
 
     def ranks(self, view: View, processes: dict[int, dict[str, Any]]) -> None:
-        """Replace ranks.json: every rank the run was started with, its process, whether it lives, its roles."""
+        """Replace ranks.json: every rank that was started, its process, and its roles.
+
+        It also says which ranks are alive.
+        """
         self._replace(
             "ranks.json",
             {
@@ -122,7 +128,10 @@ class RunFolder:
         self._replace(SUMMARY_DRAFT, {**fields, "launch": launch_id(), "completed": completed})
 
     def publish_summary(self, completed: bool) -> None:
-        """Turn the draft, unless another rank has done so, into summary.json, the marker of a complete run, or into rejected.json."""
+        """Turn the draft into summary.json, the marker of a complete run, or into rejected.json.
+
+        Does nothing where another rank has done so.
+        """
         self._publish(SUMMARY_DRAFT, "summary.json" if completed else "rejected.json")
 
     def draft_stopped(self, fields: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""One owner per run folder: a lock that every rank holds until it dies, whatever host it is on. Light: no torch.
+"""One owner per run folder: a lock that every rank holds until it dies, on whatever host.
 
-Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard nor a lent
-descriptor keeps one. They work over NFS, and a holder turns an exclusive one into a shared one
-without letting go.
+Imports no torch. Locks of fcntl(2), not of flock(2): they belong to a process, so neither its guard
+nor a lent descriptor keeps one. They work over NFS, and a holder turns an exclusive one into a
+shared one without letting go.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from ecrm.run.reading import launch_id, read_json
 
 LOCK = "lock"
 LIVES_SECONDS, UNSEEN_SECONDS, DYING_SECONDS = 0.5, 5.0, 20.0
-"""How long a holder of the lock is waited for: one that runs on this machine, one that this machine does not see, and one
-that is dead here, whose memory the system takes back before the lock."""
+"""How long a holder of the lock is waited for.
+
+That is a holder that runs on this machine, one that this machine does not see, and one that is dead
+here, whose memory the system takes back before the lock.
+"""
 
 POLL_SECONDS = 0.02
 RECORD_BYTES = 512
@@ -35,15 +38,20 @@ _PF_EXITING = 0x4  # linux/sched.h
 
 
 class RunLock:
-    """One rank's hold on a run folder, from `take` or `join` to the end of its process. Never open the file a second time
-    in a rank: closing that lets go."""
+    """One rank's hold on a run folder, from `take` or `join` to the end of its process.
+
+    A rank must not open the file a second time: closing that lets go.
+    """
 
     def __init__(self, folder: Path, host: str) -> None:
         self._folder, self._host = folder, host
         self._file = open_file(folder / LOCK)
 
     def take(self) -> None:
-        """Get the folder for this run alone, say so in the file, and go on as one of its ranks. Raises UsageError, OSError."""
+        """Get the folder for this run alone, and say so in the file.
+
+        Goes on as one of the ranks that hold it. Raises UsageError, OSError.
+        """
         self._lock(fcntl.LOCK_EX)
         owner = {
             "run": run_id(),
@@ -64,7 +72,8 @@ class RunLock:
     def is_mine(self) -> bool:
         """Whether the file names this run as the owner."""
         with contextlib.suppress(ValueError, OSError):
-            return json.loads(os.pread(self._file.fileno(), 4096, 0)).get("run") == run_id()
+            owner: dict[str, Any] = json.loads(os.pread(self._file.fileno(), 4096, 0))
+            return owner.get("run") == run_id()
         return False
 
     def _lock(self, kind: int) -> None:
@@ -82,7 +91,10 @@ class RunLock:
 
 
 def refuse_if_held(folder: Path) -> None:
-    """Raise UsageError, saying who holds it, where a run is alive that writes into `folder`; takes nothing."""
+    """Raise UsageError, saying who holds it, where a run is alive that writes into `folder`.
+
+    Takes no lock.
+    """
     began = time.monotonic()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), FileIO(folder / LOCK) as file:
         while (holder := _holder(file)) is not None:
@@ -91,7 +103,10 @@ def refuse_if_held(folder: Path) -> None:
 
 
 def check_run_dir(folder: Path, mine: bool = False) -> None:
-    """Raise UsageError if a new run must not write into `folder`: it never mixes with anything there. `mine`: this process holds it."""
+    """Raise UsageError if a new run must not write into `folder`.
+
+    A run never mixes with anything there. `mine`: this process holds the folder.
+    """
     try:
         if not mine:
             refuse_if_held(folder)
@@ -117,12 +132,18 @@ def check_run_dir(folder: Path, mine: bool = False) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether there is nothing of a run in `folder`: at most the lock of one that had not begun. Raises OSError."""
+    """Whether there is nothing of a run in `folder`.
+
+    The lock of a run that had not begun does not count. Raises OSError.
+    """
     return not folder.is_dir() or all(entry.name == LOCK for entry in folder.iterdir())
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder in which there is nothing of a run, and that no run holds. Raises OSError where it stays."""
+    """Remove a folder in which there is nothing of a run, and that no run holds.
+
+    Raises OSError where it stays.
+    """
     if (folder / LOCK).exists():
         with open_file(folder / LOCK) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +157,10 @@ def run_id() -> str:
 
 
 def _holder(file: FileIO) -> int | None:
-    """The process that keeps `file` from being locked, 0 where this machine does not see it; None where nothing does."""
+    """The process that keeps `file` from being locked, None where nothing does.
+
+    0 where this machine does not see the process.
+    """
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else max(pid, 0)
