@@ -1,4 +1,4 @@
-"""What ranks find out together when one asks all to stop: over the simulated cluster, with real folders."""
+"""What ranks agree on when one asks all to stop: the simulated cluster with real folders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def room(monkeypatch):
 
 
 def meeting(tmp_path, monkeypatch, signals=(), summary=0):
-    """What each rank is told; rank 0 reports, and has tried to write a summary of so many bytes. Also who killed itself."""
+    """Returns what each rank is told, and which ranks killed themselves.
+
+    Rank 0 reports and has tried to write a summary of the given number of bytes.
+    """
     killed = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
 
@@ -79,6 +82,6 @@ def test_a_disk_with_room_for_less_than_the_summary_is_full_for_all(tmp_path, mo
     assert not killed
     (said,) = set(told.values())
     assert (
-        said
-        == f"no rank can write into the run folder, so the run ends: cannot write {tmp_path}/0/.summary.json: No space left on device"
+        said == f"no rank can write into the run folder, so the run ends: cannot write "
+        f"{tmp_path}/0/.summary.json: No space left on device"
     )

@@ -1,4 +1,4 @@
-"""Writing, loading and rolling back on the simulated cluster, with the real engine and ranks dying anywhere."""
+"""Checkpoints written, loaded and rolled back on the simulated cluster while ranks die."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ from support.simulating import dies_once
 
 
 class Run:
-    """One simulated run with checkpoints: `tables` reported, `events` of all ranks, `killed`, whether `finished`."""
+    """One simulated run with checkpoints.
+
+    `tables` are what it reported, `events` those of all ranks, `killed` the ranks that died.
+    `finished` says whether it came to its end.
+    """
 
     def __init__(
         self,
@@ -331,7 +335,10 @@ def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_pa
 
 
 def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Truth:
-    """The undisturbed truth of a job that begins with the values of the rows that `other` has updated by a step, and with its dense parameters."""
+    """The right result of a job that starts from the values of `other`.
+
+    `other` has updated rows up to a step; the job takes over these rows and the dense parameters.
+    """
     theirs, first = truth_of(other), []
 
     def begin(engine) -> None:
@@ -353,7 +360,11 @@ def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Tr
 
 @pytest.mark.parametrize("name", ["erasure", "checkpoint", "replicate", "none"])
 def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tmp_path, name):
-    """On another cluster, with another optimizer; a rollback before its first checkpoint goes back to these weights, not to the hash."""
+    """Starts from another run's weights, with another cluster and optimizer.
+
+    A rollback before the first checkpoint goes back to these weights, not to the initial values of
+    the hash.
+    """
     to_the_start = further = 0
     for seed in range(20):
         rng, source, _ = job(seed, "none")
@@ -452,7 +463,10 @@ def test_a_shard_restored_by_itself_begins_with_another_s_weights(tmp_path):
 
 
 def test_a_folder_s_checkpoints_of_another_rate_are_not_gone_back_to(tmp_path):
-    """Steps would be done again otherwise than they were: with the newest damaged there is none to go on from."""
+    """With the newest checkpoint damaged, there is none to go on from.
+
+    An older one would make the run do steps again in another way than before.
+    """
     workload = Workload(steps=6)
     Run(workload, tmp_path, CheckpointPolicy(steps=6, every_steps=2, keep=9), truth_of(workload))
     file = next((tmp_path / name_of(6)).glob("rows*"))
@@ -628,7 +642,7 @@ def test_failures_closer_together_than_a_rebuilding_takes(tmp_path, mode, kind):
 
 
 def test_failures_do_not_put_off_a_checkpoint_that_goes_by_the_clock(tmp_path):
-    """Every step takes 10 s; a checkpoint every minute, though a trainer dies more often than that."""
+    """Every step takes 10 s. A checkpoint is due every minute, and trainers die more often."""
     workload = Workload(steps=40, spares=4)
     times: Counter[int] = Counter()  # told before and after a step
     steps: list[int] = []
@@ -664,7 +678,10 @@ def test_failures_do_not_put_off_a_checkpoint_that_goes_by_the_clock(tmp_path):
 
 @pytest.mark.parametrize("seconds", [1000, 1])
 def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
-    """A rank dies in the rebuilding, too; the clock goes on by a second each time that it is read."""
+    """A rank also dies during the rebuilding.
+
+    The clock goes on by one second each time that it is read.
+    """
     workload = Workload(steps=20, servers=5, k=3, m=2, **SLOW)
     events: list[dict[str, object]] = []
 
@@ -709,7 +726,10 @@ def test_a_run_asked_to_stop_while_it_rebuilds(tmp_path, seconds):
 
 
 def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
-    """The rank that was asked to stop dies while the checkpoint of step 5 is written: nobody asks any more."""
+    """The rank that was asked to stop dies while the checkpoint of step 5 is written.
+
+    After that nobody asks for a stop.
+    """
     workload, events = Workload(steps=12), []
 
     def program(transport):
@@ -746,7 +766,10 @@ def test_a_run_that_goes_on_after_all_writes_checkpoints_as_before(tmp_path):
 def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(
     tmp_path, monkeypatch
 ):
-    """A trainer dies while step 4 is written: it is begun once more, and the first writer comes to its end after the second."""
+    """A trainer dies while the checkpoint of step 4 is written, so a second write of it begins.
+
+    The first writer finishes after the second.
+    """
     workload, created, create = Workload(steps=7), [], Disk.create
     monkeypatch.setattr(
         Disk, "create", lambda disk, path: created.append(path.name) or create(disk, path)
@@ -784,7 +807,7 @@ def test_a_checkpoint_that_was_given_up_leaves_the_next_one_of_its_step_alone(
 
 
 def test_a_writer_that_is_given_up_inside_its_write_spoils_no_other_dense_state(tmp_path):
-    """The next attempt is written to its end while the first one stands in the write of its dense state."""
+    """The second attempt finishes while the first one hangs in the write of its dense state."""
 
     def engine(state: float) -> SimpleNamespace:
         return SimpleNamespace(

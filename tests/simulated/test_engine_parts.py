@@ -1,4 +1,4 @@
-"""Parts of the engine by themselves: sums cut over holders, and messages that ride along with an exchange."""
+"""Single parts of the engine: sums split over holders, and piggyback messages on an exchange."""
 
 from __future__ import annotations
 
@@ -159,8 +159,11 @@ def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_firs
 def test_slots_that_live_on_compute_a_step_once_and_wait_for_no_row_when_it_is_done_again(
     monkeypatch, dead, phase, again, exchanges
 ):
-    """Ranks 4 and 5 run a slot each, 6 is a spare; what a dead one computed is computed again by its heir. With all slots there the ledger has said
-    which rows are asked for, and the step takes the two exchanges of every step."""
+    """Ranks 4 and 5 run one slot each and rank 6 is a spare, which takes over a dead rank's slot.
+
+    With all slots there, the ledger says which rows are asked for. The step then takes the two
+    exchanges of every step.
+    """
     workload = Workload(steps=8, reshape=False)
     truth = truth_of(workload)
     cluster = SimulatedCluster(workload.world_size, "computed", [PhaseFault(dead, 4, phase)])
@@ -218,7 +221,11 @@ def _shapes():
     ],
 )
 def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, phase):
-    """Each rank in turn, another one as soon as the first loss is being made good, and two at once where that is promised."""
+    """Each rank dies in turn.
+
+    Another one dies as soon as the first recovery begins, and two die at once where the protection
+    promises to survive that.
+    """
     workload = Workload(steps=9, slots=2, rebuild_rows_per_step=1, **shape)
     truth, resumed, right = truth_of(workload), [], StepReplay.again
 
@@ -256,7 +263,10 @@ def test_a_step_resumed_after_any_death_comes_to_the_same(monkeypatch, shape, ph
 
 
 def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_budget(monkeypatch):
-    """The first one after a failure brings nothing else; rows that were never updated come back by probing, without being decoded."""
+    """The first piece after a failure brings nothing else.
+
+    Rows that were never updated come back by probing, without decoding.
+    """
     workload = Workload(
         tables=(Table("a", 2000, 4),),
         steps=16,
@@ -316,7 +326,11 @@ def test_a_round_of_repair_answers_first_what_is_wanted_and_stays_within_its_bud
 
 
 def test_all_ranks_give_one_account_of_a_death():
-    """Survivors notice it in different phases, and one may have heard of a commit that another has not; events and summary come of any of them."""
+    """Survivors notice the death in different phases.
+
+    One of them may know of a commit that another does not. Any of them may write events and the
+    summary.
+    """
     accounts: dict[tuple, set] = {}
     phases: dict[int, str] = {}
     noticed: dict[int, set] = {}

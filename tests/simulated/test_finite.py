@@ -1,4 +1,4 @@
-"""A loss that is not finite: where it began, how all ranks hear of it, and which checkpoints are left."""
+"""A loss that is not finite: its origin, how all ranks learn of it, which checkpoints stay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ def test_where_it_began(arch):
 def ends(
     seed: int, interval: int, deaths: int, protection: str
 ) -> tuple[set[str], int, int, list[int]]:
-    """{what each rank that is left has raised}, the step in which slot 1 has something to say, how many died, commits."""
+    """Returns ({rank: error raised}, step, deaths, commits).
+
+    `step` is the one in which slot 1 reports a loss that is not finite. The errors are those of
+    surviving ranks.
+    """
     draw = random.Random(seed)
     shape = {"k": 2, "m": 2} if protection == "erasure" else {}
     workload = Workload(
@@ -155,7 +159,10 @@ def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 @pytest.mark.parametrize("wrong", ["a row", "its state", "the dense state"])
 def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, kind, wrong):
-    """After step 7 something is infinite: the checkpoints of steps 4 and 6 stay, however often others are due."""
+    """After step 7 a value is infinite.
+
+    The checkpoints of steps 4 and 6 stay, however often others are due.
+    """
     workload = Workload(steps=12)
     policy = CheckpointPolicy(steps=12, every_steps=2, mode=mode, kind=kind, keep=2)
     events: list[dict] = []
@@ -215,7 +222,10 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path, stop, mode, ki
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_one_loss_that_was_not_finite_costs_no_checkpoint(tmp_path, monkeypatch, kind, mode):
-    """The state is finite after it: the loss of step 2 alone was not, and a run goes on from there."""
+    """The state is finite after step 2; only the loss of that step was not.
+
+    A run goes on from there.
+    """
     generate_criteo(2400, 3, str(tmp_path / "rows.txt"))
     prepare([str(tmp_path / "rows.txt")], str(tmp_path / "data"), 1000)
     apply = FlatDenseReplica.apply

@@ -1,4 +1,4 @@
-"""The best evaluation and its checkpoint, the end for want of gain, and the warning of overfitting."""
+"""The best evaluation and its checkpoint, early stopping, and the warning of overfitting."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def value(seed: int, step: int) -> float:
 def run(
     folder, workload: Workload, policy: CheckpointPolicy, seed: int, faults=(), resume=None, most=99
 ) -> tuple[int, bool]:
-    """A simulated run with a made-up evaluation every second step; (how many died, whether it came to its end)."""
+    """A simulated run with a made-up evaluation every second step.
+
+    Returns (how many ranks died, whether the run came to its end).
+    """
     cluster = SimulatedCluster(workload.world_size, seed, faults, most_calls=300_000)
     finished = []
 

@@ -1,4 +1,4 @@
-"""An error of a rank's own ends that rank, also while a peer dies: it is never taken for the peer's death."""
+"""A rank's own error ends that rank, and is never taken for the death of a peer that dies too."""
 
 from __future__ import annotations
 

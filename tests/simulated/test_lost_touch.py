@@ -25,7 +25,10 @@ FAILS_AT = 5
 
 
 def _run(workload: Workload, phase: str) -> tuple[list[object], list[dict[str, str]]]:
-    """What every rank returned, and the digests reported; rank 1 sees a failed call once, as a phase of step 5 begins."""
+    """Returns every rank's result and the digests reported.
+
+    On rank 1 one call fails, as a phase of step 5 begins.
+    """
     reported: list[dict[str, str]] = []
     failed = []
 
@@ -70,7 +73,10 @@ def test_with_protection_the_same_is_recovered(phase):
 def _run_failing(
     workload: Workload, fails
 ) -> tuple[dict[int, object], dict[int, list[dict]], list[dict[str, str]]]:
-    """What every rank returned, its events, and the digests reported; a call fails wherever `fails(rank, step, phase)`."""
+    """Returns every rank's result, its events, and the digests reported.
+
+    A call fails wherever `fails(rank, step, phase)`.
+    """
     events: dict[int, list[dict]] = {rank: [] for rank in range(workload.world_size)}
     reported: list[dict[str, str]] = []
 
@@ -117,7 +123,8 @@ def test_a_call_that_keeps_failing_ends_the_run_on_all_ranks_with_its_reason(pha
     assert reported == [] and len(results) == workload.world_size
     assert {type(result) for result in results.values()} == {LostTouch}
     assert {str(result) for result in results.values()} == {
-        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no step was finished in between; "
+        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no "
+        f"step was finished in between; "
         "the last time: rank 1: injected"
     }
     told = _interruptions(events)
@@ -205,5 +212,6 @@ def test_a_call_that_keeps_failing_before_there_is_an_engine_ends_the_start():
     results = SimulatedCluster(4, 1, most_calls=1_000).run(program).results
     assert len(results) == 4 and results[1].endswith("the last time: injected")
     assert {text.partition("; the last")[0] for text in results.values()} == {
-        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no step was finished in between"
+        f"calls between ranks failed {MOST_IN_VAIN + 1} times in a row, no rank died, and no "
+        f"step was finished in between"
     }

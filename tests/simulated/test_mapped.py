@@ -1,4 +1,7 @@
-"""Mapped files: right after any kill of any ranks, or of all, at every write and between them; on the simulated cluster and for real."""
+"""Mapped files: right after any kill of some or all ranks, at every write and between writes.
+
+Tested on the simulated cluster and with real processes.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,11 @@ def run(
     seed: int = 0,
     began: list[int] | None = None,
 ):
-    """(tables reported, errors, how many were killed, events) of one simulated run over the files in the workload's folder; `began` gets
-    the step that each rank did first."""
+    """One simulated run over the files in the workload's folder.
+
+    Returns (tables reported, errors, how many ranks were killed, events). `began` receives the step
+    that each rank did first.
+    """
     Path(workload.folder).mkdir(parents=True, exist_ok=True)
     tables, events, doomed = [], [], set()
 
@@ -163,7 +169,10 @@ def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path):
 
 @contextmanager
 def snapshots(monkeypatch, folder: Path, into: Path, rng: random.Random):
-    """Copies of the folder as a kill would leave it: before and inside every write, and inside every update of rows where they lie."""
+    """Copies of the folder as a kill would leave it.
+
+    One copy before and one inside every write, and one inside every update of rows in place.
+    """
     taken: list[Path] = []
 
     def take() -> Path:
@@ -241,7 +250,10 @@ def test_without_the_journal_a_cut_is_noticed(tmp_path, monkeypatch):
 
 
 class Device:
-    """What of a folder's files is on the device for sure: names as of the last sync of the folder, contents as of the files' last."""
+    """What is on the device for certain.
+
+    File names are there as of the folder's last sync, contents as of each file's last sync.
+    """
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.folder, self._rng = folder, rng
@@ -265,7 +277,11 @@ class Device:
             self._history.setdefault(path.name, []).append(path.read_bytes())
 
     def after_a_power_cut(self, copy: Path) -> None:
-        """A copy of the folder in which all that need not be there yet may be, or not: names, sectors, and words up to some change."""
+        """A copy of the folder after a power cut.
+
+        Everything that is not synced may be there or not: names, sectors, and words up to some
+        change.
+        """
         copy.mkdir()
         for path in self.folder.iterdir():
             if path.name not in self._names and self._rng.random() < 0.5:
@@ -290,8 +306,11 @@ class Device:
 def power_cuts(
     monkeypatch, folder: Path, into: Path, rng: random.Random, chance: float, left_out: str = ""
 ):
-    """Copies of the folder as power cuts would leave it: by chance before every write, change of a word, update and sync; what
-    `left_out` names ("rows", "words", "journal", "folder", "new files", "sizes") is never synced."""
+    """Copies of the folder as power cuts would leave it.
+
+    Cuts come at random before writes, changes of a word, updates and syncs. What `left_out` names
+    ("rows", "words", "journal", "folder", "new files", "sizes") is never synced.
+    """
     device, taken = Device(folder, rng), []
     set_word, write, update, flush, flush_rows = (
         Words.__setitem__,

@@ -1,4 +1,4 @@
-"""Progress is a function of the steps finished: every event of a run in which ranks die is the undisturbed run's."""
+"""Progress depends on the finished steps only: runs with and without deaths log the same events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def calm(data, tmp_path_factory) -> Trained:
 
 
 def said(run: Trained, again: bool = False) -> dict[int, tuple]:
-    """What was told of each progress step, once; with `again` what was told of it, often, must be the same each time."""
+    """Returns what was logged of each progress step, once.
+
+    With `again` a step may be logged several times, always with the same values.
+    """
     told: dict[int, tuple] = {}
     for event in run.of("progress"):
         mine = tuple(event[name] for name in ("samples", "loss", "auc", "window"))
@@ -94,7 +97,7 @@ def test_whatever_dies(sets, killed, phase, data, calm, tmp_path):
 @pytest.mark.parametrize("interval", [1, 4])
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_the_reporter_dies_as_it_reports(has_written, interval, trainers, data, calm, tmp_path):
-    """With one trainer another than a former holder of the dense replica may become the reporter."""
+    """With one trainer, the reporter may be a rank that never held the dense replica."""
     telling = [Telling(3 if trainers == 2 else 0, 10, has_written)]
     run = train(
         tmp_path / "run",

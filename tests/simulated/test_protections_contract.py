@@ -61,7 +61,11 @@ def workload_of(promise: Promise, folder: Path, **changes: Any) -> Workload:
 
 @dataclass
 class Simulated:
-    """What came of a simulated run: each survivor's outcome or refusal, tables reported, events of all ranks, who was killed."""
+    """The result of a simulated run.
+
+    Holds each survivor's outcome or refusal, the tables reported, the events of all ranks, and who
+    was killed.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     refusals: list[Unrecoverable] = field(default_factory=list)
@@ -87,7 +91,10 @@ def simulate(
     after_step: Callable[[Engine], None] = lambda engine: None,
     **changes: Any,
 ) -> Simulated:
-    """Run the job; each rank of `deaths` is killed in its phase of step KILLED_AT, all of which must happen."""
+    """Runs the job and kills each rank of `deaths` in its phase of step KILLED_AT.
+
+    All of these kills must happen.
+    """
     workload, found, engines = workload_of(promise, folder, **changes), Simulated(), {}
     folder.mkdir(exist_ok=True)
     faults = [PhaseFault(rank, KILLED_AT, phase) for rank, phase in (deaths or {}).items()]
@@ -237,7 +244,7 @@ def test_one_more_than_it_survives_costs_what_is_said_and_never_a_wrong_byte(
 
 
 def _held(engine: Engine) -> dict[tuple[str, int, int], torch.Tensor]:
-    """A copy of every record that a rank holds: rows with their state, and what protects others' rows."""
+    """A copy of every record that a rank holds: rows with their state, and their redundancy."""
     rows = {
         ("rows", *key): hosted.store.read(
             torch.arange(engine.state.layouts[key[1]].data_rows_per_shard)
@@ -251,8 +258,11 @@ def _held(engine: Engine) -> dict[tuple[str, int, int], torch.Tensor]:
 def _aborted(
     promise: Promise, folder: Path, phase: str, **changes: Any
 ) -> tuple[Simulated, int, list[str]]:
-    """A run in which a call fails on one rank as `phase` of step KILLED_AT begins, though nobody dies: (it, comparisons, what differed
-    after going back from what was held at that commit)."""
+    """A run in which a call fails on one rank as `phase` of step KILLED_AT begins; nobody dies.
+
+    Returns (the run, comparisons, differences). Compared are the records after the rollback with
+    those held at that commit.
+    """
     snapshots: dict[tuple[int, int], dict] = {}
     compared, different, failed = [], [], []
 
@@ -297,7 +307,8 @@ def test_an_aborted_step_leaves_no_trace(name, phase, tmp_path, unprotected):
         assert compared == workload_of(promise, tmp_path).world_size and same_bits(run, unprotected)
     else:
         assert not run.tables and {str(error) for error in run.refusals} == {
-            "ranks lost touch with each other, none of them died: protection none cannot take back the updates since step 3"
+            "ranks lost touch with each other, none of them died: protection none cannot take "
+            "back the updates since step 3"
         }
 
 

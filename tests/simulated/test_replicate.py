@@ -54,7 +54,10 @@ def test_schedules_survive_what_is_promised_with_enough_copies_at_every_commit()
 
 
 def test_heads_and_links_die_together_with_their_rows_at_trainers():
-    """Both shards of a pair are rebuilt at once, with a budget that reaches backups as soon as any background row comes."""
+    """Both shards of a pair are rebuilt at once.
+
+    The budget reaches the backups as soon as any background row comes.
+    """
     died = 0
     for seed in range(24):
         rng = random.Random(seed)
@@ -151,7 +154,10 @@ def test_rows_that_others_ask_for_next_are_not_sent_to_backups(monkeypatch):
 
 
 def test_where_failure_domains_are_few_every_backup_is_current(monkeypatch):
-    """Two copies on ranks of one host had counted for two: the schedules that come to such a cluster pass now, and tell of the old way."""
+    """Two copies on one host used to count as two.
+
+    The schedules that gave such clusters pass now, and the old way of counting still fails.
+    """
     right = ReplicateProtection._spread
 
     def by_rank(self, shard, space, rows, askers, view, outgoing):

@@ -1,4 +1,4 @@
-"""Fault schedules on the real engine over the simulated cluster, and canaries that they must catch."""
+"""Fault schedules on the real engine over the simulated cluster, and canaries to be caught."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def test_one_fault_too_many_is_refused_or_survived_but_never_wrong():
 
 
 def test_ranks_lag_far_behind_in_some_schedules():
-    """In one half of all seeds the draw of who runs next has an order of preference; without it nobody waits for long."""
+    """In one half of all seeds, ranks are drawn with an order of preference.
+
+    Without that order nobody would wait for long.
+    """
 
     def longest_wait(number):
         random, turn, waits = Random(number), [0], []
@@ -113,7 +116,10 @@ def caught_at(canary: Canary, seeds: int) -> int | None:
 
 
 def listed_canaries() -> dict[str, tuple[str, int, int]]:
-    """{name: (suite, seed at which it is caught, seeds within which it must be)} of docs/benchmarks/results.md."""
+    """The canaries of docs/benchmarks/results.md.
+
+    {name: (suite, seed at which it is caught, number of seeds within which it must be caught)}.
+    """
     text = (ROOT / "docs" / "benchmarks" / "results.md").read_text()
     listed = re.findall(
         r"^\| ([^|]+) \| (survivable|fatal) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
@@ -183,7 +189,8 @@ def test_a_failure_in_another_process_names_its_seed():
         run_range([Nonsense()], "survivable", jobs=2)
     with pytest.raises(
         SimulationFailed,
-        match="a process died(.|\n)*\nreplay: ecrm simulate --seeds 7:8 --suite survivable --jobs 1$",
+        match="a process died(.|\n)*\nreplay: ecrm simulate --seeds 7:8 --suite survivable "
+        "--jobs 1$",
     ):
         run_range([Deadly(7)], "survivable", jobs=2)
 

@@ -1,4 +1,4 @@
-"""Scrubbing on the real engine over the simulated cluster: flipped bits found, told apart and put right, whatever dies."""
+"""Scrubbing on the simulated cluster: flipped bits are found, located and corrected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ecrm.simulate.workload import Workload, rows_of, run_workload
 from ecrm.transport.simulated import AFTER, BEFORE, DURING, Fault, PhaseFault, SimulatedCluster
 
 WHOLE = 1000
-"""Scrub so many rows that a check takes in a whole row space; the two row spaces of the workload take turns."""
+"""So many rows per scrub that one check covers a whole row space.
+
+The two row spaces of the workload take turns.
+"""
 
 ROWS = 150
 """Rows of row space 0."""
@@ -60,7 +63,10 @@ class Flip:
 
 
 class Ran:
-    """What a run with flips and faults came to; `events` are those of the rank that reports at the end."""
+    """The result of a run with flips and faults.
+
+    `events` are those of the rank that reports at the end.
+    """
 
     def __init__(self, workload, flips=(), faults=(), seed=0):
         engines, events = {}, {rank: [] for rank in range(workload.world_size)}
@@ -139,7 +145,10 @@ def _uses(workload, row, first=0, stop=None):
 
 
 def _left_alone(workload, unit, step=3):
-    """Stripes of row space 0 whose data unit `unit` no step uses from two before `step` on, those used before that first."""
+    """Stripes of row space 0 whose data unit `unit` no step uses from `step` - 2 on.
+
+    Stripes used before that come first.
+    """
     quiet = [row for row in range(unit, ROWS, workload.k) if not _uses(workload, row, step - 2)]
     return [row // workload.k for row in sorted(quiet, key=lambda row: not _uses(workload, row))]
 
@@ -201,7 +210,10 @@ SHAPES = [
 
 @pytest.mark.parametrize(("k", "m", "layout"), SHAPES)
 def test_every_unit_is_put_right_before_anything_uses_it(k, m, layout):
-    """The row space was checked before in step 0; `exact` may only be said of rows that no step has used since."""
+    """The row space was checked before, in step 0.
+
+    A correction may be called `exact` only for rows that no step has used since.
+    """
     workload = _workload(k, m, layout=layout)
     truth = truth_of(workload)
     for unit in range(k + m):
@@ -240,7 +252,10 @@ def test_with_one_parity_it_is_reported_once_and_left(unit):
 
 
 def test_a_stripe_that_rebuilding_has_put_right_is_looked_at_anew():
-    """Its wrong shard dies and is decoded from the others, then the judge of the stripe dies; another bit flips, and another rank judges."""
+    """The rank with the wrong shard dies, and the shard is decoded from the others.
+
+    Then the rank that judges the stripe dies. Another bit flips, and another rank judges.
+    """
     workload = _workload(3, 1, spares=2, steps=14, rebuild_rows_per_step=WHOLE)
     shape, stripe = workload.make_protection().shape, 3
     wrong, judge = (shape.shard_of_unit(stripe % shape.shards, unit) for unit in (1, 3))
@@ -275,7 +290,10 @@ def test_two_wrong_stripes_and_one_with_two_wrong_units():
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("unit", [0, 3, 4])
 def test_in_a_shard_that_was_adopted(spares, unit):
-    """The shard's first host dies in step 1, its heir holds the wrong unit: exact again one round after the rebuilding."""
+    """The shard's first host dies in step 1, and its new host holds the wrong unit.
+
+    All is exact again one round after the rebuilding.
+    """
     workload = _workload(
         3, 2, spares=spares, steps=12, rebuild_rows_per_step=WHOLE, optimizer="adagrad"
     )
@@ -308,7 +326,10 @@ def test_a_row_that_no_step_touches_again_gets_its_bits_back(rows, interval):
 
 @pytest.mark.parametrize("rows", [8, WHOLE])
 def test_a_row_used_before_it_is_found_is_said_to_be_inexact(rows):
-    """Data and parity agree again, but what the wrong bits did to the model stays, and the event says so."""
+    """Data and parity agree again, but the wrong bits have already changed the model.
+
+    The event says so.
+    """
     workload = _workload(3, 2, steps=8, scrub_rows_per_step=rows)
     row = next(
         row for row in range(ROWS) if _uses(workload, row, 0, 4) and _uses(workload, row, 4, 5)
@@ -373,7 +394,10 @@ DEATHS = [(call, when) for call in CALLS for when in (BEFORE, DURING, AFTER)]
 
 
 def _number_of(call, workload, flip):
-    """Which call of a rank that is, in a run that finds the flip and in which nobody dies: telling is its first `share`."""
+    """Returns the number of the call in which a rank first shares its verdict.
+
+    The run finds the flip and nobody dies; the verdict is the rank's first `share`.
+    """
     shares = [
         event for event in Ran(workload, [flip]).trace if (event.rank, event.method) == (0, "share")
     ]
@@ -382,7 +406,10 @@ def _number_of(call, workload, flip):
 
 @pytest.mark.parametrize(("call", "when"), DEATHS)
 def test_a_rank_killed_anywhere_while_a_wrong_unit_is_put_right(call, when):
-    """Whoever holds the wrong unit, or no unit of its stripe: k right units are left to decode from."""
+    """A rank dies that holds the wrong unit, or no unit of its stripe.
+
+    k right units are left to decode from.
+    """
     workload = _workload(2, 2, servers=6, steps=12, rebuild_rows_per_step=WHOLE)
     truth, shape, stripe = (
         truth_of(workload),
@@ -427,7 +454,10 @@ def test_a_death_before_the_wrong_unit_is_found_may_cost_the_row_but_never_hangs
 
 
 def test_what_is_laid_out_anew_was_checked_before():
-    """Nothing keeps stripe members apart once rank 5 is dead, so all is re-laid; scrubbing goes on over the new stripes."""
+    """With rank 5 dead, stripe members can no longer be kept apart, so all is re-laid.
+
+    Scrubbing goes on over the new stripes.
+    """
     workload = _workload(
         4,
         2,

@@ -125,8 +125,10 @@ def test_any_servers_may_be_lost_and_a_dense_replica_must_be_left():
 
 
 class Alike(Checkers):
-    """Views and shards as they must be after every commit and recovery, and one dense state on all that hold it; rows are not
-    those of an undisturbed run."""
+    """Checks views and shards after every commit and recovery, and that all dense states are equal.
+
+    Rows are not those of an undisturbed run.
+    """
 
     def _check_rank(self, rank: int, engine: Engine, step: int) -> None:
         _hosts_its_shards(rank, engine)
@@ -145,8 +147,12 @@ class Alike(Checkers):
 
 
 class Run:
-    """One run with checkpoints: the `accounts` of shards, how many `reports` of finished rows were right, `events`, who was `killed`, how often ranks
-    `only_read` while shards were away."""
+    """One run with checkpoints.
+
+    `accounts` are those of the shards, `reports` how many reports of finished rows were right.
+    `events` and `killed` are of all ranks. `only_read` counts how often ranks read without updating
+    while shards were away.
+    """
 
     def __init__(
         self, workload: Workload, every_steps: int, faults, kind: str = "full", seed: int = 0
@@ -262,7 +268,7 @@ class Run:
         seen: dict[tuple[int, int], torch.Tensor],
         remembered: bool,
     ) -> None:
-        """Rows of shards that are away are as this rank's slots have `seen` them last in a step, or initial."""
+        """Rows of shards that are away: as this rank's slots have `seen` them last, or initial."""
         away = engine.state.protection.stand_in.away
         if self.workload.last_seen_rows < max(space.rows for space in engine.state.spaces):
             return
@@ -286,7 +292,7 @@ class Run:
                         ), (engine.step, space, row)
 
     def _note(self, account: dict, epoch: int, live: Iterable[int]) -> None:
-        """Every rank has the same account, and as many gradients were lost as their ranks are dead."""
+        """Every rank has the same account, and each dead rank's gradients are lost."""
         assert self.accounts.setdefault((epoch, account["shard"]), account) == account
         away = range(account["lost_at_step"], account["lost_at_step"] + account["steps_away"])
         lost = {
@@ -312,7 +318,10 @@ class Run:
                 )
 
     def _expected(self, engine: Engine, shard: int, space: int):
-        """A shard's rows after all steps but those that an account calls lost, one update per step, slots added in their order."""
+        """A shard's rows after all steps except those that an account calls lost.
+
+        Each step makes one update, with the slots' gradients added in order.
+        """
         workload, layout, this = (
             self.workload,
             engine.state.layouts[space],
@@ -543,7 +552,8 @@ def test_any_servers_die_at_any_instant(tmp_path, seeds):
         away += sum(account["steps_away"] for account in run.accounts.values())
         lost_pairs += len(run.lost_pairs)
     print(
-        f"{killed} deaths, {restored} shards restored, {away} steps without one, gradients of {lost_pairs} slots' steps lost with their ranks"
+        f"{killed} deaths, {restored} shards restored, {away} steps without one, gradients of "
+        f"{lost_pairs} slots' steps lost with their ranks"
     )
     assert killed > 40 and restored > 25 and away > 80 and lost_pairs > 5
 

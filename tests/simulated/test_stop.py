@@ -1,4 +1,4 @@
-"""Asked to stop, all ranks stop at the same commit, whoever asks and whoever dies meanwhile: on the simulated cluster."""
+"""All ranks stop at the same commit, whoever asks and whoever dies meanwhile (simulated)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ecrm.transport.simulated import RandomFaults, SimulatedCluster
 
 
 def stops(seed: int, interval: int, deaths: int) -> tuple[set[tuple[int, int]], int, int]:
-    """{(step, committed) of each rank that stopped}, the step from which one rank asks, how many died."""
+    """Returns ({(step, committed) of each rank that stopped}, first step asked, deaths).
+
+    The first step asked is the one from which one rank asks all to stop.
+    """
     draw = random.Random(seed)
     workload = Workload(
         seed=seed, steps=40, commit_interval=interval, k=2, m=2, servers=4, spares=2

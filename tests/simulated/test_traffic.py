@@ -1,4 +1,4 @@
-"""Bytes sent are put down to the phase that sent them, on every rank; what a rank alone keeps is not sent."""
+"""Bytes sent are counted in the phase that sends them; what stays on a rank is not counted."""
 
 from __future__ import annotations
 

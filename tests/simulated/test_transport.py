@@ -1,4 +1,4 @@
-"""The simulated cluster: the same run from the same seed, every kind of death, and errors that name their cause."""
+"""The simulated cluster: same seed, same run; every kind of death; errors that name the cause."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def recover(transport: Transport, step: int) -> int:
 def steps(
     count: int, phase: Callable[[int, int], None] = lambda rank, step: None
 ) -> Callable[[Transport], object]:
-    """A program of `count` bulk-synchronous steps that checks all it receives; ends with (step, live)."""
+    """A program of `count` bulk-synchronous steps that checks all it receives.
+
+    Returns (step, live).
+    """
 
     def program(transport: Transport) -> object:
         step = 0
@@ -156,7 +159,10 @@ def test_deaths_inside_recovery_and_inside_that() -> None:
 
 
 def test_one_who_dies_in_a_shrink_may_stay_among_the_live_and_is_found_later() -> None:
-    """Rank 1 dies, then rank 2 inside the shrink; the survivors' first `live` may still have rank 2."""
+    """Rank 1 dies, then rank 2 inside the shrink.
+
+    The survivors' first `live` may still have rank 2.
+    """
     lives = Counter()
 
     def program(transport: Transport) -> None:
@@ -246,7 +252,11 @@ def test_a_fault_needs_a_moment() -> None:
 
 
 def test_survivors_of_one_call_are_told_different_things() -> None:
-    """Some complete the call in which a rank died, some fail at once, some only after another has begun to shrink."""
+    """A rank dies in a call.
+
+    Some ranks complete the call, some fail at once, some fail only after another has begun to
+    shrink.
+    """
     kinds = Counter()
 
     def program(transport: Transport) -> str:
@@ -374,7 +384,10 @@ def test_waiting_for_a_rank_that_has_ended_is_a_deadlock_that_names_everybody() 
 
 
 def test_an_ended_rank_is_one_more_death_where_a_rank_has_died() -> None:
-    """Rank 0 saw the last agree succeed and is gone; the others, who saw the death, must not wait for it for ever."""
+    """Rank 0 saw the last agree succeed and is gone.
+
+    The others saw the death, and must not wait for rank 0 for ever.
+    """
     endings = Counter()
     for seed in range(100):
         outcome = SimulatedCluster(4, seed, [Fault(3, 7, DURING)]).run(steps(2))

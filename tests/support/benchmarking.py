@@ -21,7 +21,10 @@ def program(name: str) -> ModuleType:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The lines of a benchmark's CSV; its figure, if it has one, and its tables are made from it."""
+    """The lines of a benchmark's CSV.
+
+    Its tables and, if it has one, its figure are made from them.
+    """
     figures, tables = program("lib.figures"), program("lib.tables")
     if path.stem in figures.FIGURES:
         drawn = path.with_suffix(".png")

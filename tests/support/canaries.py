@@ -312,9 +312,9 @@ def _says_nothing(patch):
 CANARIES = {
     "parity is not undone": Canary(40, damage=_no_parity_undo),
     "rows are not undone": Canary(20, patch=_no_row_undo),
-    "lent deltas are changed too early": Canary(40, patch=_changed_too_early),
-    "lent rows are changed too early": Canary(20, patch=_rows_changed_too_early),
-    "lent gradients are changed too early": Canary(20, damage=_gradients_changed_too_early),
+    "shared deltas are changed too early": Canary(40, patch=_changed_too_early),
+    "shared rows are changed too early": Canary(20, patch=_rows_changed_too_early),
+    "shared gradients are changed too early": Canary(20, damage=_gradients_changed_too_early),
     "the dense replica is not undone": Canary(30, damage=_no_dense_undo),
     "notes are not undone": Canary(20, patch=_notes_not_undone),
     "new holders get no notes": Canary(20, patch=_no_notes_for_new_holders),

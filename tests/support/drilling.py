@@ -181,7 +181,7 @@ def launch(
 def drill(
     folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()
 ) -> Run:
-    """A run that must complete: every kill fired and was recovered, and parity is right at the end."""
+    """A run that must complete: all kills fired and were recovered; parity is right at the end."""
     run = launch(folder, data, {"protection.verify_parity_at_end": True, **(sets or {})}, kills)
     assert run.code == 0, run.output
     fired = {event["scheduled"] for event in run.events_of("kill")}

@@ -127,7 +127,8 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
             environment.update(clusters[-1].variables)
             starter, allocation = SRUN, ["salloc", f"--nodes={count}", "--no-kill", "--quiet"]
         named = [
-            f"{hosts.namespace(name)} slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
+            f"{hosts.namespace(name)} "
+            f"slots={slots}{f' address={hosts.address(name)}' if by else ''}\n"
             for name in hosts.names
         ]
         file.write_text("# imitated\n" + "".join(named))
@@ -207,14 +208,20 @@ def gaps(run: Run, losses: list[float]) -> list[float]:
         while after - loss < KEEP_ALIVE / 2:
             before, after = after, min(at for at in finished if at > after)
         found.append(after - before)
-        said = f"gap {after - before:.3f} s, step {statistics.median(usual) * 1000:.0f} ms (longest {usual[-1] * 1000:.0f})"
+        said = (
+            f"gap {after - before:.3f} s, step {statistics.median(usual) * 1000:.0f} ms "
+            f"(longest {usual[-1] * 1000:.0f})"
+        )
         print(said)
         assert after - loss <= KEEP_ALIVE + 2 * usual[-1], f"{said}\n{run.output}"
     return found
 
 
 def survives_the_loss(training: Training, name: str, ranks: list[int], model: str) -> None:
-    """A host with these ranks is lost in step 30 or soon after; the run goes on to the same model."""
+    """A host with these ranks is lost in step 30 or soon after.
+
+    The run goes on to the same model.
+    """
     training.wait_for_step(30)
     assert training.ranks_of(name) == ranks
     when = lose(training, name)

@@ -32,7 +32,7 @@ class Start(Mpirun):
         self.folder = folder
 
     def ranks(self, rank: int) -> list[int]:
-        """Processes of a rank: the one that mpirun started, which becomes the guard, then the guarded."""
+        """A rank's two processes: the one started by mpirun, which is the guard, and its child."""
         found = []
         for pid in self.members:
             try:

@@ -1,4 +1,4 @@
-"""`imitated_ssh.py NAMESPACE FOLDER 'COMMAND'`: runs a shell command on an imitated host as ssh would on a real one.
+"""`imitated_ssh.py NAMESPACE FOLDER 'COMMAND'` runs a shell command on an imitated host, like ssh.
 
 What runs there is no child of this process and outlives it, has an empty environment, a host name
 and a table of processes of its own, and sees nothing of FOLDER; only standard input, output and
@@ -11,7 +11,10 @@ import sys
 import threading
 
 namespace, folder, command = sys.argv[1:]
-inside = f'hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm && cd / && exec sh -c "$0"'
+inside = (
+    f"hostname {namespace} && mount -t tmpfs none {folder} && mount -t tmpfs none /dev/shm "
+    '&& cd / && exec sh -c "$0"'
+)
 remote = subprocess.Popen(
     [
         "ip",

@@ -103,7 +103,10 @@ def writes(sender: int, to: int) -> bool:
 
 
 def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
-    """Tensors of many dtypes, shapes and odd sizes, some longer than a packet, one in four empty."""
+    """Tensors of many dtypes, shapes and odd sizes.
+
+    Some are longer than a packet, and one message in four is empty.
+    """
     if (sender + to) % 4 == 3:
         return [torch.empty(0, 5)]
     generator = torch.Generator().manual_seed(1000 * turn + 10 * sender + to)
@@ -126,8 +129,11 @@ def letter(sender: int, to: int, turn: int) -> list[torch.Tensor]:
 
 
 def parcel(sender: int, to: int) -> tuple[list[Part], list[Received]]:
-    """A message with heads and large tensors of every way to travel, and what should come: more than travel apart, slices at any byte, a length that is no
-    multiple of 8, picked rows, a parameter, small ones between."""
+    """A message with heads and large tensors of every way to travel, and what should arrive.
+
+    There are more large tensors than travel apart, slices at any byte, a length that is no multiple
+    of 8, picked rows, a parameter, and small tensors between them.
+    """
     large = torch.randint(
         0,
         256,
@@ -240,7 +246,11 @@ def carries_large_messages(transport: Transport, large_bytes: int) -> None:
 
 
 def lends(transport: Transport) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-    """What others have lent, which lies where they have it and shows what becomes of it, and what this rank has, which is there for as long as it keeps it."""
+    """Reads what others share and checks what this rank shares.
+
+    Shared tensors lie in their owner's memory and show later changes. They stay for as long as this
+    rank keeps them.
+    """
     me, others = transport.rank, [rank for rank in transport.live if rank != transport.rank]
     # nobody in the simulation, where nobody needs to be
     assert introduce(transport, "here") in ([], others)
