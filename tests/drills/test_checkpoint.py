@@ -192,7 +192,10 @@ def test_the_next_day_at_another_rate_ends_the_same_with_and_without_kills(
 def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(
     tmp_path, next_day, killed_run
 ):
-    """Other optimizers, seed, data and cluster; more ranks die than the protection covers, before and after the first checkpoint."""
+    """Continues with other optimizers, seed, data and cluster.
+
+    More ranks die than the protection covers, before and after the first checkpoint.
+    """
     sets = {
         **BASE,
         "train.steps": 30,
@@ -222,7 +225,10 @@ def test_a_run_begins_with_another_s_weights_and_kills_change_nothing(
 
 
 def test_a_run_ends_early_at_the_same_step_with_kills_and_gone_on_with(tmp_path, criteo_rows):
-    """The best evaluation, its checkpoint and the end for want of gain are the same, whoever dies, and after --resume."""
+    """Best evaluation, its checkpoint and early stopping are the same, whichever ranks die.
+
+    They are also the same after --resume.
+    """
     early = {
         **BASE,
         "train.eval_every_steps": 4,

@@ -1,4 +1,4 @@
-"""Real drills: two runs under mpirun each, real SIGKILLs, and what is printed and written about them."""
+"""Real drills: two runs under mpirun each, real SIGKILLs, and the reports about them."""
 
 from __future__ import annotations
 
@@ -80,11 +80,17 @@ def test_scheduled_kills(tmp_path, criteo_rows):
 
 
 SPARE_BYTES = 180_000_000
-"""What an unused spare may hold of its own, most of it torch; one of the next 2m holds FBGEMM and TorchRec besides."""
+"""What an unused spare may hold of its own, most of it torch.
+
+Each of the next 2m spares also holds FBGEMM and TorchRec.
+"""
 
 
 def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
-    """Four spares, m = 1: two are ready to take over; one does, the third gets ready in its place, the fourth stays as it was."""
+    """Four spares, m = 1: two are ready to take over.
+
+    One takes over, the third gets ready in its place, and the fourth stays as it was.
+    """
     folder = tmp_path / "drill"
     sets = (
         "train.steps=300",
@@ -142,7 +148,10 @@ def test_a_whole_host_is_killed_from_outside(tmp_path, criteo_rows):
 
 
 def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, monkeypatch):
-    """Its ranks say that they are elsewhere, so the drill cannot kill them, and the models are equal for no reason."""
+    """The ranks say that they run elsewhere, so the drill cannot kill them.
+
+    The models are equal because nothing was killed, so the drill must fail.
+    """
     folder = tmp_path / "drill"
     monkeypatch.setenv("ECRM_HOST", "elsewhere")
     sets = (
@@ -159,7 +168,7 @@ def test_a_host_that_is_another_machine_fails_the_drill(tmp_path, criteo_rows, m
 
 
 def test_a_drill_can_fail(tmp_path, criteo_rows):
-    """Without the undo after a failure the model is another one, and the drill says so and ends with 1."""
+    """Without the undo after a failure, the model differs; the drill says so and exits with 1."""
     folder = tmp_path / "drill"
     code, output = drill(
         folder,

@@ -60,7 +60,10 @@ def test_without_reshape_protection_stays_less(tmp_path, criteo_rows, undisturbe
 
 @pytest.mark.parametrize("layout", ["dedicated", "colocated"])
 def test_all_ranks_of_a_host_are_lost_together(tmp_path, criteo_rows, undisturbed, layout):
-    """Eleven ranks on four hosts; three shards' units are never two on a host, so a host with three ranks is one loss."""
+    """Eleven ranks on four hosts, one of which has three ranks.
+
+    A host never holds two of a stripe's units, so its loss counts as one.
+    """
     sets = {
         **BASE,
         **REBUILT_AT_ONCE,
@@ -88,7 +91,7 @@ def test_hosts_too_few_for_the_stripes_are_refused(tmp_path, criteo_rows):
     assert run.code == 2, run.output
     assert run.output.count("ecrm: error:") == 1
     assert (
-        "need at least 3 failure domains, there are 2: set protection.k=1 or cluster.failure_domain=rank, or start on more hosts"
-        in run.output
+        "need at least 3 failure domains, there are 2: set protection.k=1 or "
+        "cluster.failure_domain=rank, or start on more hosts" in run.output
     )
     assert "Traceback" not in run.output

@@ -138,7 +138,10 @@ def test_a_crash_that_dumps_core_leaves_out_what_ranks_lend(
 def test_a_rank_that_alone_cannot_read_the_data_is_recovered(
     tmp_path, criteo_rows, undisturbed_long
 ):
-    """Rank 4, a trainer, finds garbage from row 3000 on; the others read the same rows and find nothing wrong."""
+    """Rank 4, a trainer, finds garbage from row 3000 on.
+
+    The others read the same rows and find nothing wrong.
+    """
     folder = tmp_path / "run"
     program = (str(PROGRAMS / "misbehaving.py"), "bad disk")
     run = finished(started(folder, criteo_rows, program=program), folder)
@@ -149,7 +152,10 @@ def test_a_rank_that_alone_cannot_read_the_data_is_recovered(
 
 @pytest.mark.parametrize("protection", ["erasure", "none"])
 def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, protection):
-    """An id of row 700 is not in its table: whoever reads it meets the same error, so nobody is taken for dead."""
+    """One id of row 700 is not in its table.
+
+    Every rank that reads it meets the same error, so no rank is taken for dead.
+    """
     data = tmp_path / "data"
     shutil.copytree(criteo_rows, data)
     ids = np.memmap(data / "sparse.bin", "<i4", "r+").reshape(-1, 26)
@@ -164,7 +170,8 @@ def test_bad_data_ends_the_run_on_all_ranks_at_once(tmp_path, criteo_rows, prote
     said = [line for line in run.output.splitlines() if "sparse.bin" in line]
     last = json.loads((data / "manifest.json").read_text())["tables"]["t_cat_3"] - 1
     assert said == [
-        f"ecrm: error: {data}/sparse.bin: row 700 has id -1 in table t_cat_3, whose ids are 0 to {last}"
+        f"ecrm: error: {data}/sparse.bin: row 700 has id -1 in table t_cat_3, whose ids are 0 to "
+        f"{last}"
     ]
     assert "died" not in run.output and "Traceback" not in run.output
     assert json.loads((run.folder / "failure.json").read_text())["exit_code"] == 4
@@ -261,7 +268,10 @@ def test_a_rank_that_loops_for_ever_is_recovered_where_that_is_looked_for(
 
 
 def test_a_rank_that_gets_hardly_any_cpu_is_not_killed(tmp_path, criteo_rows, undisturbed_long):
-    """All ranks on one core beside two busy loops, one of them at the lowest priority, and stopped again and again."""
+    """All ranks share one core with two busy loops, one of which has the lowest priority.
+
+    The ranks are stopped again and again.
+    """
     folder = tmp_path / "run"
     core = min(os.sched_getaffinity(0))
     process = started(folder, criteo_rows, "cluster.hang_seconds=2.0", "train.steps=400")
@@ -335,7 +345,10 @@ def test_a_run_folder_that_is_full_ends_the_run_with_one_line(tmp_path, criteo_r
 
 
 def test_what_a_dead_reporter_had_not_written_is_written(tmp_path, criteo_rows, undisturbed_long):
-    """Rank 3 reports; it dies on the point of telling of rank 1's death, which then only the others know."""
+    """Rank 3 reports, and dies just before it reports rank 1's death.
+
+    After that only the other ranks know of it.
+    """
     folder = tmp_path / "run"
     program = misbehaving("before it tells of a failure:3")
     run = finished(

@@ -252,7 +252,10 @@ def test_the_host_of_rank_0_is_lost(train, undisturbed_long):
 
 
 def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed_long):
-    """Its ranks are dead before the others go on without them, and the cable, put in again, brings nothing back."""
+    """The lost host's ranks are dead before the others go on without them.
+
+    Reconnecting the cable brings none of them back.
+    """
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     assert training.hosts.pids("h2")
@@ -273,7 +276,10 @@ def test_a_host_that_was_only_cut_off_is_fenced_and_stays_out(train, undisturbed
 
 
 def test_a_host_that_the_head_does_not_hear_is_fenced(train, undisturbed_long):
-    """Cut one way only: what the head sends still comes, and so do ranks' messages between hosts."""
+    """Cut in one direction only.
+
+    What the head sends still arrives, and so do messages between ranks of different hosts.
+    """
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     training.hosts.mute("h2")
@@ -352,7 +358,10 @@ def test_a_rank_whose_agent_is_stopped_is_dead_before_it_is_given_up(train, undi
 
 
 def lost_in_the_end(training: Training) -> None:
-    """The run ends by itself, without result and without a trace of Python's; the launcher says so, whether or not a rank came to write why."""
+    """The run ends by itself, without a result and without a Python traceback.
+
+    The launcher says so, whether or not a rank was able to write the reason.
+    """
     run = training.finish()
     assert run.code not in (0, None), run.output
     assert "Traceback" not in run.output, run.output
@@ -361,7 +370,10 @@ def lost_in_the_end(training: Training) -> None:
 
 
 def test_all_clients_stopped_together_lose_the_run(train):
-    """Nobody is left to kill them: their agents do it to the ranks, and the run stands still until they are continued."""
+    """Nobody is left to kill the ranks, so their agents stop them.
+
+    The run stands still until the agents continue the ranks.
+    """
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     clients = [client_of(rank, training.folder) for rank in range(6)]
@@ -432,7 +444,10 @@ def test_a_host_with_more_than_m_units_of_a_stripe_is_lost_without_the_failure_d
 
 @pytest.mark.parametrize("name", ["h1", "h2"])
 def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed_long, name):
-    """Every process of the host of rank 0, which writes, or of another stands still for longer than the keep-alive time."""
+    """All processes of one host stand still for longer than the keep-alive time.
+
+    The host is rank 0's, which writes, or another.
+    """
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     ranks = training.ranks_of(name)
@@ -451,7 +466,10 @@ def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed_lon
 
 
 def test_the_loss_of_the_head_machines_cables_ends_every_rank(train):
-    """All hosts are cut off from it: every agent kills its rank, every client gives up, the launch says that the run is lost."""
+    """The head is cut off from all hosts.
+
+    Every agent kills its rank and every client gives up. The launcher says that the run is lost.
+    """
     training = train(3, ONE_LOST)
     training.wait_for_step(30)
     for name in training.hosts.names:
@@ -464,7 +482,10 @@ def test_the_loss_of_the_head_machines_cables_ends_every_rank(train):
 
 
 def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, criteo_rows):
-    """`mpirun --hostfile`: Open MPI's daemons cannot lose one another; that is what --hosts is for."""
+    """`mpirun --hostfile`: Open MPI's daemons do not survive each other's loss.
+
+    Runs that must survive this use --hosts.
+    """
     private, file, rsh, folder = (tmp_path / name for name in ("private", "hosts", "rsh", "run"))
     private.mkdir()
     with imitated(2) as hosts:
@@ -474,7 +495,10 @@ def test_the_loss_of_a_host_that_mpirun_itself_started_ends_the_run(tmp_path, cr
             f'#!/bin/sh\nhost=$1\nshift\nexec {sys.executable} {program} "$host" {private} "$*"\n'
         )
         rsh.chmod(0o755)
-        words = f"--hostfile {file} --mca plm_rsh_agent {rsh} --prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
+        words = (
+            f"--hostfile {file} --mca plm_rsh_agent {rsh} "
+            f"--prtemca prte_if_include {hosts.subnet} --mca btl_tcp_if_include {hosts.subnet}"
+        )
         sets = {**LONG, **ONE_LOST, "cluster.failure_domain": "rank"}
         mpirun = Mpirun(mpirun_line(folder, criteo_rows, sets, more=(f"--mpirun-args={words}",)))
         run, deadline = Run(0, "", folder), time.monotonic() + RUN_SECONDS
@@ -523,7 +547,10 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
 
 
 def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed_long):
-    """`ip netns exec` by itself: the agent is then a child of the head's process. A rank is killed, too."""
+    """The starter is `ip netns exec`, so the agent is a child of the head's process.
+
+    A rank is killed, too.
+    """
     training = train(3, ONE_LOST, "--kill", "1@20:parity", starter="ip netns exec {host}")
     run = training.finish()
     check(run, undisturbed_long, [[1]])
@@ -543,7 +570,10 @@ def test_without_protection_the_loss_of_a_host_ends_the_run(train):
 
 def test_a_host_lost_while_the_run_begins_ends_it(train, tmp_path):
     """Nothing is trained yet, and ranks that wait for one in MPI_Init would wait for ever."""
-    starter = f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; exec ip netns exec $0 {{command}}' {{host}}"
+    starter = (
+        f"sh -c 'case $0 in *h2) mkdir {tmp_path}/first 2>/dev/null || exit 1;; esac; "
+        "exec ip netns exec $0 {command}' {host}"
+    )
     training = train(3, {**ONE_LOST, "cluster.spares": 0, "cluster.trainers": 1}, starter=starter)
     run = training.finish()
     assert (run.code, run.folder.exists()) == (1, False), run.output

@@ -20,7 +20,10 @@ MISBEHAVING = str(PROGRAMS / "misbehaving.py")
 
 
 def launch_as(how: str, folder: Path, data: Path, sets: dict, stop_after: str = "") -> Run:
-    """A launch on whose ranks something is missing; asked to stop once `stop_after` is in its events."""
+    """A launch on whose ranks something is missing.
+
+    It is asked to stop as soon as `stop_after` is in its events.
+    """
     words = [sys.executable, MISBEHAVING, how, *launch_words(folder, data, sets)[3:]]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -31,7 +31,10 @@ from support.drilling import (
 )
 
 RESHAPE_SECONDS, RESHAPE_BYTES_PER_SECOND = 3.0, 100e6
-"""Longest pause of a reshape on a machine with two cores: exchanges and first touches, and every row read, sent, encoded and written."""
+"""The longest pause of a reshape on a machine with two cores.
+
+It covers exchanges, first touches, and every row read, sent, encoded and written.
+"""
 
 
 @pytest.mark.parametrize("interval", [1, 8])
@@ -63,7 +66,10 @@ def test_two_at_once_then_two_more_after_rebuilding(tmp_path, criteo_rows, undis
 
 
 def test_second_kill_while_the_first_is_rebuilt(tmp_path, criteo_rows, undisturbed):
-    """With 16 rows a step the first shard is far from whole when the second goes; both heirs die in recovery's aftermath."""
+    """With 16 rows a step, the first shard is far from rebuilt when the second one is lost.
+
+    Both ranks that take the shards over die in the recovery.
+    """
     sets = {**BASE, "cluster.servers": 5, "cluster.spares": 2, "protection.k": 3, "protection.m": 2}
     sets["protection.rebuild_rows_per_step"] = 16
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@6:dense", "3@8:repair"))
@@ -92,7 +98,7 @@ MEMORY = {
 
 ROWS_PER_TABLE = 6000
 SLACK_BYTES = 25 << 20
-"""Messages of a step that the C library keeps for the next, and what differs from process to process."""
+"""Messages of a step that the C library keeps for the next, and what varies by process."""
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +117,10 @@ def every_row(tmp_path_factory, criteo_rows):
 
 @pytest.mark.parametrize("kills", [(), ("1@8:update",)], ids=["undisturbed", "adopted"])
 def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kills):
-    """Data x (1 + m/k) by rank, as the program counts it and as the machine does, against tables of next to no rows."""
+    """Memory grows by data x (1 + m/k) on each rank.
+
+    The program's count is compared with the machine's, and with tables of almost no rows.
+    """
     tiny = drill(tmp_path / "tiny", every_row, {**MEMORY, "model.max_rows_per_table": 2})
     sets = {"model.max_rows_per_table": 0, "protection.rebuild_rows_per_step": 1000}
     full = drill(tmp_path / "full", every_row, {**MEMORY, **sets}, kills)
@@ -145,8 +154,12 @@ def test_no_rank_holds_more_than_its_shards_and_parity(tmp_path, every_row, kill
 
 
 def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, every_row):
-    """Four shards on three ranks, one of which holds two, laid out anew as three shards; peaks, against those of tables of next to no rows.
-    Training waits no longer than the bytes moved account for."""
+    """A reshape needs memory for the old layout and the new one, and no more.
+
+    Four shards on three ranks, one of which holds two, become three shards. The peaks are compared
+    with those of tables with almost no rows. Training waits no longer than the bytes moved account
+    for.
+    """
     sets = {
         **MEMORY,
         "cluster.servers": 4,
@@ -188,7 +201,10 @@ def test_a_reshape_takes_the_old_layout_and_the_new_one_and_no_more(tmp_path, ev
 
 
 def _measured(folder: Path, data: Path) -> dict[str, float]:
-    """Start, step and recovery of a run on all rows of `data`, ended once it has recovered: its end would read every row."""
+    """Start, step and recovery of a run on all rows of `data`.
+
+    The run is ended once it has recovered, because its normal end would read every row.
+    """
     sets = {
         **BASE,
         "train.steps": 100_000,
@@ -236,7 +252,7 @@ def _anonymous_bytes(pid: int) -> int:
 
 
 def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
-    """208 million rows (8 floats each, 8 GB in all) against a hundredth of that, a server killed in both.
+    """208 million rows (8 floats each, 8 GB in all) against 1 % of that; a server dies in both.
 
     Filling in a shard's 70 million rows, at the start or when it is adopted, would take 2.8 GB and,
     at 0.08 s of computing per million rows, more than 5 s. A page for each row touched is all that
@@ -333,7 +349,10 @@ def test_one_killed_in_each_phase(
     ],
 )
 def test_two_of_six_servers(tmp_path, criteo_rows, undisturbed, kills, interval, spares):
-    """(2,2) on six servers: without spares, trainers and servers further on adopt, and stripes stay apart."""
+    """(2,2) on six servers without spares.
+
+    Trainers and servers further on take over the shards, and the stripes stay apart.
+    """
     sets = {
         **BASE,
         "cluster.servers": 6,

@@ -58,7 +58,10 @@ def test_everything_is_killed_again_and_again(tmp_path, criteo_rows, flush):
 
 
 def test_a_checkpoint_outlives_the_files(tmp_path, criteo_rows, undisturbed):
-    """Checkpoints beneath mapped files: a death goes back to the last commit as ever; without the files another protection goes on."""
+    """Checkpoints of mapped files: a death goes back to the last commit, as without checkpoints.
+
+    Without the files, another protection continues the run.
+    """
     sets = {**MAPPED, "mapped.path": str(tmp_path / "files"), "checkpoint.every_steps": 15}
     run = drill(tmp_path / "run", criteo_rows, sets, ("1@20:update",))
     assert run.model == undisturbed

@@ -1,4 +1,4 @@
-"""Real Criteo Terabyte rows, where they lie beside the checkout: prepared, trained, a rank killed, the same bits."""
+"""Real Criteo Terabyte rows, if present: prepared, trained, a rank killed, the same bits."""
 
 from __future__ import annotations
 

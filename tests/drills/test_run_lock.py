@@ -17,7 +17,10 @@ from support.drilling import BASE, RUN_SECONDS, Mpirun, launch_words, mpirun_lin
 
 
 def test_of_two_runs_in_one_folder_one_is_refused_and_the_other_goes_on(tmp_path, criteo_rows):
-    """Two launches at once; a third, and a line typed by hand, while the first runs; then everything is killed, and the folder is free."""
+    """Two launches at once; a third, and a command typed by hand, while the first runs.
+
+    Then everything is killed, and the folder is free.
+    """
     folder = tmp_path / "run"
     words = launch_words(folder, criteo_rows, {**BASE, "train.steps": 4000})
     launches = [

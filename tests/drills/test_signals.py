@@ -81,7 +81,10 @@ def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
 
 @pytest.mark.parametrize("phase", ["evaluate", "recover"])
 def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
-    """A rank that is in that phase sends it: the evaluation never ends, no step follows the recovery."""
+    """A rank in that phase sends the signal.
+
+    The evaluation never ends, and no step follows the recovery.
+    """
     folder = tmp_path / "run"
     kills = ("--kill", "1@20:parity") if phase == "recover" else ()
     line = launch_line(
@@ -111,7 +114,10 @@ def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
-    """Open MPI leaves the ranks little time and drops what they print; they stop all the same, and are gone."""
+    """Open MPI leaves the ranks little time and drops what they print.
+
+    They still stop, and no process is left.
+    """
     folder = tmp_path / "run"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     line = [
@@ -140,7 +146,10 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
 
 
 def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_rows):
-    """And the checkpoint written, the line said where mpirun says its own, no shared memory left."""
+    """The checkpoint is written and the line comes where mpirun prints its own.
+
+    No shared memory is left.
+    """
     folder, segments = tmp_path / "run", set(Path("/dev/shm").glob("sm_segment.*"))
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     line = [

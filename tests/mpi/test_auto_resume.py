@@ -1,4 +1,4 @@
-"""`--resume auto`: one line starts a run, resumes it after any kill, and ends once it is complete."""
+"""`--resume auto`: one command starts a run, resumes it after any kill, and ends when complete."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_one_line_survives_sigkill_of_everything_and_ends_in_the_undisturbed_mod
     [
         (
             "train.seed=8",
-            "holds a run with train.seed 7, here train.seed is 8: name a new folder, and type --resume",
+            "holds a run with train.seed 7, here train.seed is 8: name a new folder, and type "
+            "--resume",
         ),
         ("train.steps=41", "train.steps 40, here train.steps is 41"),
         ("train.sparse_lr=0.01", "train.sparse_lr 0.05"),

@@ -131,7 +131,10 @@ def test_a_pid_that_is_another_program_by_now_is_let_be(tmp_path):
 
 
 def write_host(folder, pids, host):
-    """Rank 2 waits to be killed; `pids` are those of its host's ranks, from it on, and rank 9 is another host's."""
+    """Rank 2 waits to be killed.
+
+    `pids` are those of its host's ranks, beginning with rank 2. Rank 9 is on another host.
+    """
     (folder / "events.jsonl").write_text("")
     ranks = [
         {"rank": rank, "pid": pid, "host": host, "live": True, "failure_domain": name}

@@ -24,8 +24,8 @@ def test_a_run_without_a_word_on_checkpoints_leaves_its_model(
     tmp_path, criteo_rows, undisturbed_run
 ):
     assert (
-        f"model of step 40 in {undisturbed_run.folder}/checkpoints/step-00000040; as one file: ecrm export"
-        in undisturbed_run.output
+        f"model of step 40 in {undisturbed_run.folder}/checkpoints/step-00000040; as one file: "
+        f"ecrm export" in undisturbed_run.output
     )
     assert undisturbed_run.output.splitlines()[-1].startswith("model of step 40")
     assert (

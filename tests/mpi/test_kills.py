@@ -78,7 +78,7 @@ def test_servers_killed_in_every_phase_with_spares(
 
 
 def test_without_spares_survivors_adopt(tmp_path, criteo_rows, undisturbed):
-    """A server, a trainer and another server die; six servers (2,1) on eight ranks keep stripes apart.
+    """A server, a trainer and another server die; six servers (2,1) on eight ranks stay apart.
 
     Ranks sleep while they wait.
     """

@@ -105,7 +105,10 @@ def test_ranks_do_not_outlive_a_killed_mpirun(tmp_path):
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
-    program = f"from pathlib import Path; from ecrm.launch.supervise import supervise; supervise({ranks_of(tmp_path)!r}, Path({str(tmp_path)!r}))"
+    program = (
+        "from pathlib import Path; from ecrm.launch.supervise import supervise; "
+        f"supervise({ranks_of(tmp_path)!r}, Path({str(tmp_path)!r}))"
+    )
     launcher = subprocess.Popen([sys.executable, "-c", program])
     pids = started(tmp_path)
     launcher.kill()
@@ -166,7 +169,10 @@ def test_only_ranks_of_this_run_are_killed_by_pid(tmp_path):
 def test_session_files_are_apart_from_those_of_other_runs_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    program = "import os; open(os.environ['OUT'] + os.environ['PMIX_RANK'], 'w').write(os.environ['PMIX_SERVER_TMPDIR'])"
+    program = (
+        "import os; open(os.environ['OUT'] + os.environ['PMIX_RANK'], 'w')"
+        ".write(os.environ['PMIX_SERVER_TMPDIR'])"
+    )
     monkeypatch.setenv("OUT", str(tmp_path / "session"))
     supervise(ranks_of(tmp_path, program), tmp_path)
     folders = {Path((tmp_path / f"session{rank}").read_text()) for rank in range(3)}
@@ -273,7 +279,10 @@ print("the last words", end="", file=sys.stderr)
 def test_news_for_ranks_that_have_left_is_dropped_after_the_end_of_a_complete_run(
     tmp_path, capfd, summary, late_lines
 ):
-    """mpirun tells one rank of the end of another, which is no error once all ranks have done their work."""
+    """mpirun tells one rank of the end of another.
+
+    This is no error once all ranks have done their work.
+    """
     fields = [] if summary is None else [json.dumps(summary)]
     line = [sys.executable, "-c", IMITATED_MPIRUN, str(tmp_path), LATE, *fields]
     assert supervise(line, tmp_path, launch="mine").exit_code == 0

@@ -1,4 +1,4 @@
-"""Ranks that mpirun starts in a wrong way all leave at once, with one line that says what to type."""
+"""Ranks that mpirun starts in a wrong way leave at once, with one line that says what to type."""
 
 import os
 import subprocess

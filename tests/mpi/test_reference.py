@@ -29,7 +29,10 @@ def _ours(tmp_path: Path, data: Path, optimizer: str, arch: str) -> dict:
 
 
 def _torchrec(data: Path, optimizer: str) -> dict:
-    """TorchRec's DLRM over its fused EmbeddingBagCollection: same model, initial values and batches."""
+    """TorchRec's DLRM over its fused EmbeddingBagCollection.
+
+    It has the same model, initial values and batches.
+    """
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.models.dlrm import DLRM

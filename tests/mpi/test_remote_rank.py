@@ -1,4 +1,4 @@
-"""A rank on another host, its agent and its client, as real processes: each falls silent or dies."""
+"""A rank on another host, its agent and its client, as real processes that hang or die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-RANK = "import os, sys, time; open(sys.argv[1] + '.new', 'w').write(f'{os.getpid()} {os.getppid()}'); os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(100)"
+RANK = (
+    "import os, sys, time; open(sys.argv[1] + '.new', 'w').write(f'{os.getpid()} {os.getppid()}'); "
+    "os.rename(sys.argv[1] + '.new', sys.argv[1]); time.sleep(100)"
+)
 RANKS = 17
 
 
@@ -116,7 +119,8 @@ def rank_and_agent(path: Path) -> tuple[int, int]:
 def test_a_rank_gets_its_words_folder_and_variables_and_gives_its_output_and_code(reach, starter):
     words = ["it's", 'a "b" $HOME `id`', "", "*", "line\nbreak", "ü"]
     program = (
-        "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), os.environ['OMPI_ODD'], os.environ['ECRM_HOST'], sys.stdin.read()])); "
+        "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), "
+        "os.environ['OMPI_ODD'], os.environ['ECRM_HOST'], sys.stdin.read()])); "
         "print('wrong', file=sys.stderr); sys.exit(7)"
     )
     client = reach(sys.executable, "-c", program, *words, starter=starter, OMPI_ODD="a 'b' $c\n")
@@ -237,7 +241,8 @@ IMPOSTOR = """
 import json, socket, sys, time
 order = json.loads(sys.stdin.readline())
 with socket.create_connection(order["head"]) as head:
-    head.sendall(json.dumps({"token": order["token"]}).encode() + b"\\n" + sys.argv[1].encode() + b"\\n")
+    token = json.dumps({"token": order["token"]}).encode()
+    head.sendall(token + b"\\n" + sys.argv[1].encode() + b"\\n")
     time.sleep(100)
 """
 
@@ -273,7 +278,10 @@ def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_
         (tmp_path / "nothing", -signal.SIGTERM),
     ):
         words = [*line, "--starter", NO_SHELL, "--begun", str(begun), "--", "true"]
-        program = f"import subprocess, sys, time; print(subprocess.run({words!r}).returncode, flush=True); time.sleep(0.5)"
+        program = (
+            "import subprocess, sys, time; "
+            f"print(subprocess.run({words!r}).returncode, flush=True); time.sleep(0.5)"
+        )
         environ = {**os.environ, "PMIX_RANK": "not a number", "OMPI_COMM_WORLD_SIZE": "1"}
         mpirun = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=30
@@ -334,7 +342,10 @@ def test_a_client_whose_mpirun_is_gone_ends(tmp_path):
         "127.0.0.1",
     ]
     line += ["--starter", NO_SHELL, "--", sys.executable, "-c", RANK, str(tmp_path / "rank")]
-    program = f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True); time.sleep(100)"
+    program = (
+        f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True); "
+        "time.sleep(100)"
+    )
     environ = {**os.environ, "PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     mpirun = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ
@@ -350,7 +361,8 @@ def test_what_a_rank_has_started_ends_with_it(reach, tmp_path):
     """Also a process that has left its session and its parent."""
     program = (
         "import os, subprocess, sys\n"
-        "p = subprocess.Popen(['setsid', 'sleep', '100'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        "p = subprocess.Popen(['setsid', 'sleep', '100'], "
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
         "open(sys.argv[1], 'w').write(str(p.pid))\n"
     )
     client = reach(sys.executable, "-c", program, str(tmp_path / "left"))
@@ -360,7 +372,10 @@ def test_what_a_rank_has_started_ends_with_it(reach, tmp_path):
 
 
 def test_a_stranger_is_sent_away(reach, tmp_path):
-    """Silent ones, wrong tokens and nonsense are sent away before the agent comes, which still may."""
+    """Silent clients, wrong tokens and nonsense are sent away before the agent comes.
+
+    The agent is still accepted afterwards.
+    """
     go = tmp_path / "go"
     client = reach(
         "echo",

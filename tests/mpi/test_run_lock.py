@@ -51,7 +51,8 @@ def test_who_holds_a_folder_is_told_until_its_last_rank_is_gone(tmp_path):
             began = time.monotonic()
             with pytest.raises(
                 UsageError,
-                match=rf"in use by a run that is alive, on host here since .*kill (?:{first.pid}|{second.pid}):?",
+                match=rf"in use by a run that is alive, on host here since .*kill "
+                rf"(?:{first.pid}|{second.pid}):?",
             ):
                 look()
             assert time.monotonic() - began < 2
@@ -72,7 +73,10 @@ def test_who_holds_a_folder_is_told_until_its_last_rank_is_gone(tmp_path):
 
 
 def test_the_process_to_kill_goes_with_its_own_host(tmp_path):
-    """A run owned by a rank of another host has one here: of that one the system tells the process."""
+    """A run owned by a rank on another host also has a rank here.
+
+    The system reports the process of the rank that is here.
+    """
     first = holder(tmp_path, "take")
     try:
         record = json.loads((tmp_path / LOCK).read_text())

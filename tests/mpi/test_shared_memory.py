@@ -33,7 +33,10 @@ for line in sys.stdin:
 
 
 class Lender:
-    """Another process, which lends a tensor of sevens, [1000, 300]; `offset` is where its second row begins."""
+    """Another process, which shares a tensor of sevens, [1000, 300].
+
+    `offset` is where its second row begins.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -176,8 +179,10 @@ def test_no_more_than_there_is_room_for():
 @pytest.mark.parametrize("limit", [4 << 30, 1 << 46], ids=["too little", "enough for this memory"])
 def test_where_addresses_are_limited_nothing_is_lent(limit):
     program = (
-        f"import resource; from ecrm.transport.shared_memory import SharedMemory; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); memory = SharedMemory(2);"
-        "assert memory.offer('here') == {} and memory.offset(memory.allocate(4)) is None; memory.completed(); print('well')"
+        f"import resource; from ecrm.transport.shared_memory import SharedMemory; "
+        f"resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); memory = SharedMemory(2);"
+        "assert memory.offer('here') == {} and memory.offset(memory.allocate(4)) is None; "
+        "memory.completed(); print('well')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120

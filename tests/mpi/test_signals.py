@@ -39,7 +39,10 @@ def test_a_signal_to_the_launch_stops_all_ranks_after_the_same_step(
     assert stopped["signal"] == number.name
     assert stopped["samples"] == stopped["steps"] * 64 and 5 <= stopped["steps"] < 5000
     assert 0.3 < stopped["train_logloss"] < 0.8
-    line = rf"stopped by {number.name} after step {stopped['steps']} of 5000; .* in {re.escape(str(folder))}/stopped.json"
+    line = (
+        rf"stopped by {number.name} after step {stopped['steps']} of 5000; "
+        rf".* in {re.escape(str(folder))}/stopped.json"
+    )
     assert len(re.findall(line, output)) == 1 and "error" not in output, output
     check_gone(folder)
     check_codes(folder)

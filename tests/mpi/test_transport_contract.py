@@ -65,8 +65,10 @@ def read_results(folder: Path, output: str) -> dict[int, dict]:
 def test_one_rank_needs_no_mpirun() -> None:
     program = (
         "import os, sys, torch; from ecrm.transport.mpi import MpiTransport; t = MpiTransport();"
-        "assert t.live == (0,) and t.agree(True) and t.share([torch.ones(2)])[0][0].tolist() == [1, 1];"
-        "t.shrink(); assert t.live == (0,); t.close(); print('well'); sys.stdout.flush(); os._exit(0)"
+        "assert t.live == (0,) and t.agree(True) and "
+        "t.share([torch.ones(2)])[0][0].tolist() == [1, 1];"
+        "t.shrink(); assert t.live == (0,); t.close(); print('well'); "
+        "sys.stdout.flush(); os._exit(0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

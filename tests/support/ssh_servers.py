@@ -58,8 +58,8 @@ def serve(hosts: ImitatedHosts, folder: Path, private: Path) -> str:
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in hosts.names:
         inside = (
-            f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} && mount -t "
-            f"tmpfs none /dev/shm "
+            f"hostname {hosts.namespace(name)} && mount -t tmpfs none {private} "
+            "&& mount -t tmpfs none /dev/shm "
             f"&& exec {SSHD} -D -e -f {folder}/server"
         )
         with open(folder / f"{name}.log", "w") as log:
