@@ -41,14 +41,20 @@ def _write_errors(target: Path) -> Iterator[None]:
 
 
 def _beside(target: Path, ending: str) -> Path:
-    """Return the hidden name next to `target` with that ending; raises `UsageError` for the root folder, which has no place beside it."""
+    """The hidden name next to `target` with that ending.
+
+    Raises `UsageError` for the root folder: nothing can stand next to it.
+    """
     if not target.name:
         raise UsageError(f"{target}: cannot be written: it is the root folder; name one in it")
     return target.with_name(f".{target.name}.{ending}")
 
 
 def _make_parent(target: Path) -> None:
-    """Make the directory that `target` is to stand in, if need be; raises `UsageError` where a file is in the way."""
+    """Make the directory that `target` is to stand in, if it is missing.
+
+    Raises `UsageError` where a file is in the way.
+    """
     existing = next(path for path in target.parents if path.exists())
     if not existing.is_dir():
         raise UsageError(f"{target}: cannot be written: {existing} is not a directory")
@@ -56,7 +62,10 @@ def _make_parent(target: Path) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock an open file or directory, if its file system has locks; raises BlockingIOError if another process holds it."""
+    """Lock an open file or directory, if its file system has locks.
+
+    Raises BlockingIOError if another process holds the lock.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -65,7 +74,10 @@ def _lock(descriptor: int) -> None:
 
 
 def _claim(path: Path, target: Path) -> int:
-    """Lock the staging directory, or else file, at `path` and return its descriptor; raises `UsageError` if another process holds it."""
+    """Lock the staging directory or file at `path`, and return its descriptor.
+
+    A file is made if nothing is there. Raises `UsageError` if another process holds the lock.
+    """
     flags = (
         os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     )
@@ -104,14 +116,14 @@ def _empty(directory: Path) -> None:
 
 @contextmanager
 def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
-    """Give the body a sibling directory of `target` to fill, and rename it to `target` when the body succeeds.
+    """Let the body fill a directory, which becomes `target` when the body succeeds.
 
-    `check` is called before the body and raises if `target`, as it then stands, must not be
-    replaced. The body syncs the files it writes. If it raises, its directory is removed and
-    `target` is as it was; if the process is killed, the next call clears up. Replacing takes two
-    renames: a process killed between them leaves the old directory as `.NAME.replaced`, which the
-    next call moves back. Raises `UsageError` or `EcrmError` instead of OSError, also for those of
-    the body.
+    The directory stands next to `target` until it is renamed. `check` is called before the body and
+    raises if `target`, as it then stands, must not be replaced. The body syncs the files it writes.
+    If the body raises, its directory is removed and `target` is as it was. If the process is
+    killed, the next call clears up. Replacing takes two renames: a process killed between them
+    leaves the old directory as `.NAME.replaced`, which the next call moves back. Raises
+    `UsageError` or `EcrmError` instead of OSError, also for those of the body.
     """
     staged = _beside(target, "preparing")
     displaced = _beside(target, "replaced")
@@ -143,10 +155,11 @@ def staged_directory(target: Path, check: Callable[[], None]) -> Iterator[Path]:
 
 @contextmanager
 def staged_file(target: Path) -> Iterator[BinaryIO]:
-    """Give the body a file to write next to `target`, and rename it to `target`, replacing it, when the body succeeds.
+    """Let the body write a file, which replaces `target` when the body succeeds.
 
-    If the body raises, what it wrote is removed and `target` is as it was. Raises `UsageError` or
-    `EcrmError` instead of OSError, also for those of the body.
+    The file stands next to `target` until it is renamed. If the body raises, what it wrote is
+    removed and `target` is as it was. Raises `UsageError` or `EcrmError` instead of OSError, also
+    for those of the body.
     """
     staged = _beside(target, "writing")
     with _write_errors(target):

@@ -84,7 +84,7 @@ class StrayRow(UsageError):
 
 
 class Unrecoverable(EcrmError):
-    """More was lost than the protection can bring back. The message names the ranks and the loss."""
+    """More was lost than the protection can bring back. The message names ranks and loss."""
 
     exit_code = 3
 

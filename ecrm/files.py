@@ -19,7 +19,10 @@ REPORTER = "the reporting rank"
 
 @dataclass(frozen=True)
 class File:
-    """Files of one kind: `name` may have `*`, which is no part of a path. `written` is who, when."""
+    """Files of one kind. `written` says who writes them and when.
+
+    A `*` in `name` stands for any text without a slash.
+    """
 
     name: str
     format: str
@@ -347,7 +350,10 @@ STOPPED: Mapping[str, Field] = {
 
 
 def undescribed(folder: Path) -> list[str]:
-    """The files in a run folder that RUN, CHECKPOINT and MAPPED do not describe; drafts are none."""
+    """The files in a run folder that RUN, CHECKPOINT and MAPPED do not describe.
+
+    Drafts do not count.
+    """
     known = [entry.name for entry in RUN if not entry.name.endswith("/*")]
     known += [f"checkpoints/step-*/{entry.name}" for entry in CHECKPOINT]
     known += [f"mapped/{entry.name}" for entry in MAPPED]

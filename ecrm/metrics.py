@@ -1,4 +1,4 @@
-"""Area under the ROC curve and log loss: exact from arrays, or in memory that does not grow with the samples."""
+"""Area under the ROC curve (AUC) and log loss, exact or in memory of a fixed size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
 def logit_losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """Binary cross-entropy of each finite logit: float64 [N]."""
     logits = logits.astype(np.float64)
-    return np.logaddexp(0.0, logits) - labels * logits
+    losses: np.ndarray = np.logaddexp(0.0, logits) - labels * logits
+    return losses
 
 
 def bins_of(scores: np.ndarray) -> np.ndarray:
@@ -43,7 +44,10 @@ def bins_of(scores: np.ndarray) -> np.ndarray:
 
 
 class Histogram:
-    """Counts of scores by label and bin: all that the AUC needs, in 16 MB, and the same in whatever order they were counted."""
+    """Counts of scores by label and bin, from which the AUC is taken.
+
+    They take 16 MB and do not depend on the order of counting.
+    """
 
     def __init__(self) -> None:
         self._counts = np.zeros(2 * AUC_BINS, np.int64)
@@ -72,10 +76,11 @@ class Histogram:
         return int(self._counts[AUC_BINS:].sum())
 
     def auc(self) -> tuple[float | None, float | None]:
-        """(the AUC, how far it may be from the exact one), scores of one bin taken as ties; (None, None) without both classes.
+        """The AUC, and how far it may be from the exact one; (None, None) without both classes.
 
-        The exact AUC counts each pair of a positive and a negative in one bin as 0, a half or 1,
-        this one as a half: so they differ by at most half the share of such pairs.
+        Scores of one bin are taken as ties. The exact AUC counts each pair of a positive and a
+        negative in one bin as 0, a half or 1; this one counts a half. So they differ by at most
+        half the share of such pairs.
         """
         negatives, positives = self._counts.reshape(2, AUC_BINS).astype(np.float64)
         pairs = negatives.sum() * positives.sum()

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A count and what is counted, such as "1 rank" or "1,024 ranks"; `plural` where it is not the noun with an s."""
+    """A count and what is counted, such as "1 rank" or "1,024 ranks".
+
+    `plural` is for nouns that do not just take an s.
+    """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 

@@ -1,4 +1,4 @@
-"""Checks of tensor arguments, all made before the first write. Every message carries the numbers."""
+"""Checks of tensor arguments, made before the first write. Every message carries the numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 def matrix(
     name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype], written: bool = False
 ) -> None:
-    """A two-dimensional tensor whose rows are contiguous; rows that are written must not overlap."""
+    """Check for a matrix with contiguous rows; rows that are written must not overlap."""
     if tensor.dtype not in dtypes:
         raise TypeError(
             f"{name} is {tensor.dtype}, needed: {' or '.join(str(dtype) for dtype in dtypes)}"
@@ -55,14 +55,13 @@ def one_device(tensors: dict[str, torch.Tensor]) -> torch.device:
     """The device that all tensors are on. Raises ValueError where there is more than one."""
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) != 1:
-        raise ValueError(
-            f"tensors on several devices: { ({name: str(t.device) for name, t in tensors.items()}) }"
-        )
+        places = {name: str(tensor.device) for name, tensor in tensors.items()}
+        raise ValueError(f"tensors on several devices: {places}")
     return devices.pop()
 
 
 def row_stride(tensor: torch.Tensor) -> int:
-    """Elements from one row to the next; the stride of a tensor of one row means nothing and is not looked at."""
+    """Elements from one row to the next. The stride of a tensor of one row is ignored."""
     return tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
 
 
@@ -73,7 +72,7 @@ def row_stride_bytes(tensor: torch.Tensor) -> int:
 
 def _first_outside(rows: torch.Tensor, limit: int) -> int:
     if rows.device.type == "cpu" and native.built():
-        return native.library().ecrm_first_outside(rows.data_ptr(), rows.shape[0], limit)
+        return int(native.library().ecrm_first_outside(rows.data_ptr(), rows.shape[0], limit))
     outside = torch.nonzero((rows < 0) | (rows >= limit)).flatten()
     return int(outside[0]) if outside.numel() else -1
 
@@ -81,9 +80,10 @@ def _first_outside(rows: torch.Tensor, limit: int) -> int:
 def states(
     weights: torch.Tensor, state: Sequence[torch.Tensor], widths: Sequence[int] | None = None
 ) -> list[torch.Tensor]:
-    """The optimizer state of `weights` [R, D] as float32 matrices [R, width]; a vector [R] becomes [R, 1].
+    """The optimizer state of `weights`, [R, D], as float32 matrices, [R, width].
 
-    `widths`: how wide each must be; None allows any. The result shares memory with `state`.
+    A vector [R] becomes [R, 1]. `widths`: how wide each must be; None allows any. The result shares
+    memory with `state`.
     """
     if widths is not None and len(state) != len(widths):
         raise ValueError(f"{len(state)} state tensors given, needed: {len(widths)}")

@@ -1,4 +1,4 @@
-"""Which backend runs an operation: chosen by name, or by the tensors' device, and never replaced quietly."""
+"""Which backend runs an operation: chosen by name or by device, never replaced silently."""
 
 from __future__ import annotations
 
@@ -54,5 +54,6 @@ def _check_triton(operation: str, device: torch.device, has_triton: bool) -> Non
         )
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
-            f"{operation}: backend 'triton' was given CPU tensors; only TRITON_INTERPRET=1 allows that"
+            f"{operation}: backend 'triton' was given CPU tensors; "
+            "only TRITON_INTERPRET=1 allows that"
         )

@@ -15,8 +15,11 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("_native.so")
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "gfni")
-"""In the order of the C++ enumeration. On a machine that is not x86-64 only "portable" exists; there the compiler turns
-it into that machine's own vectors (NEON)."""
+"""In the order of the C++ enumeration.
+
+On a machine that is not x86-64 only "portable" exists. There the compiler turns it into that
+machine's own vectors (NEON).
+"""
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
@@ -101,7 +104,8 @@ def library() -> ctypes.CDLL:
     """The loaded library. Raises OSError, with what to do, where it was not built."""
     if not built():
         raise OSError(
-            f"the C++ kernels are not built: {LIBRARY} is missing; run `pip install -e .` (needs g++)"
+            f"the C++ kernels are not built: {LIBRARY} is missing; "
+            "run `pip install -e .` (needs g++)"
         )
     loaded = ctypes.CDLL(str(LIBRARY))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -122,17 +126,24 @@ def supported_instruction_sets() -> tuple[str, ...]:
 
 
 def use(name: str) -> None:
-    """Use one instruction set from now on, on all threads. Raises ValueError where the machine lacks it."""
-    if name not in supported_instruction_sets():
+    """Use one instruction set from now on, on all threads.
+
+    Raises ValueError where the machine lacks it.
+    """
+    supported = supported_instruction_sets()
+    if name not in supported:
         raise ValueError(
-            f"instruction set {name!r} cannot run here; this machine has {', '.join(supported_instruction_sets())}"
+            f"instruction set {name!r} cannot run here; this machine has {', '.join(supported)}"
         )
     library().ecrm_use_instruction_set(INSTRUCTION_SETS.index(name))
 
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one instruction set inside the block, on all threads. Raises ValueError where the machine lacks it."""
+    """Use one instruction set inside the block, on all threads.
+
+    Raises ValueError where the machine lacks it.
+    """
     before = instruction_set()
     use(name)
     try:

@@ -9,7 +9,10 @@ import triton.language as tl
 
 @triton.jit
 def times(value, coefficient):
-    """Each byte of the uint32 words times one coefficient (uint32, 0..255): shift and add, four bytes at a time."""
+    """Each byte of the uint32 words times one coefficient (uint32, 0 to 255).
+
+    Shift and add, four bytes at a time.
+    """
     product = value & 0
     for bit in tl.static_range(8):
         product ^= value & (0 - ((coefficient >> bit) & 1))  # all bits or none
@@ -20,7 +23,10 @@ def times(value, coefficient):
 
 
 def as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same memory as int32 where last dimensions, strides and addresses are all multiples of 4, else unchanged."""
+    """The same memory as int32 if the words fit, else unchanged.
+
+    They fit where last dimensions, strides and addresses of all tensors are multiples of 4.
+    """
     if all(t.shape[-1] % 4 == 0 and t.data_ptr() % 4 == 0 and _strides_fit(t) for t in tensors):
         return tuple(t.view(torch.int32) for t in tensors)
     return tensors

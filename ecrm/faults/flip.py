@@ -1,6 +1,6 @@
-"""testing.flip: its text, and the hook that flips one bit of this rank's memory, as a particle would.
+"""testing.flip: its text, and the hook that flips one bit of this rank's memory.
 
-Light: the text is checked with the rest of a config; torch comes when a bit is to flip.
+The text is checked with the rest of a config, so torch is imported only when a bit is to flip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ KINDS = ("row", "state", "parity")
 
 @dataclass(frozen=True)
 class Flip:
-    """One bit flips on `rank` in `step`, after its updates: in a data row, its optimizer state, or a parity row."""
+    """One bit flips on `rank` in `step`, after the updates of the step.
+
+    `kind` says where: in a data row, its optimizer state, or a parity row.
+    """
 
     rank: int
     step: int
@@ -35,10 +38,10 @@ def parse_flip(text: str) -> Flip | None:
 
 
 class FlipSwitch:
-    """A phase hook. Flips once, when the `dense` phase of the step begins: rows and parity have their updates by then.
+    """A phase hook that flips one bit, once, when the `dense` phase of the step begins.
 
-    Of the first row space on the rank's first shard, the last row (or parity row) that was ever
-    updated is hit.
+    Rows and parity have their updates by then. Of the first row space on the rank's first shard,
+    the last row (or parity row) that was ever updated is hit.
     """
 
     def __init__(self, flip: Flip | None, rank: int) -> None:
@@ -52,6 +55,7 @@ class FlipSwitch:
     def __call__(self, step: int, phase: str) -> None:
         if self._flip is None or phase != "dense" or step < self._flip.step:
             return
+        assert self._engine is not None
         flip, self._flip = self._flip, None
         shards = self._engine.view.shards_of(self._engine.rank)
         if shards:
@@ -59,12 +63,19 @@ class FlipSwitch:
 
 
 def flip_bit(engine: Engine, shard: int, kind: str) -> None:
-    """Flip one bit in the last row (or parity row) of the shard's first row space that was ever updated, else in the last."""
+    """Flip one bit in the shard's first row space.
+
+    It is in the last row (or parity row) that was ever updated, or in the last one if none was.
+    """
     import torch
+
+    from ecrm.protection.erasure import ErasureProtection
 
     key = (shard, 0)
     if kind == "parity":
-        target = engine.state.protection.parity[key].records
+        protection = engine.state.protection
+        assert isinstance(protection, ErasureProtection)
+        target = protection.parity[key].records
         _flip_in(target, _last_nonzero(target))
         return
     store = engine.state.hosted[key].store

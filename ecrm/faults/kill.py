@@ -1,4 +1,4 @@
-"""Scheduled kills: in a phase of a step a rank SIGKILLs itself, or, in `ecrm drill`, waits there to be killed from outside."""
+"""Scheduled kills: in a phase of a step a rank sends itself SIGKILL, or waits for the drill's."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ PHASES = (
 
 
 KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
-"""Environment variable under which ranks wait for their scheduled kills; `ecrm drill` sets it, and kills them."""
+"""Environment variable that makes ranks wait for their scheduled kills.
+
+`ecrm drill` sets it, and kills the ranks.
+"""
 
 KILL_DUE = "kill_due"
 """The event with which a rank says that it waits to be killed."""
 
 WAIT_SECONDS = 20.0
-"""How long it waits; then it goes on, and the kill has not happened."""
+"""How long a rank waits. Then it goes on, and the kill has not happened."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,11 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
 
 
 class KillSwitch:
-    """Ends this rank at its scheduled kills, each of which happens once; `before(kill, step)` is called just before.
+    """Ends this rank at its scheduled kills, each of which happens once.
 
-    Where `environ` says that kills come from outside, `write` gets the event of the kill's being
-    due instead, and the rank stands still in that phase until it comes.
+    `before(kill, step)` is called just before. Where `environ` says that kills come from outside,
+    `write` gets the event that the kill is due instead, and the rank waits in that phase until it
+    is killed.
     """
 
     def __init__(

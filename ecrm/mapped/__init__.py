@@ -1,1 +1,1 @@
-"""State in memory-mapped files that are right after any kill: what `protection.name = "mapped"` is made of."""
+"""State in memory-mapped files that are valid after any kill, for `protection.name = "mapped"`."""

@@ -1,4 +1,4 @@
-"""A dense replica's state of the last two commits in a file: a shadow copy, written beside the one that counts."""
+"""A dense replica's state of the last two commits, in two files that are written in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ NEVER = -1
 
 
 class DenseFile:
-    """The files NAME.words, NAME.dense0 and .dense1 in a folder; made where they are not there; `written_bytes` counts the states written. Raises OSError."""
+    """The files NAME.words, NAME.dense0 and NAME.dense1 in a folder, made where they are missing.
+
+    `written_bytes` counts the states written. Raises OSError.
+    """
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
         self._durable, self.written_bytes = durable, 0

@@ -1,16 +1,16 @@
-"""One shard's rows of one row space in a memory-mapped file, with the journal that takes them back to a commit.
+"""One shard's rows of one row space in a memory-mapped file, and journals to undo updates.
 
-Rows are updated where they lie. Before they are, their old records go to the journal of the last
-commit, so that whatever part of an update a kill leaves behind is overwritten with what was there.
-Two journals take turns: that of the commit before is kept, since a rank may have seen a commit that
-the others never will.
+Rows are updated where they lie. Before an update their old records go to the journal of the last
+commit. If a kill leaves part of an update behind, the old records overwrite it. Two journals take
+turns. The journal of the commit before is kept, because a rank may have seen a commit that the
+others never will.
 
 Order of writes, each of which must be in the file before the next begins:
   note      old records to the journal, then its length; then the caller updates the rows
   prepare   `prepared` = the step, once every update of the step is in
   commit    the older journal's length = 0, its base = the step, then `committed` = the step
-Program order is enough to survive the death of every process, since what is mapped or written belongs to the system. To survive
-the machine's, `durable` waits for the device between them.
+What is mapped or written belongs to the system, so program order is enough to survive the death of
+every process. To survive the death of the machine, `durable` waits for the device between writes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _WORDS = dict(zip(SHARD_WORDS, (0, 0, 0, 0, NEVER, 0, 0), strict=True))
 
 
 class ShardFile:
-    """The files NAME.rows, NAME.words, NAME.journal0 and .journal1 in a folder; made where they are not there.
+    """The files NAME.rows, NAME.words, NAME.journal0 and NAME.journal1 in a folder.
 
-    `allocate` gives a store its memory, in the order in which it is asked for. Commits are named by
-    their step. `written_bytes` counts what this object wrote: journal, and records where they lie,
-    not the few words. Raises OSError.
+    They are made where they are missing. `allocate` gives a store its memory, in the order in which
+    it is asked for. Commits are named by their step. `written_bytes` counts what this object wrote
+    to journals and rows, without the few words. Raises OSError.
     """
 
     def __init__(self, folder: Path, name: str, durable: bool) -> None:
@@ -67,7 +67,7 @@ class ShardFile:
         return self._words["length0"] + self._words["length1"]
 
     def allocate(self, *shape: int, dtype: type = np.float32) -> Tensor:
-        """The next piece of the file, zeros where nothing was ever written: takes no space until it is."""
+        """The next piece of the file: zeros, and no space taken, where nothing was ever written."""
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._words["bytes"] < self._end + whole:  # new
@@ -83,7 +83,7 @@ class ShardFile:
         return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
 
     def note(self, rows: Tensor, records: Tensor) -> None:
-        """Keep the records, uint8 [R, B], of local rows, int64 [R], that are about to be updated."""
+        """Keep the records, uint8 [R, B], of local rows, int64 [R], that are to be updated next."""
         slot = self._slot_of(self.committed)
         entry = (
             np.array([rows.numel()], "<i8").tobytes()
@@ -112,14 +112,16 @@ class ShardFile:
         self._flush_words()
 
     def go_to(self, step: int, store: Store) -> None:
-        """Make this file and `store`, which lies in it, that of commit `step`: the last it has seen, the one before or the one after.
+        """Bring this file and `store`, which lies in it, to the commit of `step`.
 
-        May be cut off and done again. Raises DataError when the file cannot be brought there.
+        `step` is the last commit that the file has seen, the one before or the one after. The call
+        may be cut off and done again. Raises DataError when the file cannot be brought there.
         """
         if step > self.committed:
             if self.prepared < step:
                 raise DataError(
-                    f"{self.path}: rows of step {self.committed}, the others' are of {step}: not files of one run"
+                    f"{self.path}: rows of step {self.committed}, the others' are of {step}: "
+                    "not files of one run"
                 )
             self.commit(step)
             return
@@ -127,7 +129,8 @@ class ShardFile:
         slots = [newest] if step == self.committed else [newest, before]
         if self._words[f"base{slots[-1]}"] != step:
             raise DataError(
-                f"{self.path}: rows of step {self.committed} cannot go back to step {step}: not files of one run"
+                f"{self.path}: rows of step {self.committed} cannot go back to step {step}: "
+                "not files of one run"
             )
         # first: from here on the rows are no longer those of a later one
         self._words["prepared"] = step

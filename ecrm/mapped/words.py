@@ -16,11 +16,12 @@ PAGE = mmap.PAGESIZE
 
 
 class Words:
-    """Named int64 words, mapped from one page of a file; a change is in the file once made, on the device once `flush` returns.
+    """Named int64 words, mapped from one page of a file.
 
-    A new file gets `initial` and its name in one step; of one that is there `initial` says the
-    names alone. With `durable` it is on the device then, and so are, before its own, the names of
-    all that were made in its folder earlier. Raises OSError.
+    A change is in the file at once, and on the device once `flush` returns. A new file gets
+    `initial` and its name in one step; for an existing file `initial` only says the names. With
+    `durable` the new file is then on the device. Names made in its folder earlier are there before
+    its own. Raises OSError.
     """
 
     def __init__(self, path: Path, initial: dict[str, int], durable: bool) -> None:

@@ -1,13 +1,14 @@
-"""The dense parts of DLRM: dense arch, dot interaction, over arch; TorchRec's modules, or the same model without TorchRec.
+"""The dense parts of DLRM (dense arch, dot interaction, over arch), with or without TorchRec.
 
-B = batch, F = sparse features, D = embedding dim, N = dense features.
+B = batch, F = sparse features, D = embedding dim, N = dense features, U = unique rows.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,10 @@ from ecrm.kernels.scatter_add import scatter_add
 
 
 class DenseParts(nn.Module):
-    """logits [B] from dense features [B, N], unique embedding rows [U, D] and which of them each (sample, feature) is, int64 [B * F].
+    """Logits, [B], from dense features, [B, N], and unique embedding rows, `values`, [U, D].
 
-    The rows' gradients are written to `sums`, [U, D], contiguous, where that is given, and are that
-    memory.
+    `places`, int64 [B * F], says which row each (sample, feature) is. Where `sums`, [U, D],
+    contiguous, is given, the rows' gradients are written there and are that memory.
     """
 
     def __init__(self, dense_arch: nn.Module, interaction: nn.Module, over_arch: nn.Module) -> None:
@@ -32,13 +33,13 @@ class DenseParts(nn.Module):
     def forward(
         self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None = None
     ) -> Tensor:
-        return self.over_arch(
-            self.interaction(self.dense_arch(dense), values, places, sums)
-        ).squeeze(1)
+        embedded = self.interaction(self.dense_arch(dense), values, places, sums)
+        logits: Tensor = self.over_arch(embedded).squeeze(1)
+        return logits
 
 
 def _unshared(sums: Tensor | None) -> Tensor | None:
-    """The same memory as a tensor that nobody else has: autograd would copy one that is held elsewhere, too."""
+    """The same memory as a new tensor: autograd copies a tensor that is held elsewhere too."""
     return None if sums is None else sums.detach()
 
 
@@ -46,47 +47,58 @@ class _Interact(torch.autograd.Function):
     """The kernel and its gradients."""
 
     @staticmethod
-    def forward(ctx, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(dense, values, places)
         ctx.sums = sums
         return dot_interaction(dense, values, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return (
-            *dot_interaction_backward(
-                gradients.contiguous(), *ctx.saved_tensors, sums=_unshared(ctx.sums)
-            ),
-            None,
-            None,
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        dense, values, places = ctx.saved_tensors
+        of_dense, of_values = dot_interaction_backward(
+            gradients.contiguous(), dense, values, places, sums=_unshared(ctx.sums)
         )
+        return of_dense, of_values, None, None
+
+
+_interact: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] = _Interact.apply
 
 
 class _Interaction(nn.Module):
-    """Dense features [B, D] followed by the dot products of every pair among them and F embeddings."""
+    """Dense features, [B, D], then the dot products of all pairs of them and F embeddings."""
 
     def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
-        return _Interact.apply(dense, values, places, sums)
+        return _interact(dense, values, places, sums)
 
 
 class _Spread(torch.autograd.Function):
-    """Rows to where they are used; gradients of a row are summed in the order of `places`, which torch does not promise."""
+    """Copies rows to where they are used, and sums the gradients of a row in fixed order.
+
+    That is the order of `places`. Torch's own operation promises none.
+    """
 
     @staticmethod
-    def forward(ctx, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
+    def forward(ctx: Any, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
         ctx.save_for_backward(places)
         ctx.shape, ctx.sums = values.shape, sums
         return values.index_select(0, places)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
-        sums = torch.empty(ctx.shape) if ctx.sums is None else _unshared(ctx.sums)
+        sums = _unshared(ctx.sums)
+        if sums is None:
+            sums = torch.empty(ctx.shape)
         sums.zero_()  # some rows may not be among the places
         scatter_add(sums, places, gradients.contiguous())
         return sums, None, None
+
+
+_spread: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _Spread.apply
 
 
 class _OnPooled(nn.Module):
@@ -97,9 +109,9 @@ class _OnPooled(nn.Module):
         self.arch = arch
 
     def forward(self, dense: Tensor, values: Tensor, places: Tensor, sums: Tensor | None) -> Tensor:
-        return self.arch(
-            dense, _Spread.apply(values, places, sums).view(dense.shape[0], -1, dense.shape[1])
-        )
+        pooled = _spread(values, places, sums).view(dense.shape[0], -1, dense.shape[1])
+        interacted: Tensor = self.arch(dense, pooled)
+        return interacted
 
 
 def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
@@ -111,18 +123,25 @@ def _mlp(inputs: int, widths: Sequence[int]) -> nn.Sequential:
 
 
 def resolve_dense_arch(name: str) -> str:
-    """`torchrec` or `native` for a config's `model.dense_arch`; raises UsageError when TorchRec is asked for and absent."""
+    """`torchrec` or `native` for a config's `model.dense_arch`.
+
+    Raises UsageError when TorchRec is asked for and absent.
+    """
     if name == "torchrec" and importlib.util.find_spec("torchrec") is None:
         raise UsageError(
             "model.dense_arch = torchrec, but torchrec is not installed",
             {"model.dense_arch": "native"},
-            otherwise="type pip install 'ecrm[torchrec]' and then pip install --no-deps torchrec==1.8.0",
+            otherwise="type pip install 'ecrm[torchrec]' "
+            "and then pip install --no-deps torchrec==1.8.0",
         )
     return "native" if name == "auto" else name
 
 
 def import_dense_arch(arch: str) -> None:
-    """Import now what `build_dense_parts` will need, so that a rank that becomes a trainer later does not wait for it."""
+    """Import now what `build_dense_parts` will need.
+
+    A rank that becomes a trainer later then does not wait for it.
+    """
     if arch == "torchrec":
         importlib.import_module("torchrec.models.dlrm")
 
@@ -135,11 +154,11 @@ def build_dense_parts(
     top: Sequence[int],
     seed: int,
 ) -> DenseParts:
-    """Dense parts with initial values that depend on the seed alone; `arch` is `torchrec` or `native`.
+    """Dense parts whose initial values depend on the seed alone.
 
-    `bottom` ends with the embedding dim, `top` with 1. Both archs build the same layers in the same
-    order, so their initial values are the same bits; `native` computes the interaction by a kernel
-    of its own, in another order.
+    `arch` is `torchrec` or `native`. `bottom` ends with the embedding dim, `top` with 1. Both archs
+    build the same layers in the same order, so their initial values are the same bits. `native`
+    computes the interaction by a kernel of its own, in another order.
     """
     interaction_width = bottom[-1] + (sparse_features + 1) * sparse_features // 2
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""A replica of the dense model: parameters and optimizer state in one flat buffer each, with the way back to the commit."""
+"""A replica of the dense model in flat buffers, which can go back to the last commit."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ EPSILON = 1e-8
 
 
 class FlatDenseReplica:
-    """Holds a module's parameters as views of one flat float32 buffer [P] and steps them with a torch optimizer.
+    """Holds a module's parameters as views of one flat float32 buffer, [P], and updates them.
 
-    A slot's contribution is float32 [P + 1]: the gradient of its share of the mean loss, then that
-    share itself. `loss_sum` adds up the losses of all steps taken, float64, and is undone with
-    them.
+    The optimizer is one of torch's; its state is flat too. A slot's contribution is float32
+    [P + 1]: the gradient of its share of the mean loss, then that share itself. `loss_sum`,
+    float64, adds up the losses of all steps taken and is undone with them.
     """
 
     def __init__(self, module: nn.Module, optimizer: str, learning_rate: float) -> None:
@@ -92,8 +92,7 @@ class FlatDenseReplica:
         self._state = [torch.zeros(())] if moments else []
         self._state += [torch.zeros_like(self._flat) for _ in range(moments)]
         self.loss_sum = torch.zeros(1, dtype=torch.float64)
-        self._saved: list[Tensor] | None = None
-        self.commit()
+        self._saved = [tensor.clone() for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
         """Everything that a step changes, as the live tensors."""
@@ -105,7 +104,10 @@ class FlatDenseReplica:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """Parameters, then the optimizer's step count and moments: what `dense_sha256` is taken over."""
+        """Parameters, then the optimizer's step count and moments.
+
+        `dense_sha256` is taken over them.
+        """
         return [self._flat, *self._state]
 
     def begin_slot(self) -> None:
@@ -113,7 +115,10 @@ class FlatDenseReplica:
         self._gradient.zero_()
 
     def contribution(self, loss_share: Tensor) -> Tensor:
-        """Copy of the gradients since `begin_slot`, with the slot's share of the loss behind them, float32 [P + 1]."""
+        """The gradients since `begin_slot`, then the slot's share of the loss, float32 [P + 1].
+
+        A copy.
+        """
         self._gradient[-1] = loss_share
         return self._gradient.clone()
 
@@ -122,11 +127,8 @@ class FlatDenseReplica:
         self.loss_sum += total[-1].double()
 
     def commit(self) -> None:
-        if self._saved is None:
-            self._saved = [tensor.clone() for tensor in self._tensors()]
-        else:
-            for saved, tensor in zip(self._saved, self._tensors(), strict=True):
-                saved.copy_(tensor)
+        for saved, tensor in zip(self._saved, self._tensors(), strict=True):
+            saved.copy_(tensor)
 
     def undo(self) -> None:
         for saved, tensor in zip(self._saved, self._tensors(), strict=True):

@@ -26,14 +26,20 @@ class SlotBatch:
 
     @staticmethod
     def of(dense: Tensor, ids: Tensor, labels: Tensor, offsets: Tensor) -> SlotBatch:
-        """From ids int64 [B, F] of F tables whose first rows in the row space are `offsets`, int64 [F]."""
+        """From `ids`, int64 [B, F], of F tables.
+
+        `offsets`, int64 [F], are the tables' first rows in the row space.
+        """
         return SlotBatch(dense, labels, *unique_by_unit((ids + offsets).reshape(-1), units=1))
 
 
 @dataclass(frozen=True)
 class SlotForward:
-    """A slot between forward and backward: `logits` [B] float32, detached, and the graph of its share of the loss from its rows'
-    `values`, [U, D]."""
+    """A slot between forward and backward.
+
+    `loss` is the slot's share of the loss, with the graph that leads to its rows' `values`, [U, D].
+    `logits` are float32 [B], detached.
+    """
 
     batch: SlotBatch
     values: Tensor
@@ -43,8 +49,12 @@ class SlotForward:
 
 @dataclass(frozen=True)
 class SlotResult:
-    """What a slot's share of a step came to: `gradients` of its rows, [U, D], its `contribution` to the dense replicas, [P + 1],
-    `logits`, [B] float32, and where a loss that is not finite began; empty for one that is."""
+    """What a slot's share of a step came to.
+
+    `gradients` of its rows are [U, D], its `contribution` to the dense replicas is [P + 1],
+    `logits` are float32 [B]. `trouble` says where a loss that is not finite began; empty for a
+    finite one.
+    """
 
     gradients: Tensor
     contribution: Tensor
@@ -64,9 +74,10 @@ def forward(
     global_batch: int,
     sums: Tensor | None = None,
 ) -> SlotForward:
-    """Forward of one slot with its rows' `values`, [U, D]; their gradients will be in `sums`, [U, D], contiguous, where that is given.
+    """Forward of one slot with its rows' `values`, [U, D].
 
-    The loss is the slot's share of the mean over the global batch, so shares and gradients add up.
+    Their gradients will be in `sums`, [U, D], contiguous, where that is given. The loss is the
+    slot's share of the mean over the global batch, so shares and gradients add up.
     """
     values = values.detach().requires_grad_()
     logits = replica.module(batch.dense, values, batch.places, sums)
@@ -78,4 +89,6 @@ def backward(replica: FlatDenseReplica, slot: SlotForward) -> SlotResult:
     """Backward of one slot."""
     replica.begin_slot()
     slot.loss.backward()
-    return SlotResult(slot.values.grad, replica.contribution(slot.loss.detach()), slot.logits)
+    gradients = slot.values.grad
+    assert gradients is not None
+    return SlotResult(gradients, replica.contribution(slot.loss.detach()), slot.logits)

@@ -70,7 +70,8 @@ def dot_interaction_backward(
         dense: As in `dot_interaction`.
         values: As in `dot_interaction`.
         places: As in `dot_interaction`.
-        sums: float32 [U, D], contiguous, overwritten by the gradients of `values`. None: new memory.
+        sums: float32 [U, D], contiguous, overwritten by the gradients of `values`. None: new
+            memory.
 
     Returns float32 [B, D], new, and float32 [U, D].
 
@@ -135,7 +136,8 @@ def _checked(
     )
     if over:
         raise ValueError(
-            f"places has {places.shape[0]} elements, needed: a multiple of the {dense.shape[0]} samples"
+            f"places has {places.shape[0]} elements, "
+            f"needed: a multiple of the {dense.shape[0]} samples"
         )
     return dispatch.choose("dot_interaction", backend, device, has_triton=False), features
 

@@ -73,7 +73,7 @@ def hash_uniform(
 def _per_row(
     name: str, given: float | torch.Tensor, dtype: torch.dtype, rows: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """`given` as a tensor, and the step from one row's to the next row's: 0 where one is for all."""
+    """`given` as a tensor, and the step from one row's value to the next: 0 if all share one."""
     if not isinstance(given, torch.Tensor):
         return torch.tensor([given], dtype=dtype, device=rows.device), 0
     if given.dtype != dtype:

@@ -29,7 +29,8 @@ def mix(z: torch.Tensor) -> torch.Tensor:
 
 def shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     """A shift that brings in zeros, also where int64 is negative."""
-    return (z >> bits) & (2 ** (64 - bits) - 1)
+    shifted: torch.Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
 
 
 def signed(word: int) -> int:

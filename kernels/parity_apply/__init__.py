@@ -18,7 +18,7 @@ def parity_apply(
 ) -> None:
     """Add multiples of deltas to parity rows, over GF(2^8), in place.
 
-    `parity[rows[i]] ^= coefficients[i] * delta[i]`, modulo 0x11d. The same call again takes it back.
+    `parity[rows[i]] ^= coefficients[i] * delta[i]`, modulo 0x11d. The same call again undoes it.
 
     Legend: P parity rows of W bytes, n deltas.
 

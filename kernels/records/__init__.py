@@ -37,8 +37,8 @@ class RecordLog:
     Args:
         rows: int64 [C], contiguous.
         records: uint8 [C, B], contiguous.
-        places: int32 [R], contiguous. 1 more than a row's place in the log, 0 where it is not there.
-            Several logs may share it if none has a row of another.
+        places: int32 [R], contiguous. 1 more than a row's place in the log, 0 for a row that is not
+            in it. Several logs may share it if none has a row of another.
         count: How many rows are there, from the first on.
     """
 
@@ -53,14 +53,18 @@ class RecordLog:
         return self.records.shape[1]
 
     def check_room(self, rows: torch.Tensor) -> None:
-        """Raise TypeError or ValueError, with the numbers, unless this is a log and `rows`, int64 [n], can all be appended to it."""
+        """Check that this is a log to which all `rows`, int64 [n], can be appended.
+
+        Raises TypeError or ValueError, with the numbers.
+        """
         check.matrix("log", self.records, (torch.uint8,), written=True)
         check.row_numbers("rows", rows, self.places.shape[0])
         check.shape("log_rows", self.rows, (self.records.shape[0],))
         check.shape("places", self.places, (self.places.shape[0],))
         if self.places.dtype != torch.int32 or self.rows.dtype != torch.int64:
             raise TypeError(
-                f"places are {self.places.dtype} and log_rows {self.rows.dtype}, needed: torch.int32 and torch.int64"
+                f"places are {self.places.dtype} and log_rows {self.rows.dtype}, "
+                "needed: torch.int32 and torch.int64"
             )
         if not (
             self.records.is_contiguous()

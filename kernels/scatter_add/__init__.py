@@ -28,9 +28,10 @@ def scatter_add(
         out: float32 [U, D], changed. Not checked: that its memory is not that of `values`.
         index: int64 [n], contiguous; may repeat.
         values: float32 [n, D].
-        seen: uint8 [U], contiguous, changed. A row of `out` with 0 here counts as zeros, whatever it
-            holds, and gets 1 when something is added to it. Rows that stay 0 are left as they are.
-            `out` may then be wider than D; what lies beyond `values` becomes zeros. None: all are 1.
+        seen: uint8 [U], contiguous, changed. A row of `out` with 0 here counts as zeros, whatever
+            it holds, and gets 1 when something is added to it. Rows that stay 0 are left as they
+            are. `out` may then be wider than D; what lies beyond `values` becomes zeros. None: all
+            are 1.
         picked: int64 [n], contiguous; may repeat. `values[picked[i]]` is added in place of
             `values[i]`; `values` may then have any number of rows.
 
@@ -52,7 +53,8 @@ def scatter_add(
         check.shape("seen", seen, (out.shape[0],))
         if seen.dtype != torch.uint8 or not seen.is_contiguous():
             raise TypeError(
-                f"seen is {seen.dtype} with strides {seen.stride()}, needed: torch.uint8, contiguous"
+                f"seen is {seen.dtype} with strides {seen.stride()}, "
+                "needed: torch.uint8, contiguous"
             )
         tensors["seen"] = seen
     chosen = dispatch.choose("scatter_add", backend, check.one_device(tensors), has_triton=False)

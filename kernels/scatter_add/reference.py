@@ -1,4 +1,4 @@
-"""The definition: in rounds, the r-th of which adds the r-th occurrence of every index; runs on any device."""
+"""The definition, for any device: round r adds the r-th occurrence of every index."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from ecrm.kernels.records import RecordLog, merge_records, record_bytes
 __all__ = ["OPTIMIZERS", "sparse_update", "state_widths"]
 
 _LOGGED_BYTES = 1 << 18
-"""Of deltas at a time on their way to a log: what stays in a second-level cache; less takes longer (measured: 16 KiB, an eighth)."""
+"""Bytes of deltas that are computed at a time on their way to a log.
+
+They stay in a second-level cache. With 16 KiB it takes an eighth longer.
+"""
 
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
 
@@ -129,10 +132,9 @@ def sparse_update(
         log.check_room(rows)
         if delta is not None:
             raise ValueError("a delta and a log are given, needed: one of them, or none")
-        if log.width < record_bytes(weights, states):
-            raise ValueError(
-                f"a log of records of {log.width} bytes, needed: at least {record_bytes(weights, states)}"
-            )
+        least = record_bytes(weights, states)
+        if log.width < least:
+            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {least}")
     if step < 1:
         raise ValueError(f"step is {step}, needed: at least 1")
     tensors = {"weights": weights, "rows": rows, "gradients": gradients}
@@ -212,7 +214,7 @@ def _update_on_cpu(
     for s, tensor in enumerate(states):
         update.state[s] = tensor.data_ptr()
         update.state_stride[s] = check.row_stride_bytes(tensor)
-    if log is None:
+    if log is None or delta is None:
         native.library().ecrm_sparse_update(ctypes.byref(update))
         return
     log.count = native.library().ecrm_sparse_update_logged(

@@ -1,4 +1,4 @@
-"""The definition: plain torch operations, each rounded on its own, in the order that README.md gives."""
+"""The definition: torch operations, each rounded on its own, in the order that README.md gives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def update(
 def new_values(
     w: torch.Tensor, state: list[torch.Tensor], g: torch.Tensor, optimizer: str, hyper: Hyper
 ) -> list[torch.Tensor]:
-    """New weights and new state, float32 [n, D] or [n, 1], from old weights, old state and gradients."""
+    """New weights and new state from old weights, old state and gradients.
+
+    All are float32, [n, D] or [n, 1].
+    """
     number = {
         name: torch.tensor(value, dtype=torch.float32, device=w.device)
         for name, value in vars(hyper).items()
@@ -72,7 +75,10 @@ def sum_of_squares(g: torch.Tensor) -> torch.Tensor:
 
 
 def square_root(values: torch.Tensor) -> torch.Tensor:
-    """The correctly rounded root; torch's own on a CPU is MKL's and now and then one unit off in the last place."""
+    """The correctly rounded root.
+
+    Torch's own on a CPU comes from MKL and is sometimes one unit off in the last place.
+    """
     return (
         torch.from_numpy(np.sqrt(values.numpy()))
         if values.device.type == "cpu"

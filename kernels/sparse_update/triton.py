@@ -1,4 +1,4 @@
-"""The GPU kernel: eight columns of several rows at a time, in the order of operations that README.md gives.
+"""The GPU kernel: eight columns of several rows at a time, operations in README.md's order.
 
 Division and roots are the correctly rounded ones, and multiply-adds are fused only where the
 definition fuses them, so that the bits are those of every other backend.
@@ -20,7 +20,10 @@ _ROWS_PER_PROGRAM = 16
 
 @triton.jit
 def _sum_of_eight(partial, ROWS: tl.constexpr):
-    """Pairs, then pairs of pairs, then both: each addition has two operands, so its order cannot vary."""
+    """Sum pairs, then pairs of pairs, then both.
+
+    Each addition has two operands, so its order cannot vary.
+    """
     fours = tl.sum(tl.reshape(partial, (ROWS, 4, 2)), axis=2)
     pairs = tl.sum(tl.reshape(fours, (ROWS, 2, 2)), axis=2)
     return tl.sum(pairs, axis=1)
@@ -28,8 +31,10 @@ def _sum_of_eight(partial, ROWS: tl.constexpr):
 
 @triton.jit
 def _as_weights(value, weights):
-    """float32 rounded to the weights' type, to nearest and ties to even; by hand for bfloat16, which Triton's
-    interpreter truncates."""
+    """float32 rounded to the weights' type, to nearest and ties to even.
+
+    bfloat16 is rounded by hand, because Triton's interpreter truncates it.
+    """
     if weights.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -198,12 +203,15 @@ def update(
         num_warps=4,
         enable_fp_fusion=False,
     )
-    if delta is not None:
+    if delta is not None and changes is not None:
         _copy_back(changes, delta)
 
 
 def _change_views(parts: list[torch.Tensor], delta: torch.Tensor) -> list[torch.Tensor]:
-    """Integers of the parts' element sizes over `delta`'s memory, or new memory where its address does not allow it."""
+    """Integers of the parts' element sizes over `delta`'s memory.
+
+    A part whose place in `delta` is not aligned gets new memory.
+    """
     views, at = [], 0
     for part in parts:
         width = part.shape[1] * part.element_size()

@@ -60,7 +60,7 @@ def split_by_shard(
 ) -> tuple[list[int], Tensor, Tensor]:
     """Sort the rows of a row space by the shard that holds them.
 
-    Stripes have `k` data and `m` parity units over `shards` shards, as `ecrm.placement.stripes` lays
+    Stripes have `k` data and `m` parity units over `shards` shards. `ecrm.placement.stripes` lays
     them out.
 
     Returns how many rows each shard has; then, shard by shard and in the order given in each, their
