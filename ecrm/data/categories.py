@@ -18,8 +18,12 @@ _ZIPF_OFFSET = 0.58
 
 @dataclass(frozen=True)
 class Categories:
-    """Of each of the 26 columns: `values`, how many it has, `missing_percent`, how often there is none, and else with probability
-    `atom` the id 0 or `floor(x)` with x of density proportional to (x + offset)^-exponent on [0, values)."""
+    """The law by which values of the 26 columns are drawn; each field has one number per column.
+
+    `values` is how many values a column has, `missing_percent` how often there is none. Otherwise
+    the id is 0 with probability `atom`, else `floor(x)`, with x of density proportional to
+    (x + offset)^-exponent on [0, values).
+    """
 
     values: tuple[int, ...]
     missing_percent: tuple[float, ...]
@@ -29,12 +33,15 @@ class Categories:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Int64 [27]: the values of all columns numbered through, the number of each column's first and how many there are."""
+        """Number of each column's first value, then how many values there are, int64 [27].
+
+        The values of all columns are numbered through.
+        """
         return np.concatenate(([0], np.cumsum(self.values)))
 
     @cached_property
     def _inverse(self) -> tuple[np.ndarray, ...]:
-        """(atom, first, range, power, offset), each [26], of the inverse of the distribution functions."""
+        """The inverse distributions' constants: (atom, first, range, power, offset), each [26]."""
         atom, exponent, offset = np.array(self.atom), np.array(self.exponent), np.array(self.offset)
         first = offset ** (1 - exponent)
         return (
@@ -46,19 +53,20 @@ class Categories:
         )
 
     def draw(self, uniform: np.ndarray) -> np.ndarray:
-        """Ids of uniform numbers float64 [R, 26], int64 [R, 26]."""
+        """Ids, int64 [R, 26], of uniform numbers, float64 [R, 26]."""
         atom, first, extent, power, offset = self._inverse
         rest = np.maximum(uniform - atom, 0) / (1 - atom)
-        ids = ((first + rest * extent) ** power - offset).astype(np.int64)
-        return np.clip(ids, 0, np.array(self.values) - 1, out=ids)
+        ids: np.ndarray = ((first + rest * extent) ** power - offset).astype(np.int64)
+        np.clip(ids, 0, np.array(self.values) - 1, out=ids)
+        return ids
 
     def hex_values(self, ids: np.ndarray) -> np.ndarray:
-        """The uint32 [R, 26] that ids of int64 [R, 26] are written as, different for all values of all columns.
+        """What ids, int64 [R, 26], are written as: uint32 [R, 26], unique over all columns.
 
-        The values of all columns are numbered through and the number put through murmur3's 32-bit
+        The values of all columns are numbered through. The number goes through murmur3's 32-bit
         finaliser, which is a bijection.
         """
-        h = (ids + self.first[:-1]).astype(np.uint32)
+        h: np.ndarray = (ids + self.first[:-1]).astype(np.uint32)
         h ^= h >> np.uint32(16)
         h *= np.uint32(0x85EBCA6B)
         h ^= h >> np.uint32(13)
@@ -74,10 +82,11 @@ KAGGLE = Categories(
 
 
 def zipf(least: float, most: float, values: int) -> Categories:
-    """26 columns of `values` values each, none missing, drawn by Zipf's law, p(rank) ~ rank^-s, with s in equal steps from `least` to `most`.
+    """26 columns of `values` values each, none missing, drawn by Zipf's law, p(rank) ~ rank^-s.
 
-    Raises `UsageError` for exponents that are not above 1 or do not ascend, and for a number of
-    values out of range.
+    From the first column to the last, s goes in equal steps from `least` to `most`. Raises
+    `UsageError` for exponents that are not above 1 or do not ascend, and for a number of values out
+    of range.
     """
     if not 1 < least <= most <= 10:
         raise UsageError(

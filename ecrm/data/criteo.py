@@ -1,4 +1,6 @@
-"""Reading Criteo click logs: Kaggle `train.txt`, Terabyte `day_N`, csv with a header; plain or gzip; in bounded memory.
+"""Reading Criteo click logs in bounded memory: Kaggle, Terabyte or csv with a header.
+
+Kaggle's file is `train.txt`, Terabyte's are `day_N`. Files are plain text or gzip.
 
 A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hex digits; an empty field is a
 missing value. Under a header, as csv writers such as pandas leave them, fields may stand in double
@@ -20,12 +22,16 @@ import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 
 from ecrm.data import parse_fields
 from ecrm.data.layout import COLUMN_NAMES, COLUMNS, INTEGERS, Layout, detect_layout
 from ecrm.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BLOCK_BYTES = 1 << 20
 # 40 sound fields need 481; the bound keeps memory constant in a file without line ends
@@ -75,7 +81,10 @@ class Rows:
 
 
 def check_input(path: str) -> int | None:
-    """Return the size of an input file in bytes, None for a pipe; raises `UsageError` for what cannot be read and `DataError` for an empty file."""
+    """The size of an input file in bytes, None for a pipe.
+
+    Raises `UsageError` for what cannot be read and `DataError` for an empty file.
+    """
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -126,7 +135,7 @@ def read_criteo(
 
 
 class _Counted(io.RawIOBase):
-    """A file opened for reading that counts the bytes taken from it, which `tell` cannot do for a pipe."""
+    """A file opened for reading that counts the bytes read, which `tell` cannot for a pipe."""
 
     def __init__(self, path: str) -> None:
         self.count = 0
@@ -138,7 +147,7 @@ class _Counted(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Buffer) -> int:
         size = self._file.readinto(buffer)
         self.count += size
         return size
@@ -149,7 +158,10 @@ class _Counted(io.RawIOBase):
 
 
 def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yield (text, number of its first line): whole lines, each ended by LF, between `fields.PAD` spare bytes on either side."""
+    """Yield whole lines, as (text, number of its first line).
+
+    Each line ends in LF. The text has `parse_fields.PAD` spare bytes on either side.
+    """
     pad = bytes(parse_fields.PAD)
     line_number, carried = 1, b""
     for data in _decoded(source, path, block_bytes):
@@ -166,17 +178,17 @@ def _whole_lines(source: _Counted, path: str, block_bytes: int) -> Iterator[tupl
 
 
 def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
-    """Yield the file's text in pieces of `block_bytes`, unpacked if its content, whatever its name, is gzip."""
-    buffered = io.BufferedReader(source, max(block_bytes, 1 << 16))
+    """Yield the file's text in pieces of `block_bytes`, unpacked if its content is gzip."""
+    buffered: io.BufferedReader = io.BufferedReader(source, max(block_bytes, 1 << 16))
     try:
         # A pipe may hand over its first bytes one at a time: take them, then put them back in
         # front.
         head = buffered.read(8)
         _refuse_foreign(path, "is", head)
         joined = _Prefixed(head, buffered)
-        stream = (
-            gzip.GzipFile(fileobj=joined, mode="rb") if head.startswith(b"\x1f\x8b") else joined
-        )
+        stream: _Prefixed | gzip.GzipFile = joined
+        if head.startswith(b"\x1f\x8b"):
+            stream = gzip.GzipFile(fileobj=cast(BinaryIO, joined), mode="rb")
         piece = stream.read(max(block_bytes, _TAR[0].stop))
         _refuse_foreign(path, "is" if stream is joined else "unpacks to", piece)
         if piece.startswith(_BYTE_ORDER_MARK):
@@ -199,7 +211,10 @@ def _decoded(source: _Counted, path: str, block_bytes: int) -> Iterator[bytes]:
 
 
 def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
-    """Raise `DataError` if the start of a file or of what it unpacks to is that of an archive or of another format than text or gzip."""
+    """Raise `DataError` if `start` is how an archive or a file of another format begins.
+
+    `start` is of the file or of what it unpacks to; text and gzip pass.
+    """
     what = next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), None)
     if start[_TAR[0]] == _TAR[1]:
         what = "a tar archive: unpack it"
@@ -208,7 +223,7 @@ def _refuse_foreign(path: str, verb: str, start: bytes) -> None:
 
 
 class _Prefixed:
-    """Some bytes followed by the rest of a stream; offers the `read` that is all the gzip module asks of a file."""
+    """Some bytes followed by the rest of a stream, with the `read` that the gzip module needs."""
 
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head, self._rest = head, rest
@@ -219,7 +234,10 @@ class _Prefixed:
 
 
 def _line_bounds(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 offsets of the first byte of each line and of the byte behind its last, LF or CRLF left out."""
+    """Offsets, int64, of each line's first byte and of the byte behind its last.
+
+    LF or CRLF is left out.
+    """
     feeds = np.flatnonzero(block == ord("\n"))
     starts = np.concatenate(([parse_fields.PAD], feeds[:-1] + 1))
     # An empty line's preceding byte belongs to the line before it.
@@ -266,9 +284,10 @@ def _parse_block(
     span = slice(1 + INTEGERS, COLUMNS)
     categories, sound = parse_fields.parse_hex(block, field_starts[:, span], lengths[:, span])
     good &= sound.all(axis=1)
-    result = (label_bytes - np.uint8(ord("0")), integers, categories, lengths[:, 1:] == 0)
+    labels, missing = label_bytes - np.uint8(ord("0")), lengths[:, 1:] == 0
 
-    malformed, examples = len(starts) - int(good.sum()), iter(())
+    malformed = len(starts) - int(good.sum())
+    examples: Iterator[Malformed] = iter(())
     if malformed:
         bad = np.ones(len(starts), bool)
         bad[np.flatnonzero(whole)[good]] = False
@@ -280,14 +299,16 @@ def _parse_block(
             )
             for line in np.flatnonzero(bad)
         )
-        result = tuple(array[good] for array in result)
-    return Rows(*result, malformed, examples, bytes_read)
+        labels, integers, categories, missing = (
+            array[good] for array in (labels, integers, categories, missing)
+        )
+    return Rows(labels, integers, categories, missing, malformed, examples, bytes_read)
 
 
 def _unquote(
     block: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow the fields that stand between double quotes, as some csv writers leave them, to what is inside."""
+    """Narrow fields in double quotes, as some csv writers leave them, to what is inside."""
     quoted = (ends - starts >= 2) & (block[starts] == ord('"')) & (block[ends - 1] == ord('"'))
     return starts + quoted, ends - quoted
 
@@ -298,7 +319,10 @@ _HEX = re.compile(rb"[0-9a-fA-F]+")
 
 
 def why_malformed(line: bytes, layout: Layout) -> str:
-    """Return the reason why one line, without its line end, is not a row, or "" if it is one: the plain statement of what the reader accepts."""
+    """Why one line, without its line end, is not a row, "" if it is one.
+
+    This states plainly what the reader accepts.
+    """
     if len(line) > MAX_LINE_BYTES:
         return f"the line is longer than {MAX_LINE_BYTES} bytes"
     texts = line.split(layout.delimiter)
@@ -315,7 +339,10 @@ def why_malformed(line: bytes, layout: Layout) -> str:
 
 
 def _as_without_header(name: str, text: bytes) -> bytes:
-    """Return how a field under a header is written where there is none: without a fraction of zeros or a word for a missing value."""
+    """A field under a header as it is written without one.
+
+    It loses a fraction of zeros, and a word for a missing value becomes "".
+    """
     if not name.startswith("cat_"):
         text = _ZERO_FRACTION.sub(b"", text)
     return b"" if name != "label" and text.lower() in parse_fields.MISSING_WORDS else text

@@ -38,7 +38,7 @@ def format_rows(
 
 
 def _put_integers(fields: np.ndarray, integers: np.ndarray, missing: np.ndarray) -> None:
-    """Write uint8 [R, 13, 10]: NULs, sign and digits right-aligned in the first nine, then a tab."""
+    """Write uint8 [R, 13, 10]: NULs, sign, digits right-aligned in the first nine, then a tab."""
     magnitude = np.abs(integers)
     length = 1 + np.searchsorted(_POWERS_OF_TEN, magnitude, side="right")
     length[missing] = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +24,20 @@ _HASH_BYTES = 1 << 22
 
 
 class CriteoDataset:
-    """A dataset directory made by `ecrm prepare`; the last rows, which are the latest, are held out for evaluation.
+    """A dataset directory made by `ecrm prepare`; its last rows are held out for evaluation.
+
+    The last rows are the latest.
 
     `tables` lists (name, rows) of the 26 tables; ids of table t are below its rows, and id 0 stands
     for the missing value. `train_rows` and `eval_rows` count the rows of the two splits.
     """
 
     def __init__(
-        self, directory: Path, manifest: dict, max_rows_per_table: int | None, eval_fraction: float
+        self,
+        directory: Path,
+        manifest: dict[str, Any],
+        max_rows_per_table: int | None,
+        eval_fraction: float,
     ) -> None:
         """Map the files of a checked manifest; use `open`."""
         rows: int = manifest["rows"]
@@ -52,7 +59,7 @@ class CriteoDataset:
         max_rows_per_table: int | None = None,
         eval_fraction: float = 0.1,
     ) -> CriteoDataset:
-        """Open a dataset, checking its manifest and that every file is as long as the manifest says, not its content.
+        """Open a dataset, and check its manifest and the length of its files, not their content.
 
         `max_rows_per_table` (2 to 2^31 - 1; None or 0 for no cap) folds the ids of larger tables
         into that many rows: id 0 stays, another becomes `1 + (id - 1) mod (max_rows_per_table -
@@ -62,7 +69,8 @@ class CriteoDataset:
         """
         if max_rows_per_table and not 2 <= max_rows_per_table < 2**31:
             raise UsageError(
-                f"max_rows_per_table is {max_rows_per_table}: must be 0, for no cap, or in 2 (one row is the missing value's) to {2**31 - 1}"
+                f"max_rows_per_table is {max_rows_per_table}: must be 0, for no cap, "
+                f"or in 2 (one row is the missing value's) to {2**31 - 1}"
             )
         if not 0 <= eval_fraction < 1:
             raise UsageError(f"eval_fraction is {eval_fraction}, not in 0 up to but without 1")
@@ -75,9 +83,9 @@ class CriteoDataset:
             raise UsageError(f"{path}: {error.strerror or error}") from error
 
     def train_batch(self, start: int, size: int) -> Batch:
-        """Return `size` training rows from `start` on, both not negative, going round at the end of the split.
+        """`size` training rows from `start` on, from the first row again at the end of the split.
 
-        Raises `DataError` if an id is out of its table's range.
+        Both numbers must not be negative. Raises `DataError` if an id is out of its table's range.
         """
         if start < 0 or size < 0:
             raise ValueError(f"start {start} and size {size} must not be negative")
@@ -89,9 +97,9 @@ class CriteoDataset:
         return self._read(pieces)
 
     def eval_batch(self, start: int, size: int) -> Batch:
-        """Return the held-out rows `start` to `start + size`, both not negative, cut off at the end of the split.
+        """The held-out rows `start` to `start + size` - 1, cut off at the end of the split.
 
-        Raises `DataError` if an id is out of its table's range.
+        Both numbers must not be negative. Raises `DataError` if an id is out of its table's range.
         """
         if start < 0 or size < 0:
             raise ValueError(f"start {start} and size {size} must not be negative")
@@ -99,9 +107,10 @@ class CriteoDataset:
         return self._read([slice(begin, end)])
 
     def batch_for(self, step: int, slot: int, slots: int, global_batch: int) -> Batch:
-        """Return one slot's training rows of one step: rows `slot * global_batch // slots` up to the next slot's of the step's global batch.
+        """One slot's training rows of one step.
 
-        Global batches follow one another in file order, step 0 starting with row 0.
+        Of the step's global batch these are row `slot * global_batch // slots` up to the next
+        slot's first. Global batches follow one another in file order, step 0 starting with row 0.
         """
         if not 0 <= slot < slots:
             raise ValueError(f"slot {slot} is not one of {slots}")
@@ -109,7 +118,10 @@ class CriteoDataset:
         return self.train_batch(step * global_batch + begin, end - begin)
 
     def verify(self) -> None:
-        """Read all files and raise `DataError` naming the first whose SHA-256 is not the manifest's."""
+        """Read all files, and compare their SHA-256 with the manifest's.
+
+        Raises `DataError`, naming the first that differs.
+        """
         for name, record in self._manifest["files"].items():
             digest = hashlib.sha256()
             with open(self._directory / name, "rb") as file:
@@ -117,7 +129,8 @@ class CriteoDataset:
                     digest.update(data)
             if digest.hexdigest() != record.get("sha256"):
                 raise DataError(
-                    f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, found {digest.hexdigest()}"
+                    f"{self._directory / name}: expected SHA-256 {record.get('sha256')}, "
+                    f"found {digest.hexdigest()}"
                 )
 
     def check_rows(self, start: int, stop: int) -> None:
@@ -144,7 +157,8 @@ class CriteoDataset:
                 name, last = dataset_info.TABLE_NAMES[table], int(self._rows[table]) - 1
                 found = self._sparse[piece.start + row, table]
                 error = DataError(
-                    f"{self._directory / 'sparse.bin'}: row {piece.start + row} has id {found} in table {name}, whose ids are 0 to {last}"
+                    f"{self._directory / 'sparse.bin'}: row {piece.start + row} "
+                    f"has id {found} in table {name}, whose ids are 0 to {last}"
                 )
                 error.rows = (piece.start, piece.stop)
                 raise error

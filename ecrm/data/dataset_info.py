@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ecrm.data.layout import CATEGORIES, INTEGERS
 from ecrm.errors import DataError, UsageError
@@ -38,11 +39,11 @@ def holds_dataset(directory: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
-def read_manifest(directory: Path) -> dict:
-    """Return the manifest in a directory, checked as far as the project relies on it; file sizes are not looked at.
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest in a directory, checked as far as the project relies on it.
 
-    Raises `UsageError` where there is no dataset or one of another format version, `DataError` for
-    a damaged manifest.
+    File sizes are not looked at. Raises `UsageError` where there is no dataset or one of another
+    format version, `DataError` for a damaged manifest.
     """
     path = directory / NAME
     try:
@@ -66,7 +67,8 @@ def read_manifest(directory: Path) -> dict:
         raise DataError(f"{path}: not the manifest of a dataset made by `ecrm prepare`")
     if manifest.get("format_version") != VERSION:
         raise UsageError(
-            f"{directory}: format version {manifest.get('format_version')}, this program reads {VERSION}; prepare the data again"
+            f"{directory}: format version {manifest.get('format_version')}, "
+            f"this program reads {VERSION}; prepare the data again"
         )
     problem = _problem(manifest)
     if problem:
@@ -74,7 +76,7 @@ def read_manifest(directory: Path) -> dict:
     return manifest
 
 
-def check_files(directory: Path, manifest: dict) -> None:
+def check_files(directory: Path, manifest: dict[str, Any]) -> None:
     """Raise `DataError` if a file is missing or is not as long as the manifest says."""
     for name, record in manifest["files"].items():
         path = directory / name
@@ -100,7 +102,7 @@ def row_bytes(name: str) -> int:
     return int(dtype[-1]) * (shape[0] if shape else 1)
 
 
-def _problem(manifest: dict) -> str:
+def _problem(manifest: dict[str, Any]) -> str:
     """Return what is wrong with the entries that a reader relies on, "" if nothing is."""
     rows, tables, files = (manifest.get(key) for key in ("rows", "tables", "files"))
     if not isinstance(rows, int) or rows < 1:

@@ -70,9 +70,9 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a generated file holds, and how well the true probabilities do on it: no model does better but by luck.
+    """What a generated file holds, and how well the true probabilities predict it.
 
-    `attainable_auc` is NaN unless both labels occur.
+    No model does better, except by luck. `attainable_auc` is NaN unless both labels occur.
     """
 
     rows: int
@@ -86,7 +86,10 @@ class Population:
     """All rows of a seed: an endless sequence of blocks of `BLOCK_ROWS`, each drawn by itself."""
 
     def __init__(self, seed: int, categories: Categories = KAGGLE) -> None:
-        """Set up a seed in 0 to 2^64 - 1, raises `UsageError` for another, and the law of category values."""
+        """`seed` is in 0 to 2^64 - 1, `categories` is the law of category values.
+
+        Raises `UsageError` for another seed.
+        """
         if not 0 <= seed < 2**64:
             raise UsageError(f"seed {seed} is not in 0 to 2^64 - 1")
         self._seed, self._categories = seed, categories
@@ -124,7 +127,10 @@ class Population:
     def _features(
         self, stream: int, block: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return (integers, ids, missing, a uniform number per row) of one block; a missing value has the integer or id 0."""
+        """(integers, ids, missing, a uniform number per row) of one block.
+
+        A missing value has the integer or id 0.
+        """
         random = np.random.Generator(
             np.random.PCG64(np.random.SeedSequence((self._seed, stream, block)))
         )
@@ -136,7 +142,10 @@ class Population:
         return integers, ids, missing, random.random(BLOCK_ROWS)
 
     def _signal(self, logarithms: np.ndarray, ids: np.ndarray, missing: np.ndarray) -> np.ndarray:
-        """Return the log-odds before scale and intercept: float64 [R]; `logarithms` are those of the integers, [R, 13]."""
+        """The log-odds before scale and intercept, float64 [R].
+
+        `logarithms` are those of the integers, [R, 13].
+        """
         numbers = self._categories.first
         values = ids + numbers[:-1]
         row, column = np.nonzero(missing[:, INTEGERS:])
@@ -149,16 +158,17 @@ class Population:
         halves = (quarters[..., 0].astype(np.float64) + quarters[..., 1] - 65535) * (
             math.sqrt(6) / 65536
         )
-        signal = (logarithms - self._center) / self._spread @ self._integer_weight + halves[
-            ..., 0
-        ] @ self._category_weight
+        signal: np.ndarray = (
+            logarithms - self._center
+        ) / self._spread @ self._integer_weight + halves[..., 0] @ self._category_weight
         for first, second in _PAIRS:
             signal += _PAIR_WEIGHT * halves[:, first, 1] * halves[:, second, 1]
         return signal
 
 
 def _sigmoid(log_odds: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-log_odds))
+    probability: np.ndarray = 1 / (1 + np.exp(-log_odds))
+    return probability
 
 
 def _intercept(log_odds: np.ndarray, rate: float) -> float:
@@ -171,8 +181,12 @@ def _intercept(log_odds: np.ndarray, rate: float) -> float:
 
 
 def _logarithms(integers: np.ndarray) -> np.ndarray:
-    """Return the integers as training sees them, `ln(x + 3)` with x at least -2: float64 of the same shape."""
-    return np.log(integers + 3.0)
+    """The integers as training sees them: `ln(x + 3)`, float64 of the same shape.
+
+    x must be at least -2.
+    """
+    logarithms: np.ndarray = np.log(integers + 3.0)
+    return logarithms
 
 
 def generate_criteo(
@@ -182,12 +196,13 @@ def generate_criteo(
     progress: Progress | None = None,
     categories: Categories = KAGGLE,
 ) -> Generated:
-    """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`, gzipped if the name ends in `.gz`.
+    """Write `rows` rows of a seed in the layout of Kaggle's `train.txt`.
 
-    Category values are drawn by the law `categories`. The same seed and law give the same rows, and
-    a longer file starts with the shorter one. The file appears, replacing one of that name, only
-    when it is complete and on disk. Raises `UsageError` for a number of rows or a seed out of range
-    and for an output that cannot be written, `EcrmError` where writing fails.
+    The file is gzipped if its name ends in `.gz`. Category values are drawn by the law
+    `categories`. The same seed and law give the same rows, and a longer file starts with the
+    shorter one. The file appears, replacing one of that name, only when it is complete and on disk.
+    Raises `UsageError` for a number of rows or a seed out of range and for an output that cannot be
+    written, `EcrmError` where writing fails.
     """
     if rows < 1:
         raise UsageError(f"rows is {rows}, at least 1 is needed")
@@ -222,15 +237,24 @@ def generate_criteo(
 
 
 def _draw_integers(uniform: np.ndarray) -> np.ndarray:
-    """Return int64 integers of uniform numbers float64 [R, 13]: log-logistic, reaching the sample's maximum about once in the sample."""
+    """Integers, int64 [R, 13], of uniform numbers, float64 [R, 13].
+
+    They are log-logistic, and reach the sample's maximum about once in the sample.
+    """
     maximum, minimum = np.array(shape.INTEGER_MAXIMUM), np.array(shape.INTEGER_MINIMUM)
     power = np.log(maximum / _INTEGER_MEDIAN) / math.log(shape.SAMPLE_ROWS)
     odds = uniform / (1 - uniform)
-    return np.minimum((_INTEGER_MEDIAN * odds**power).astype(np.int64) + minimum, maximum)
+    integers: np.ndarray = (_INTEGER_MEDIAN * odds**power).astype(np.int64) + minimum
+    np.minimum(integers, maximum, out=integers)
+    return integers
 
 
 def _draw_missing(random: np.random.Generator, category_percent: Sequence[float]) -> np.ndarray:
-    """Return bool [BLOCK_ROWS, 39]; columns that miss about the same share of values miss them in the same rows, as in the real sets."""
+    """Which values are missing, bool [BLOCK_ROWS, 39].
+
+    Columns that miss about the same share of values miss them in the same rows, as in the real
+    sets.
+    """
     parts = []
     for percent in (np.array(shape.INTEGER_MISSING_PERCENT), np.array(category_percent)):
         _, group = np.unique(percent.round(), return_inverse=True)

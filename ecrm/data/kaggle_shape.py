@@ -185,8 +185,10 @@ VALUES_SEEN_ONCE = (
 )
 LOOKUPS_COVERED_BY_TOP_1_PERCENT = 0.727
 LOOKUPS_COVERED_BY_TOP_10_PERCENT = 0.887
-"""Share of all lookups of values that are not missing that go to the most frequent 1 % and 10 % of the
-distinct values in the sample, those of all columns taken together."""
+"""Share of lookups that go to the most frequent 1 % and 10 % of the distinct values in the sample.
+
+The values of all columns are taken together. Lookups of missing values do not count.
+"""
 
 ZIPF = (
     (0.0000, 1.9336, 0.9087),
@@ -216,6 +218,9 @@ ZIPF = (
     (0.0000, 7.8630, 17.7926),
     (0.0000, 1.6045, 142.536),
 )
-"""Per column (atom, exponent, offset) of the law that ids are drawn by: with probability `atom` the id 0,
-else `floor(x)` with x of density proportional to (x + offset)^-exponent on [0, cardinality). Fitted by
-least squares to the column's distinct values, values seen once and share of the top value."""
+"""Per column (atom, exponent, offset) of the law that ids are drawn by.
+
+The id is 0 with probability `atom`, else `floor(x)`, with x of density proportional to
+(x + offset)^-exponent on [0, cardinality). The numbers are fitted by least squares to the column's
+distinct values, values seen once and share of the top value.
+"""

@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"(i|c)([1-9][0-9]?)|(int|cat)_([0-9]{1,2})")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a line is divided: `order[i]` is the position in the line of the i-th of `COLUMN_NAMES`."""
+    """How a line is divided: `order[i]` is the position in the line of `COLUMN_NAMES[i]`."""
 
     delimiter: bytes
     columns: int
@@ -32,7 +32,7 @@ class Layout:
 
 
 def _index(name: str) -> int | None:
-    """Return the position of a header name in `COLUMN_NAMES`, None for a name that is none of ours."""
+    """The position of a header name in `COLUMN_NAMES`, None for any other name."""
     name = name.strip().strip('"').lower()
     if name in _LABEL_NAMES:
         return 0
@@ -46,13 +46,13 @@ def _index(name: str) -> int | None:
 
 
 def detect_layout(path: str, number: int, line: bytes) -> Layout:
-    """Return the layout told by a file's first line that is not blank, which is line `number` without its line end.
+    """The layout that a file's first line that is not blank tells.
 
-    The line is a header if one of its names is the label's or an integer column's: `c1` to `c26`
-    alone could be hex values. Headers may order the 40 columns freely and hold further ones, which
-    are not read. Without a header the order is `COLUMN_NAMES`, separated by tabs, or by commas
-    where the line has no tab and exactly 39 commas. Raises `DataError` for a header that lacks a
-    column or has one twice.
+    That is line `number`, without its line end. The line is a header if one of its names is the
+    label's or an integer column's: `c1` to `c26` alone could be hex values. Headers may order the
+    40 columns freely and hold further ones, which are not read. Without a header the order is
+    `COLUMN_NAMES`, separated by tabs, or by commas where the line has no tab and exactly 39 commas.
+    Raises `DataError` for a header that lacks a column or has one twice.
     """
     delimiter = b"," if b"\t" not in line and b"," in line else b"\t"
     found: dict[int, int] = {}
@@ -67,13 +67,15 @@ def detect_layout(path: str, number: int, line: bytes) -> Layout:
             continue
         if index in found:
             raise DataError(
-                f"{path}:{number}: the header names {COLUMN_NAMES[index]} twice: {names[found[index]]!r}, {names[position]!r}"
+                f"{path}:{number}: the header names {COLUMN_NAMES[index]} twice: "
+                f"{names[found[index]]!r}, {names[position]!r}"
             )
         found[index] = position
     missing = [name for index, name in enumerate(COLUMN_NAMES) if index not in found]
     if missing:
         raise DataError(
-            f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: {', '.join(missing)}"
+            f"{path}:{number}: the header lacks {len(missing)} of {COLUMNS} columns: "
+            f"{', '.join(missing)}"
         )
     return Layout(
         delimiter, len(names), tuple(found[index] for index in range(COLUMNS)), header=True

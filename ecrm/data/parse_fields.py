@@ -19,7 +19,10 @@ _ANY_BAD = np.uint64(0x8000800080008000)
 
 
 def _pair_table(digits: bytes, base: int) -> np.ndarray:
-    """Return the value of each two-character text, indexed as a little-endian uint16; `_BAD` marks a text that is not digits."""
+    """The value of each two-character text, indexed as a little-endian uint16.
+
+    `_BAD` marks a text that is not digits.
+    """
     value = np.full(256, base, np.int64)
     value[list(digits.upper())] = np.arange(base)
     value[list(digits)] = np.arange(base)
@@ -33,7 +36,7 @@ _DECIMAL_PAIRS = _pair_table(b"0123456789", 10)
 
 
 def _words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return each field of at most 8 bytes as a uint64 whose bytes are the text padded with "0" on the left.
+    """Each field of at most 8 bytes as a uint64: its bytes are the text, with "0" before it.
 
     `lengths` is int64 in 0..8; the fields must leave `PAD` bytes of the block behind their start.
     """
@@ -46,7 +49,10 @@ def _words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nda
 
 
 def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (uint16 [..., 4] values of the two-character texts, first text first; bool good) of 8-byte words."""
+    """(values of the two-character texts, good) of 8-byte words.
+
+    The values are uint16 [..., 4], first text first; `good` is bool.
+    """
     pairs = table[words.view(np.uint16)]
     return pairs.reshape(*words.shape, 4), (pairs.view(np.uint64) & _ANY_BAD) == 0
 
@@ -54,9 +60,10 @@ def _pairs(table: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def parse_hex(
     block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (uint32 values, bool good) of fields that should be 0 to 8 hex digits in either case; shapes as `starts`.
+    """(uint32 values, bool good) of fields that should be 0 to 8 hex digits in either case.
 
-    An empty field is good and 0. The value of a field that is not good means nothing.
+    Both have the shape of `starts`. An empty field is good and 0. The value of a field that is not
+    good means nothing.
     """
     pairs, good = _pairs(_HEX_PAIRS, _words(block, starts, np.minimum(lengths, 8)))
     # The pairs stand most significant first, each below 256: as bytes they are a big-endian number.
@@ -67,9 +74,10 @@ def parse_hex(
 def parse_decimal(
     block: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (int64 values, bool good) of fields that should be empty or `-?[0-9]{1,18}`; shapes as `starts`.
+    """(int64 values, bool good) of fields that should be empty or `-?[0-9]{1,18}`.
 
-    An empty field is good and 0. The value of a field that is not good means nothing.
+    Both have the shape of `starts`. An empty field is good and 0. The value of a field that is not
+    good means nothing.
     """
     negative = (lengths > 0) & (block[starts] == ord("-"))
     digits = lengths - negative
@@ -90,7 +98,10 @@ def parse_decimal(
 
 
 def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the lengths of the fields less the end of those that end in a digit, a point and 0 to 8 zeros: "260.0" becomes "260"."""
+    """The lengths of the fields without a point and 0 to 8 zeros behind a digit at their end.
+
+    "260.0" becomes "260".
+    """
     points = np.flatnonzero(block == ord("."))
     if not len(points):
         return lengths
@@ -109,7 +120,7 @@ def without_zero_fraction(block: np.ndarray, starts: np.ndarray, lengths: np.nda
 
 
 def without_missing_words(block: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the lengths of the fields, 0 for those that are one of `MISSING_WORDS`, which stand for a missing value."""
+    """The lengths of the fields, 0 for one of `MISSING_WORDS`, which stand for a missing value."""
     perhaps = np.nonzero(((lengths == 3) | (lengths == 4)) & (block[starts] | 0x20 == ord("n")))
     words = _words(block, starts[perhaps], lengths[perhaps]) | _LOWER
     known = [int.from_bytes(word.rjust(8, b"0"), "little") for word in MISSING_WORDS]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -39,12 +39,16 @@ DEFAULT_HASH_SIZES = tuple(
     min(2_000_000, max(1_000, 8 * max(pair)))
     for pair in zip(CARDINALITIES, TERABYTE_CARDINALITIES, strict=True)
 )
-"""Rows per table by default: eight for each value published for Kaggle or Terabyte, whichever has more,
-so that about one value in eight shares its row; at least 1,000 and at most 2,000,000."""
+"""Rows per table by default, at least 1,000 and at most 2,000,000.
+
+Eight for each value published for Kaggle or Terabyte, whichever has more. So about one value in
+eight shares its row.
+"""
 
 _TRANSFORM = {
     "dense": "ln(max(x, -2) + 3), a missing x taken as 0",
-    "sparse": "0 if missing, else 1 + splitmix64(x) mod (rows - 1), x the 32-bit value of the hex digits",
+    "sparse": "0 if missing, else 1 + splitmix64(x) mod (rows - 1), "
+    "x the 32-bit value of the hex digits",
 }
 
 
@@ -57,17 +61,18 @@ def prepare(
     progress: Progress | None = None,
     block_bytes: int = BLOCK_BYTES,
     max_malformed: float = dataset_info.MAX_MALFORMED,
-) -> dict:
-    """Write the rows of Criteo text files, one file after the other, as a dataset directory and return its manifest.
+) -> dict[str, Any]:
+    """Write the rows of Criteo text files as a dataset directory, and return its manifest.
 
-    `hash_sizes` is the rows of all tables or of each of the 26 (None: `DEFAULT_HASH_SIZES`), each
-    in 2 to 2^31 - 1. Malformed lines are skipped, counted and named in `malformed.txt`, the first
-    20 shown. A file is refused when more than the share `max_malformed` of its lines, or of its
-    first 100,000 or more, is malformed; with `strict` at the first. The directory appears only when
-    it is complete and on disk; until then, and after a failure, `output_dir` is as it was. An
-    existing dataset is replaced only with `force`, anything else that is not an empty directory
-    never. Raises `UsageError` for bad arguments, unreadable inputs and an output that must not be
-    replaced, `DataError` for damaged, empty or refused inputs, `EcrmError` where writing fails.
+    The files follow one another. `hash_sizes` is the rows of all tables or of each of the 26 (None:
+    `DEFAULT_HASH_SIZES`), each in 2 to 2^31 - 1. Malformed lines are skipped, counted and named in
+    `malformed.txt`, the first 20 shown. A file is refused when more than the share `max_malformed`
+    of its lines, or of its first 100,000 or more, is malformed; with `strict` at the first. The
+    directory appears only when it is complete and on disk; until then, and after a failure,
+    `output_dir` is as it was. An existing dataset is replaced only with `force`, anything else that
+    is not an empty directory never. Raises `UsageError` for bad arguments, unreadable inputs and an
+    output that must not be replaced, `DataError` for damaged, empty or refused inputs, `EcrmError`
+    where writing fails.
     """
     if not 0 <= max_malformed <= 1:
         raise UsageError(f"--max-malformed {max_malformed:g}: type a share, from 0 to 1")
@@ -89,16 +94,18 @@ def prepare(
             )
             skipped.finish()
             if not writer.rows:
-                raise DataError(
-                    f"{', '.join(inputs)}: no well-formed row ({sum(s['malformed'] for s in sources)} malformed)"
-                )
+                malformed = sum(source["malformed"] for source in sources)
+                raise DataError(f"{', '.join(inputs)}: no well-formed row ({malformed} malformed)")
             manifest = writer.finish() | {"sources": sources}
         _write_synced(staged / dataset_info.NAME, json.dumps(manifest, indent=1).encode() + b"\n")
     return manifest
 
 
 def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the rows of each of the 26 tables; raises `UsageError` for sizes out of range or not 26 of them."""
+    """The rows of each of the 26 tables.
+
+    Raises `UsageError` for sizes out of range and for a number of sizes other than 26.
+    """
     if hash_sizes is None:
         return DEFAULT_HASH_SIZES
     sizes = (hash_sizes,) * CATEGORIES if isinstance(hash_sizes, int) else tuple(hash_sizes)
@@ -113,27 +120,38 @@ def check_hash_sizes(hash_sizes: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def order_warning(inputs: Sequence[str]) -> str | None:
-    """One line if files named `day_N` are not in the order of their numbers, as a shell's `day_*` sorts them; else None."""
+    """One line if files named `day_N` are not in the order of their numbers, else None.
+
+    A shell sorts `day_*` by text.
+    """
     days = [
         (int(match[1]), path) for path in inputs if (match := _DAY.match(os.path.basename(path)))
     ]
     for (day, path), (next_day, next_path) in zip(days, days[1:], strict=False):
         if next_day < day:
             return (
-                f"{path} comes before {next_path}: rows are kept in the order of the files, and the last ones are held out for "
-                "evaluation; the order of time is day_{0..23}, not day_*"
+                f"{path} comes before {next_path}: rows are kept in the order of the files, "
+                "and the last ones are held out for evaluation; "
+                "the order of time is day_{0..23}, not day_*"
             )
     return None
 
 
 def transform_integers(integers: np.ndarray) -> np.ndarray:
-    """Return `ln(max(x, -2) + 3)` of int64 [R, 13] as float32 [R, 13]; a missing integer must come in as 0."""
+    """`ln(max(x, -2) + 3)` of `integers`, int64 [R, 13], as float32 [R, 13].
+
+    A missing integer must come in as 0.
+    """
     # In float64, so that rounding to float32 hides which of numpy's logarithms the machine has.
-    return np.log(np.maximum(integers, -2) + 3.0).astype("<f4")
+    logarithms: np.ndarray = np.log(np.maximum(integers, -2) + 3.0).astype("<f4")
+    return logarithms
 
 
 def _check_replaceable(target: Path, force: bool) -> None:
-    """Raise `UsageError` unless `target` is absent, an empty directory or, with `force`, a dataset and nothing else."""
+    """Raise `UsageError` if `target` must not be replaced.
+
+    It may be absent, an empty directory or, with `force`, a dataset and nothing else.
+    """
     if not target.exists():
         return
     if not target.is_dir():
@@ -144,7 +162,8 @@ def _check_replaceable(target: Path, force: bool) -> None:
     foreign = sorted(entries - {dataset_info.NAME, dataset_info.MALFORMED, *dataset_info.FILES})
     if foreign or not dataset_info.holds_dataset(target):
         raise UsageError(
-            f"{target}: is not empty and not a dataset made by prepare (it holds {min(foreign or entries)}); it is left alone"
+            f"{target}: is not empty and not a dataset made by prepare "
+            f"(it holds {min(foreign or entries)}); it is left alone"
         )
     if not force:
         raise UsageError(f"{target}: already holds a prepared dataset; --force replaces it")
@@ -159,9 +178,10 @@ def _copy(
     progress: Progress | None,
     block_bytes: int,
     max_malformed: float,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Write all rows of all inputs and return the manifest's record of each input."""
-    total = None if None in input_bytes else sum(input_bytes)
+    known = [size for size in input_bytes if size is not None]
+    total = sum(known) if len(known) == len(input_bytes) else None
     sources, done = [], 0
     for path in inputs:
         first_row, malformed, read, lines = writer.rows, 0, 0, 0
@@ -183,7 +203,8 @@ def _copy(
         _judge(path, malformed, lines, first, max_malformed)
         if progress and malformed:
             progress.note(
-                f"{path}: {counted(malformed, 'malformed line')} skipped, {writer.rows - first_row:,} rows read"
+                f"{path}: {counted(malformed, 'malformed line')} skipped, "
+                f"{writer.rows - first_row:,} rows read"
             )
         sources.append(
             {"name": path, "bytes": read, "rows": writer.rows - first_row, "malformed": malformed}
@@ -209,7 +230,10 @@ def _judge(
 
 
 class _Skipped:
-    """Names malformed lines, all in a file that is made when there is one, up to `MALFORMED_BYTES`, the first few also to the user."""
+    """Names malformed lines: up to `MALFORMED_BYTES` of them in a file, the first few to the user.
+
+    The file is made when there is a malformed line.
+    """
 
     def __init__(self, stack: ExitStack, path: Path, progress: Progress | None) -> None:
         self._stack, self._path, self._progress = stack, path, progress
@@ -243,7 +267,7 @@ class _Skipped:
 
 
 class _Writer:
-    """The binary files of a dataset being written, with the counts and checksums that go into its manifest."""
+    """The binary files of a dataset being written, with its manifest's counts and checksums."""
 
     def __init__(self, stack: ExitStack, directory: Path, sizes: tuple[int, ...]) -> None:
         self.rows = 0
@@ -273,7 +297,7 @@ class _Writer:
             self._files[name].write(data)
             self._digests[name].update(data)
 
-    def finish(self) -> dict:
+    def finish(self) -> dict[str, Any]:
         """Bring the files to disk and return the manifest, without its sources."""
         for file in self._files.values():
             file.flush()
