@@ -1,4 +1,4 @@
-"""Builds the C++ of `kernels/` into one shared library without any Python in it, loaded by `ecrm.kernels.native`.
+"""Builds the C++ of `kernels/` into a shared library without Python, for `ecrm.kernels.native`.
 
 Everything else about the package is in pyproject.toml.
 """

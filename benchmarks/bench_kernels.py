@@ -188,7 +188,10 @@ def parity_cases(
 def isa_l_update(
     isa_l: ctypes.CDLL, parity: torch.Tensor, delta: torch.Tensor
 ) -> Callable[[], None]:
-    """`parity ^= COEFFICIENT * delta` by ISA-L, over all bytes in one call. Its length is a C int: below 2 GiB."""
+    """`parity ^= COEFFICIENT * delta` by ISA-L, over all bytes in one call.
+
+    The call's length is a C int, so the bytes must be fewer than 2 GiB.
+    """
     length = delta.numel()
     if length >= 2**31:
         raise SystemExit(
@@ -239,7 +242,10 @@ def compile_floor(width: int) -> ctypes.CDLL:
 
 
 def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
-    """sparse_update on `touched` distinct random rows. Two cases: FBGEMM would empty the cache of the first."""
+    """sparse_update on `touched` distinct random rows.
+
+    There are two cases, because FBGEMM would empty the cache of the first.
+    """
     batches = Batches(height, touched)
     generator = torch.Generator().manual_seed(2)
     weights, state, gradients = zeros(height, dimension), [zeros(height)], zeros(touched, dimension)
@@ -294,7 +300,10 @@ def update_cases(height: int, dimension: int, touched: int) -> list[Case]:
 def fbgemm_contenders(
     initial: torch.Tensor, batches: Batches, gradients: torch.Tensor, counted_bytes: int
 ) -> list[Contender]:
-    """Gather, FBGEMM's backward pass, gather, XOR; none where FBGEMM is not installed, which is said."""
+    """Gather, FBGEMM's backward pass, gather, XOR.
+
+    Without FBGEMM there are no cases, and a line says so.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -341,7 +350,10 @@ def fbgemm_contenders(
 
 
 def interaction_cases(batch: int, dimension: int) -> list[Case]:
-    """dot_interaction of one slot's samples; none where TorchRec is not installed, which is said."""
+    """dot_interaction of one slot's samples.
+
+    Without TorchRec there are no cases, and a line says so.
+    """
     try:
         from torchrec.models.dlrm import InteractionArch
     except ImportError as error:
@@ -468,10 +480,10 @@ def main(arguments: list[str] | None = None) -> None:
         for line in report(case, measure(case, options.rounds)):
             lines.append(line | where)
             print(
-                "  {contender:18s} {median_ms:9.3f} ms  (p20 {p20_ms:.3f}, p80 {p80_ms:.3f})  {gb_per_second:6.1f} GB/s"
-                "   ours / this {ours_over_this:.3f}  ({ours_over_this_p20:.3f} .. {ours_over_this_p80:.3f})".format(
-                    **line
-                )
+                "  {contender:18s} {median_ms:9.3f} ms  (p20 {p20_ms:.3f}, p80 {p80_ms:.3f})  "
+                "{gb_per_second:6.1f} GB/s"
+                "   ours / this {ours_over_this:.3f}  "
+                "({ours_over_this_p20:.3f} .. {ours_over_this_p80:.3f})".format(**line)
             )
         print(f"  sha256 of the result {lines[-1]['result_sha256']}")
     if options.csv:

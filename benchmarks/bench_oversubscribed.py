@@ -118,7 +118,8 @@ def main(words: Sequence[str] | None = None) -> None:
                 chosen = auto(Path(scratch) / f"{number}-{layout}-{servers}-{trainers}", sets)
                 if not chosen and not arguments.smoke:
                     sys.exit(
-                        f"{layout} with {servers} servers and {trainers} trainers does not outnumber the {about['cores']} cores: bind this program to fewer"
+                        f"{layout} with {servers} servers and {trainers} trainers does not "
+                        f"outnumber the {about['cores']} cores: bind this program to fewer"
                     )
                 try:
                     found = run_interleaved(
@@ -147,7 +148,8 @@ def main(words: Sequence[str] | None = None) -> None:
                         }
                     )
                     print(
-                        f"{layout} {servers}+{trainers} {name:<6} {rows[-1]['step_ms']:8.1f} ms, {rows[-1]['over_bind_in_turns']:.3f} of bind",
+                        f"{layout} {servers}+{trainers} {name:<6} {rows[-1]['step_ms']:8.1f} ms, "
+                        f"{rows[-1]['over_bind_in_turns']:.3f} of bind",
                         flush=True,
                     )
     measure.write_csv(target, rows)

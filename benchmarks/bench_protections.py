@@ -475,7 +475,8 @@ def killed_row(
     back = of_kind(events, "rolled_back")
     if plan.every and back and back[0]["step"] != plan.kill_step // plan.every * plan.every:
         raise NotMeasured(
-            f"{regime.name}, {name}: went back to step {back[0]['step']}: the checkpoint before the kill was not written yet"
+            f"{regime.name}, {name}: went back to step {back[0]['step']}: "
+            "the checkpoint before the kill was not written yet"
         )
     batch, held = sets["train.global_batch"], record.summary["memory_bytes"]
     costs = [] if name == "none" else overheads_of(contender, before, beside)
@@ -696,7 +697,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--add",
         action="store_true",
-        help="keep the rounds that the CSV files have and add to them, on the machine that they are of",
+        help="keep the rounds that the CSV files have and add to them, on the machine that they "
+        "are of",
     )
     parser.add_argument(
         "--accuracy",
@@ -829,8 +831,10 @@ def side_by_side(
         }
         seconds[regime.name] = setting.checkpoints_per_interval(30) * found.checkpoint_seconds
         print(
-            f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, a checkpoint {found.checkpoint_seconds:.2f} s and "
-            f"{found.checkpoint_bytes / 1e6:,.0f} MB; 30 minutes become {seconds[regime.name]:.1f} s, "
+            f"{regime.name:>15}: {1e3 * found.step_seconds:.0f} ms a step, "
+            f"a checkpoint {found.checkpoint_seconds:.2f} s and "
+            f"{found.checkpoint_bytes / 1e6:,.0f} MB; "
+            f"30 minutes become {seconds[regime.name]:.1f} s, "
             f"{intervals[regime.name, 'checkpoint-30-sync']} steps; {regime.warm} steps to warm up",
             flush=True,
         )

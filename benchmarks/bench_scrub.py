@@ -113,7 +113,8 @@ def measure(
     record = read_run(folder)
     if record.summary["scrub"]["corruptions"] or record.summary["parity"]["mismatches"]:
         sys.exit(
-            f"{record.summary['scrub']}, parity {record.summary['parity']}: not what was to be measured"
+            f"{record.summary['scrub']}, parity {record.summary['parity']}: "
+            "not what was to be measured"
         )
     taken: dict[int, list[float]] = {rows: [] for rows in ROWS_PER_STEP}
     for (_, before), (step, after) in zip(record.finished, record.finished[1:], strict=False):

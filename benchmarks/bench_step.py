@@ -301,7 +301,8 @@ def main(words: Sequence[str] | None = None) -> None:
                         }
                     )
                     print(
-                        f"{regime:>15} round {number} {name:<18} {result['step_ms']:8.1f} ms a step",
+                        f"{regime:>15} round {number} {name:<18} "
+                        f"{result['step_ms']:8.1f} ms a step",
                         flush=True,
                     )
                 mine = {
@@ -320,7 +321,8 @@ def main(words: Sequence[str] | None = None) -> None:
                     for name, ratio in beside.items():
                         mine[name]["over_none_in_turns"] = round(ratio, 4)
                         print(
-                            f"{regime:>15} round {number} {name:<18} {ratio:8.3f} of none's samples/s, interleaved",
+                            f"{regime:>15} round {number} {name:<18} "
+                            f"{ratio:8.3f} of none's samples/s, interleaved",
                             flush=True,
                         )
                 measure.write_csv(target, rows)
@@ -333,7 +335,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for regime, one, other, bar in STEP_BARS:
         if found := step_ratios(rows, regime, one, other):
             print(
-                f"{regime:>15} {one} / {other}: {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f}), bar {bar}"
+                f"{regime:>15} {one} / {other}: {statistics.median(found):.3f} "
+                f"({min(found):.3f} to {max(found):.3f}), bar {bar}"
             )
     print(f"written to {target}")
 

@@ -75,7 +75,10 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a regime: p, f, g, w, D, bytes a second of rebuilding; `extra` is m/k."""
+    """What was measured of a regime: p, f, g, w, D and rebuilt bytes per second.
+
+    `extra` is m/k.
+    """
 
     parity_cost: float
     async_share: float
@@ -280,8 +283,10 @@ def said(rows: Sequence[Row]) -> list[str]:
                 else ""
             )
             lines.append(
-                f"model: {row['regime']}, {row['tables_gb']} GB on {row['servers']} servers, {row['protection']}{every}: overhead "
-                f"{float(row['overhead']):.2%} ({float(row['normal_overhead']):.2%} normal), a failure loses {float(row['lost_seconds_per_failure']):,.1f} s"
+                f"model: {row['regime']}, {row['tables_gb']} GB on {row['servers']} servers, "
+                f"{row['protection']}{every}: overhead "
+                f"{float(row['overhead']):.2%} ({float(row['normal_overhead']):.2%} normal), "
+                f"a failure loses {float(row['lost_seconds_per_failure']):,.1f} s"
             )
     return lines
 
@@ -318,7 +323,8 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(f"overhead_model: {error}")
     if rows is None:
         sys.exit(
-            f"overhead_model: there is no {options.results / 'protections.csv'}: run bench_protections.py first"
+            f"overhead_model: there is no {options.results / 'protections.csv'}: "
+            "run bench_protections.py first"
         )
     measured, missing = {}, []
     for regime in dict.fromkeys(row["regime"] for row in rows):

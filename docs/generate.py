@@ -176,9 +176,9 @@ def exit_codes_page() -> str:
         [
             "# Exit codes",
             wrapped(
-                "An error is one line on stderr that begins with `ecrm: error:`. `ecrm launch` ends "
-                "with the code of the rank that said why the run failed. Where no rank could say "
-                "so, it ends with the code of mpirun if that is from 1 to 125, and else with 1."
+                "An error is one line on stderr that begins with `ecrm: error:`. `ecrm launch` "
+                "ends with the code of the rank that said why the run failed. Where no rank could "
+                "say so, it ends with the code of mpirun if that is from 1 to 125, and else with 1."
             ),
             table(
                 ("code", "error in Python", "meaning"),
@@ -197,10 +197,10 @@ def events_page() -> str:
     blocks = [
         "# Events",
         wrapped(
-            "`events.jsonl` in the run folder has one JSON object per line. Every event has `event`, "
-            "its name, and `time`, in seconds since the epoch. A number that is NaN or infinite is "
-            "null, since JSON has no word for it. A rank that dies while it writes may leave a line "
-            "cut short; `ecrm.run.reading.parse_events` reads such a file."
+            "`events.jsonl` in the run folder has one JSON object per line. Every event has "
+            "`event`, its name, and `time`, in seconds since the epoch. A number that is NaN or "
+            "infinite is null, since JSON has no word for it. A rank that dies while it writes may "
+            "leave a line cut short; `ecrm.run.reading.parse_events` reads such a file."
         ),
         wrapped("Events: " + ", ".join(f"[{name}](#{name})" for name in EVENTS) + "."),
     ]
@@ -229,9 +229,9 @@ def files_page() -> str:
         [
             "# Files",
             wrapped(
-                "Names that begin with a dot are drafts: they get their name when they are complete "
-                "and on disk. Killed processes may leave some; `--resume auto` removes them. "
-                "The reporting rank is the lowest rank that holds the dense model. "
+                "Names that begin with a dot are drafts: they get their name when they are "
+                "complete and on disk. Killed processes may leave some; `--resume auto` removes "
+                "them. The reporting rank is the lowest rank that holds the dense model. "
                 "If it dies, the next one takes over."
             ),
             "## A run folder",

@@ -40,7 +40,10 @@ PATCH = {"boxstyle": "square,pad=0.1", "facecolor": PAPER, "edgecolor": "none", 
 
 @dataclass(frozen=True)
 class Figure:
-    """The CSV file it is drawn from, its size in inches, and what draws the rows on an empty canvas."""
+    """A figure: the CSV file it is drawn from, its size in inches, and its drawing function.
+
+    The function draws the rows on an empty canvas.
+    """
 
     csv: str
     size: tuple[float, float]
@@ -83,7 +86,10 @@ def target(axes, bar: float, place: int, label: str, reach: float = 0.4) -> None
 def bars(
     axes, labels: Sequence[str], series: dict[str, list[list[float]]], sideways: bool = False
 ) -> None:
-    """Bars of the medians, side by side for each label, with a dot for every value; `series` has a list of values for each label."""
+    """Bars of the medians, side by side for each label, with a dot for every value.
+
+    `series` has a list of values for each label.
+    """
     width = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(labels))]

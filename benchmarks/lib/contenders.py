@@ -73,7 +73,10 @@ FULL_EVERY = 8
 """Of incremental checkpoints so many form a chain that begins with a full one."""
 
 REBUILD_ROWS = {"dense-heavy": 4096, "embedding-heavy": 4096, "criteo": 1024}
-"""protection.rebuild_rows_per_step by regime, but for the sweep: a longer step has time for more."""
+"""protection.rebuild_rows_per_step by regime: a longer step has time for more rows.
+
+The sweep sets its own.
+"""
 
 CONTENDERS = {
     "none": Contender({"protection.name": "none"}, survives=False),

@@ -75,8 +75,9 @@ def around_a_checkpoint(
 ) -> tuple[float, float]:
     """What a checkpoint at `step` cost the `every` steps from there to the next one.
 
-    Returns by how many seconds they took longer than if all had been like those that began after
-    `until`, and the seconds of one of these. `finished` are (step, time) of the run. Raises ValueError where a step is missing, or fewer than half of them began after `until`.
+    Returns by how many seconds these steps took longer than if all had been like those that began
+    after `until`, and the seconds of one such step. `finished` are (step, time) of the run. Raises
+    ValueError if a step is missing, or if fewer than half of the steps began after `until`.
     """
     at = dict(finished)
     if missing := [number for number in range(step, step + every + 1) if number not in at]:
@@ -84,7 +85,8 @@ def around_a_checkpoint(
     calm_steps = [number for number in range(step, step + every) if at[number] >= until]
     if 2 * len(calm_steps) < every:
         raise ValueError(
-            f"only {len(calm_steps)} of {every} steps after step {step} began after its checkpoint: write them less often"
+            f"only {len(calm_steps)} of {every} steps after step {step} began after its "
+            "checkpoint: write them less often"
         )
     usual_seconds = (at[step + every] - at[calm_steps[0]]) / len(calm_steps)
     return at[step + every] - at[step] - every * usual_seconds, usual_seconds

@@ -161,7 +161,10 @@ def kernels(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def step(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """Samples per second of every contender by regime, and ratios of one round with their targets."""
+    """Samples per second of every contender by regime.
+
+    Beside them stand ratios within one round, with their targets.
+    """
     regimes = groups(rows, "regime")
     panels = canvas.subplots(len(regimes) + 1, 1, height_ratios=[2] * len(regimes) + [1.5])
     for ((regime,), mine), axes in zip(regimes.items(), panels, strict=False):

@@ -1,4 +1,4 @@
-"""Interleaved runs: runs to compare share one machine, and each continues for a second or two in turn.
+"""Interleaved runs: the runs to compare share one machine and take turns of a second or two.
 
 The pace of a shared machine changes by the minute. Interleaved runs all see the same changes.
 Every run is started, warmed up and stopped by SIGSTOP to all its processes. Then one after the
@@ -100,7 +100,8 @@ def step_seconds(
         inside = [(step, at) for step, at in finished if begin < at < end]
         if len(inside) < 2:
             raise ValueError(
-                f"{len(inside)} steps were finished in a turn of {end - begin:.2f} s: give it longer turns"
+                f"{len(inside)} steps were finished in a turn of {end - begin:.2f} s: "
+                "give it longer turns"
             )
         found.append((inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]))
     return found

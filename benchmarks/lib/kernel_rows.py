@@ -1,4 +1,4 @@
-"""Jobs of bench_kernels.py on rows: decoding them, gathering records, summing gradients, updating them with a log."""
+"""Jobs of bench_kernels.py on rows: decode, gather records, sum gradients, update with a log."""
 
 from __future__ import annotations
 

@@ -134,7 +134,10 @@ def device() -> dict[str, Any]:
 
 
 def target(name: str, asked: Path | None, smoke: bool) -> Path:
-    """Where a CSV goes: as asked for, else benchmarks/results, or a temporary folder for a smoke run."""
+    """The path to which a CSV is written: as given, or in benchmarks/results.
+
+    A smoke run writes into a temporary folder instead.
+    """
     return asked or (Path(tempfile.mkdtemp(prefix="ecrm-smoke-")) if smoke else RESULTS) / name
 
 

@@ -170,7 +170,10 @@ def _rates(
 
 
 def throughput(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """New samples per second before, during and after the kill, of one run each; steps done again count for nothing."""
+    """New samples per second before, during and after the kill, of one run each.
+
+    Steps that are done again do not count.
+    """
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
     panels = canvas.subplots(len(regimes), 1, squeeze=False)[:, 0]
@@ -256,7 +259,10 @@ def server_dies(canvas: Canvas, rows: Sequence[Row]) -> None:
 
 
 def accuracy(canvas: Canvas, rows: Sequence[Row]) -> None:
-    """AUC on the held-out rows over the time of a run in which a server is killed, and of the undisturbed one; rings while shards are away."""
+    """AUC on the held-out rows over time, with a server killed and undisturbed.
+
+    Rings mark the evaluations while shards are away.
+    """
     found = groups(rows, "regime", "contender")
     regimes = _regimes(rows)
     panels = canvas.subplots(len(regimes), 1, squeeze=False)[:, 0]

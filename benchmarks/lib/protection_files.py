@@ -42,12 +42,14 @@ class Files:
             for field in ("device", "cores", "torch", "openmpi"):
                 if row[field] != str(self._about[field]):
                     raise TableError(
-                        f"--add: what there is of {row['regime']} was measured with {field} {row[field]}, not {self._about[field]}: measure it without --add"
+                        f"--add: what there is of {row['regime']} was measured with {field} "
+                        f"{row[field]}, not {self._about[field]}: measure it without --add"
                     )
             commits.add(row["ecrm_commit"])
         if others := commits - {self._about["ecrm_commit"]}:
             print(
-                f"adding to rounds of {', '.join(sorted(others))}: medians are over those and these, of {self._about['ecrm_commit']}",
+                f"adding to rounds of {', '.join(sorted(others))}: medians are over those and "
+                f"these, of {self._about['ecrm_commit']}",
                 flush=True,
             )
 
@@ -62,7 +64,8 @@ class Files:
                 there.get("rows_bytes")
             ):
                 raise TableError(
-                    f"--add: what there is of {row['regime']} has {there['rows_bytes']} bytes of rows, not {row['rows_bytes']}: measure it without --add"
+                    f"--add: what there is of {row['regime']} has {there['rows_bytes']} bytes of "
+                    f"rows, not {row['rows_bytes']}: measure it without --add"
                 )
         self.rows[kind] += [{**row, **self._about} for row in rows]
         if kind == "":

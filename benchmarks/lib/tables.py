@@ -61,7 +61,10 @@ class Picture:
 
 
 def read_rows(path: Path) -> list[dict[str, str]] | None:
-    """The rows of a CSV file; None if there is no such file. Raises TableError if it has no rows."""
+    """The rows of a CSV file; None if there is no such file.
+
+    Raises TableError if it has no rows.
+    """
     if not path.exists():
         return None
     with path.open(newline="") as file:
@@ -284,7 +287,10 @@ def step(rows: Sequence[Row]) -> list[str]:
 
 
 def step_phases(rows: Sequence[Row]) -> list[str]:
-    """Milliseconds of each phase of a step, mean over the ranks, and of those in the transport, by regime and contender."""
+    """Milliseconds of each phase of a step, by regime and contender: means over the ranks.
+
+    The time in the transport is shown too.
+    """
     names = list(groups(rows, "contender"))
     found = {key: mine for key, (mine,) in groups(rows, "regime", "contender", "phase").items()}
     lines = []
@@ -332,7 +338,10 @@ def step_bars(rows: Sequence[Row]) -> list[str]:
 
 
 def scaling(rows: Sequence[Row]) -> list[str]:
-    """Milliseconds a step at each point, and the ratio to the first point of the series in the same round."""
+    """Milliseconds a step at each point, and the ratio to the same series' first point.
+
+    Ratios are of the same round.
+    """
     lines = []
     for (series, value), mine in groups(rows, "series", "value").items():
         if series != "rebuild":
@@ -390,7 +399,11 @@ def rebuilding(rows: Sequence[Row]) -> list[str]:
 
 
 def oversubscribed(rows: Sequence[Row]) -> list[str]:
-    """Milliseconds a step of ranks that outnumber the cores, over those of the same ranks each bound to a core, interleaved; `auto`'s choice is marked."""
+    """Milliseconds a step of ranks that outnumber the cores, compared with binding.
+
+    The comparison is with the same ranks each bound to one core, in interleaved runs. The choice of
+    `auto` is marked.
+    """
     manners = [manner for (manner,) in groups(rows, "manner")]
     lines = []
     for (layout, servers, trainers), mine in groups(rows, "layout", "servers", "trainers").items():
@@ -499,7 +512,10 @@ def headline(
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Rows of a round lie in the order in which they were run; here in that of lib/contenders.py, regime by regime."""
+    """Sorts rows by regime and, within a regime, in the order of lib/contenders.py.
+
+    The CSV file has the rows of a round in the order in which they were run.
+    """
     regimes, places = (
         [row["regime"] for row in rows],
         {name: place for place, name in enumerate(CONTENDERS)},
@@ -511,7 +527,10 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def protections(rows: Sequence[Row]) -> list[str]:
-    """Every protection by regime: cost without failures, and cost of a kill; medians over the rounds."""
+    """Every protection by regime: cost without failures and cost of a kill.
+
+    Values are medians over the rounds.
+    """
     header = (
         "regime",
         "protection",
@@ -609,7 +628,10 @@ def protections_size(rows: Sequence[Row]) -> list[str]:
 
 
 def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
-    """{bytes of rows: {contender: overhead in %, of each round}} of protections_size.csv, ascending."""
+    """Reads protections_size.csv: {bytes of rows: {contender: overhead in %, of each round}}.
+
+    The sizes ascend.
+    """
     found: dict[int, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: float(row["share"])):
         found.setdefault(int(row["rows_bytes"]), {}).setdefault(row["contender"], []).append(
@@ -886,7 +908,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path, (new, differing) in found.items():
         for name in differing:
             print(
-                f"{path.relative_to(options.root)}: table {name} {'differs from its CSV' if options.check else 'written'}"
+                f"{path.relative_to(options.root)}: table {name} "
+                f"{'differs from its CSV' if options.check else 'written'}"
             )
         if differing and not options.check:
             path.write_text(new)

@@ -1,4 +1,7 @@
-"""What protections.csv says of each protection beside the others, and the bars. Pure: rows in, values out."""
+"""What protections.csv says of each protection beside the others, and the targets (bars).
+
+Pure functions: rows in, values out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ CUT_BAR, FASTER_BAR, DROP_BAR, MEMORY_BAR = 0.90, 20.0, 0.10, 0.2501
 
 @dataclass(frozen=True)
 class Bar:
-    """A demand and what was found: `values` of the rounds; met when their median is, or `always` when the worst of them is."""
+    """A target and what was measured: `values` of the rounds.
+
+    It is met if their median meets it or, with `always`, if the worst of them does.
+    """
 
     regime: str
     what: str
@@ -48,7 +54,8 @@ class Bar:
     def __str__(self) -> str:
         least, middle, most = median_spread(self.values)
         found = f"{middle:.3f} ({least:.3f} to {most:.3f})"
-        return f"{self.regime:>15} {self.what}: {found}, bar {'at least' if self.at_least else 'below'} {self.bar:g}: {self.verdict}"
+        bar = f"{'at least' if self.at_least else 'below'} {self.bar:g}"
+        return f"{self.regime:>15} {self.what}: {found}, bar {bar}: {self.verdict}"
 
 
 def by_round(rows: Sequence[Row], field: str) -> dict[tuple[str, str], dict[str, float]]:
@@ -63,8 +70,12 @@ def by_round(rows: Sequence[Row], field: str) -> dict[tuple[str, str], dict[str,
 
 
 def overheads(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
-    """{(regime, contender): overhead of normal operation of each start in each round}, where it was measured: a step beside one of `none` in
-    turns, less 1, and with checkpoints the share by which waiting for one lengthens an interval."""
+    """{(regime, contender): overhead without failures, of each start in each round}.
+
+    Only what was measured is there. The overhead is a step's time beside one of `none` in
+    interleaved runs, less 1. With checkpoints, the share by which waiting for one lengthens an
+    interval is added.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if str(row["overhead"]) != "":
@@ -76,7 +87,10 @@ def overheads(rows: Sequence[Row]) -> dict[tuple[str, str], list[float]]:
 
 
 def equal_models(rows: Sequence[Row]) -> dict[tuple[str, str], list[bool]]:
-    """{(regime, contender): whether the finished model was that of an undisturbed run of `none` of as many steps, for each round}."""
+    """{(regime, contender): whether the finished model is the undisturbed one, by round}.
+
+    The undisturbed run is one of `none` with as many steps.
+    """
     found: dict[tuple[str, str], list[bool]] = {}
     for row in rows:
         found.setdefault((row["regime"], row["contender"]), []).append(
@@ -99,8 +113,11 @@ def auc_differences(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
 
 
 def bars(rows: Sequence[Row]) -> list[Bar]:
-    """What is demanded of erasure with k=4 and m=1 against checkpoints, by regime; ratios of lost time are of the same round, the cut is that of
-    each start's overhead against the checkpoints' median."""
+    """The targets of erasure (k=4, m=1) against checkpoints, by regime.
+
+    Ratios of lost time are of the same round. The cut compares each start's overhead with the
+    median overhead of checkpoints.
+    """
     costs, equal, found = overheads(rows), equal_models(rows), []
     lost, kept = by_round(rows, "lost_ms"), by_round(rows, "kept_recovering")
     for regime in dict.fromkeys(row["regime"] for row in rows):
