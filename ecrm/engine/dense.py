@@ -20,7 +20,9 @@ from ecrm.transport.piggyback import Outgoing
 class DenseReplica(Protocol):
     """Dense parameters and optimizer state, the same on every holder."""
 
-    memory_bytes: int
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes."""
 
     def apply(self, total: Tensor) -> None:
         """Take one step with the sum of all slots' contributions, float32 [P].

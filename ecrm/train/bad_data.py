@@ -7,6 +7,7 @@ import torch
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.errors import DataError
+from ecrm.transport.message import tensors
 
 
 class Readings:
@@ -67,4 +68,4 @@ class Readings:
         with self._engine.recovery.recovering():
             shared = self._engine.state.transport.share([mine])
             self._engine.state.transport.agree(True)
-            return {rank: tensors[0] for rank, tensors in shared.items()}
+            return {rank: tensors(parts)[0] for rank, parts in shared.items()}

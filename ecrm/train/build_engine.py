@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.config.schema import Config
@@ -22,6 +22,13 @@ from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
 
 DENSE_FEATURES = 13
+
+
+def dense_of(engine: Engine) -> FlatDenseReplica:
+    """The dense replica of a rank that holds one."""
+    dense = engine.state.dense
+    assert dense is not None
+    return cast(FlatDenseReplica, dense)  # as `build_engine` makes it
 
 
 def build_engine(

@@ -25,6 +25,7 @@ def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
     other data than most.
     """
     started = len(transport.live)
+    dataset: CriteoDataset
     dataset, steps = together(transport, lambda: _open(started, config))
     _check_alike(transport, config, steps)
     together(transport, lambda: use_instruction_set(config.kernels.instruction_set))

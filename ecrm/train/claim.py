@@ -135,23 +135,24 @@ def _earlier_start(
     Returns the folder to go on from, whether the run is complete, and how the earlier start ended.
     Removes what it left half-written.
     """
-    first = transport.rank == transport.live[0]
+    first, run_dir = transport.rank == transport.live[0], folder.path
 
     def decide() -> list[Any] | None:
         if not first:
             return None
-        found = look(folder.path, AUTO_RESUME, mine=True)
-        check_same(folder.path, config)
+        found = look(run_dir, AUTO_RESUME, mine=True)
+        assert run_dir is not None  # `look` refuses to go on without
+        check_same(run_dir, config)
         if found.complete:
-            say(f"{folder.path} holds the complete run: nothing is left to do")
-        ended = "" if found.complete else tidy(folder.path)
+            say(f"{run_dir} holds the complete run: nothing is left to do")
+        ended = "" if found.complete else tidy(run_dir)
         return [str(found.resume or ""), found.complete, ended, len(folder.all_events())]
 
     mine = together(transport, decide)
     said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
     if not said:
         error = Unrecoverable(
-            f"a rank died before it had looked into {folder.path}: start the run again"
+            f"a rank died before it had looked into {run_dir}: start the run again"
         )
         error.speaker = transport.live[0]
         raise error
@@ -162,6 +163,7 @@ def _earlier_start(
 def _make_mapped_folder(transport: Transport, job: Job, mapped: Path) -> None:
     """Collective: make the folder of mapped files, and a link to it in the run folder."""
     first = transport.rank == transport.live[0]
-    if job.run_dir is not None:
-        together(transport, lambda: first and leave_link(job.run_dir, mapped))
+    run_dir = job.run_dir
+    if run_dir is not None:
+        together(transport, lambda: leave_link(run_dir, mapped) if first else None)
     together(transport, lambda: make_folder(mapped, job.config, first))

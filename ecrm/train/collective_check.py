@@ -13,19 +13,22 @@ from ecrm.engine.failures import FailureLog
 from ecrm.errors import EcrmError, Unrecoverable, UsageError
 from ecrm.run.run_lock import RunLock
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import tensors
 
 
 def share_at_start(
-    transport: Transport, tensors: Sequence[torch.Tensor]
+    transport: Transport, mine: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.Tensor]]:
-    """`Transport.share` before there is an engine: without the ranks that have died by then. Raises LostTouch where it keeps failing though no rank
-    dies."""
+    """`Transport.share` before there is an engine, without the ranks that have died by then.
+
+    Raises LostTouch where it keeps failing though no rank dies.
+    """
     log = FailureLog()
     while True:
         try:
-            shared = transport.share(tensors)
+            shared = transport.share(mine)
             if transport.agree(True):
-                return shared
+                return {rank: tensors(parts) for rank, parts in shared.items()}
         except PeerFailure as failure:
             live = transport.live
             transport.shrink()
@@ -38,12 +41,16 @@ def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
     shared = share_at_start(
         transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)]
     )
-    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+    return {rank: json.loads(bytes(text.tolist())) for rank, (text,) in shared.items()}
 
 
 def together(transport: Transport, action: Callable[[], Any]) -> Any:
-    """Run `action` on every rank; if it fails anywhere, raise the lowest rank's error everywhere."""
-    result, error = None, None
+    """Run `action` on every rank.
+
+    If it fails on any, raises the lowest rank's error on every rank.
+    """
+    result: Any = None
+    error: EcrmError | None = None
     try:
         result = action()
     except EcrmError as problem:
@@ -52,12 +59,12 @@ def together(transport: Transport, action: Callable[[], Any]) -> Any:
         error = UsageError(f"{problem.filename}: {problem.strerror}")
     text = f"{error.exit_code} {error}" if error else ""
     shared = share_at_start(transport, [torch.tensor(list(text.encode()), dtype=torch.uint8)])
-    for rank, tensors in sorted(shared.items()):
-        if tensors[0].numel():
-            code, _, message = bytes(tensors[0].tolist()).decode().partition(" ")
-            problem = EcrmError(message)
-            problem.exit_code, problem.speaker = int(code), rank
-            raise problem
+    for rank, (said,) in sorted(shared.items()):
+        if said.numel():
+            code, _, message = bytes(said.tolist()).decode().partition(" ")
+            first = EcrmError(message)
+            first.exit_code, first.speaker = int(code), rank
+            raise first
     return result
 
 

@@ -84,7 +84,8 @@ def _difference(other: Mapping[str, str], usual: Mapping[str, str]) -> str:
 
 def _named(those: Sequence[int], ranks: Mapping[int, Given]) -> str:
     hosts = sorted({ranks[rank].host for rank in those})
-    return f"rank{'' if len(those) == 1 else 's'} {_cut([str(rank) for rank in those])} on {_cut(hosts)}"
+    numbers = _cut([str(rank) for rank in those])
+    return f"rank{'' if len(those) == 1 else 's'} {numbers} on {_cut(hosts)}"
 
 
 def _cut(words: Sequence[str]) -> str:

@@ -44,7 +44,9 @@ def durable_state(config: Config, run_dir: Path | None, start: Start) -> Durable
     own = CheckpointFolder(run_dir / CHECKPOINTS) if run_dir is not None else None
     begins_with = start.begins_with
     rows = CheckpointRows(
-        own, [checkpoint.path for checkpoint in start.checkpoints], begins_with and begins_with.path
+        own,
+        [checkpoint.path for checkpoint in start.checkpoints],
+        None if begins_with is None else begins_with.path,
     )
     if start.mapped is not None:
         return DurableState(own, rows, Reopened(), "the last commit in the mapped files")

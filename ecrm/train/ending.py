@@ -33,6 +33,7 @@ from ecrm.train.summary import (
 )
 from ecrm.train.traffic import Traffic
 from ecrm.train.traffic import gather as gather_traffic
+from ecrm.transport.message import tensors
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,16 @@ class Ending:
         )
         if engine.rank != engine.view.reporter:
             return None
+        evaluation, seconds = self._evaluator.last, self._training_seconds
+        assert tables is not None and evaluation is not None and seconds is not None
         outcome = Outcome(
             tables,
-            self._evaluator.last,
+            evaluation,
             verified,
             memory,
             traffic,
             engine.step - self._first_step,
-            self._training_seconds,
+            seconds,
             self._progress.quantiles(),
             self._evaluator.ended_early,
         )
@@ -196,7 +199,8 @@ class Ending:
         view = self._engine.view
         shared = self._engine.state.transport.share([torch.tensor(mine)])
         for entry in memory.per_rank:
-            entry["resident"], entry["resident_peak"] = shared[entry["rank"]][0].tolist()
+            held = tensors(shared[entry["rank"]])[0]
+            entry["resident"], entry["resident_peak"] = held.tolist()
             entry["unused_spare"] = entry["rank"] in view.spares and entry["rank"] not in view.dense
 
     @property

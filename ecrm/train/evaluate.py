@@ -1,4 +1,4 @@
-"""Evaluation on the held-out split: slots score their shares, the reporter merges what they counted.
+"""Evaluation on the held-out split: slots score their shares, the reporter merges the counts.
 
 Memory does not grow with the split: each rank keeps one histogram of logits and one sum of losses
 per slot.
@@ -17,8 +17,10 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.metrics import Histogram, logit_losses
 from ecrm.model.slot_batch import SlotBatch
+from ecrm.train.build_engine import dense_of
 from ecrm.train.finite import origin
 from ecrm.transport.base import PeerFailure
+from ecrm.transport.message import tensors
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,15 @@ def evaluate(
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         with torch.no_grad():
             for slot, batch in batches.items():
-                logits = engine.state.dense.module(batch.dense, values[slot][0], batch.places)
+                module = dense_of(engine).module
+                logits = module(batch.dense, values[slot][0], batch.places)
                 if not scores.add(slot, batch.labels, logits) and slot not in troubles:
-                    troubles[slot] = origin(
-                        engine.state.dense.module, batch, values[slot][0], engine.state.spaces[0]
-                    )
+                    troubles[slot] = origin(module, batch, values[slot][0], engine.state.spaces[0])
     return _gather(engine, scores, troubles, dataset.eval_rows)
 
 
 def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: int) -> Evaluation:
-    """Measures over all ranks' scores, worked out by the reporter, and the lowest slot's trouble."""
+    """Measures over all ranks' scores, from the reporter, and the lowest slot's trouble."""
     mine, reporter = scores.message(), engine.view.reporter
     said: dict[str, Any] = {"troubles": sorted(troubles.items())}
     with engine.recovery.recovering():
@@ -131,16 +132,16 @@ def _gather(engine: Engine, scores: _Scores, troubles: dict[int, str], samples: 
         if engine.rank == reporter:
             merged = _Scores()
             for message in received.values():
-                merged.merge(list(message))
+                merged.merge(tensors(message))
             said["result"] = asdict(
-                replace(merged.evaluation(samples), train_loss=float(engine.state.dense.loss_sum))
+                replace(merged.evaluation(samples), train_loss=float(dense_of(engine).loss_sum))
             )
         shared = engine.state.transport.share(
             [torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)]
         )
         if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died in an evaluation")
-    heard = {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+    heard = {rank: json.loads(bytes(tensors(parts)[0].tolist())) for rank, parts in shared.items()}
     first = min(
         (tuple(trouble) for words in heard.values() for trouble in words["troubles"]), default=None
     )

@@ -89,6 +89,7 @@ class Evaluator:
         if history.best is None:
             return
         if keep and self._config.checkpoint.keep_best != "none" and history.best.step == step:
+            assert self._checkpoints is not None
             self._checkpoints.keep_best()
         if history.overfit is not None:
             before, last = history.overfit

@@ -33,8 +33,11 @@ class FiniteWatch:
         self._stop, self._window, self._tell, self._kept = stop, window, tell, kept
         self._quiet_until = 0
 
-    def worth_saying(self, step: int, troubles: Mapping[int, str]) -> Mapping[int, str]:
-        """The part of this rank's `troubles` in a step that all must know: none twice in a window."""
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        """The part of this rank's `troubles` in a step that all must know.
+
+        That is none twice in a window.
+        """
         return troubles if step >= self._quiet_until else {}
 
     def losses(self, step: int, where: Mapping[int, str]) -> None:
@@ -49,7 +52,10 @@ class FiniteWatch:
 
     def evaluation(self, step: int, slot: int, began: str) -> None:
         """The same of the log loss of an evaluation after `step` steps."""
-        why = f"the log loss of the evaluation at step {step} is not finite: in slot {slot} it began {began}"
+        why = (
+            f"the log loss of the evaluation at step {step} is not finite: "
+            f"in slot {slot} it began {began}"
+        )
         self._heard("evaluation", step, slot, why, began)
 
     def checkpoint(self, step: int, why: str) -> None:

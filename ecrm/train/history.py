@@ -26,16 +26,18 @@ class Measured:
 
 
 class History:
-    """Evaluations in the order of their steps; a function of the model alone, whatever died on the way.
+    """Evaluations in the order of their steps.
 
-    `by` is `auc` or `logloss`, what tells the better of two. `entries`, as `to_json` gave them, are
-    those of a run that this one goes on with.
+    They depend on the model alone, whatever died on the way. `by` is `auc` or `logloss`, what tells
+    the better of two. `entries`, as `to_json` gave them, are those of a run that this one goes on
+    with.
     """
 
     def __init__(self, by: str = "auc", entries: Iterable[list[float | None]] = ()) -> None:
         self._by = by
         self._all: list[Measured] = []
         for step, *rest in entries:
+            assert step is not None
             self._keep(Measured(int(step), *rest))
 
     def add(self, step: int, evaluation: Evaluation) -> None:
@@ -46,8 +48,11 @@ class History:
 
     def _keep(self, measured: Measured) -> None:
         """An evaluation counts where what tells the better of two is defined."""
-        if (measured.auc if self._by == "auc" else measured.log_loss) is not None:
+        if self._value(measured) is not None:
             self._all.append(measured)
+
+    def _value(self, measured: Measured) -> float | None:
+        return measured.auc if self._by == "auc" else measured.log_loss
 
     def to_json(self, below: int) -> list[list[float | None]]:
         """The evaluations before step `below`, for `entries` of the run that begins there."""
@@ -59,12 +64,15 @@ class History:
         return max(self._all, key=self._merit, default=None)
 
     def _merit(self, measured: Measured) -> float:
-        return measured.auc if self._by == "auc" else -measured.log_loss
+        value = self._value(measured)
+        assert value is not None  # or it would not have been kept
+        return value if self._by == "auc" else -value
 
     @property
     def without_gain(self) -> int:
         """How many evaluations there were since the best."""
-        return sum(measured.step > self.best.step for measured in self._all)
+        best = self.best
+        return 0 if best is None else sum(one.step > best.step for one in self._all)
 
     def in_words(self, measured: Measured) -> str:
         """An evaluation by what counts of it."""
@@ -81,22 +89,26 @@ class History:
         fell.
         """
         measured = [one for one in self._all if one.auc is not None]
-        falls = [
-            after.auc < before.auc for before, after in zip(measured, measured[1:], strict=False)
-        ]
+        areas = [one.auc for one in measured if one.auc is not None]
+        falls = [after < before for before, after in zip(areas, areas[1:], strict=False)]
         if len(falls) < FALLS or not all(falls[-FALLS:]) or falls[-FALLS - 1 : -FALLS] == [True]:
             return None
         means = _training_losses(measured)
-        if means[-1] is None or means[-FALLS - 1] is None or means[-1] >= means[-FALLS - 1]:
+        before, last = means[-FALLS - 1], means[-1]
+        if before is None or last is None or last >= before:
             return None
         return measured[-FALLS - 1], measured[-1]
 
 
 def _training_losses(evaluations: Iterable[Measured]) -> list[float | None]:
     """The mean training loss of the steps before each evaluation, since the one before it."""
-    means, step, total = [], 0, 0.0
+    means: list[float | None] = []
+    step = 0
+    total: float | None = 0.0
     for one in evaluations:
-        known = total is not None and one.train_loss is not None
-        means.append((one.train_loss - total) / (one.step - step) if known else None)
+        if total is None or one.train_loss is None:
+            means.append(None)
+        else:
+            means.append((one.train_loss - total) / (one.step - step))
         step, total = one.step, one.train_loss
     return means

@@ -29,16 +29,18 @@ def keep(run: ClaimedRun, rank: Rank) -> Kept:
     return Kept(history, _checkpoints(run, rank, loaded, history))
 
 
-def _goes_on_measured(run: ClaimedRun, loaded: Checkpoint | None) -> bool:
+def _goes_on_measured(run: ClaimedRun, loaded: Checkpoint) -> bool:
     """Whether the evaluations in a checkpoint are of the samples that this run holds out."""
-    return loaded is not None and all(
+    return all(
         loaded.manifest.identity.get(key) == run.start.identity[key] for key in ("data", HELD_OUT)
     )
 
 
 def _history(run: ClaimedRun, loaded: Checkpoint | None) -> History:
     by = "logloss" if run.config.checkpoint.keep_best == "logloss" else "auc"
-    return History(by, loaded.manifest.evaluations if _goes_on_measured(run, loaded) else ())
+    if loaded is None or not _goes_on_measured(run, loaded):
+        return History(by)
+    return History(by, loaded.manifest.evaluations)
 
 
 def _checkpoints(
@@ -59,7 +61,8 @@ def _checkpoints(
         evaluations=history.to_json,
         began_from=None if loaded is None else loaded.path,
     )
-    if _goes_on_measured(run, loaded) and config.checkpoint.keep_best != "none":
+    keeps_best = config.checkpoint.keep_best != "none"
+    if keeps_best and loaded is not None and _goes_on_measured(run, loaded):
         left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))
         if left_behind and rank.transport.rank == rank.transport.live[0]:
             say(left_behind)

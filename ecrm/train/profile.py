@@ -1,22 +1,24 @@
-"""Where each millisecond of a step goes: time by phase, and inside it the time in calls of the transport.
+"""Where each millisecond of a step goes.
 
-Every rank keeps the spans of its own phases and calls; at the end the reporter gets them all,
-prints a table and writes a trace that chrome://tracing and ui.perfetto.dev open.
+That is time by phase, and inside a phase the time in calls of the transport. Every rank keeps the
+spans of its own phases and calls. At the end the reporter gets them all, prints a table, and writes
+a trace that chrome://tracing and ui.perfetto.dev open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ecrm.transport.base import Transport, WrappedTransport
-from ecrm.transport.message import Part, Received
+from ecrm.transport.message import Part, Received, tensors
 
 TRACED_SPANS = 20_000
 """Spans of each rank that the trace holds, the last ones; the table counts all."""
@@ -107,21 +109,26 @@ class ProfiledTransport(WrappedTransport):
         self._profile = profile
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
-        return self._timed("exchange", outgoing)
+        with self._timed("exchange"):
+            return self.inner.exchange(outgoing)
 
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
-        return self._timed("share", tensors)
+        with self._timed("share"):
+            return self.inner.share(tensors)
 
     def agree(self, flag: bool) -> bool:
-        return self._timed("agree", flag)
+        with self._timed("agree"):
+            return self.inner.agree(flag)
 
     def shrink(self) -> None:
-        return self._timed("shrink")
+        with self._timed("shrink"):
+            self.inner.shrink()
 
-    def _timed(self, name: str, *arguments: Any) -> Any:
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
         since, sent = time.perf_counter(), self.inner.sent_bytes
         try:
-            return getattr(self.inner, name)(*arguments)
+            yield
         finally:
             self._profile.call(name, since, self.inner.sent_bytes - sent)
 
@@ -134,7 +141,7 @@ def gather(profile: Profile, transport: Transport, to: int) -> dict[int, dict[st
     received = transport.exchange({to: [profile.to_tensor()]})
     if transport.rank != to:
         return None
-    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in received.items()}
+    return {rank: json.loads(bytes(tensors(parts)[0].tolist())) for rank, parts in received.items()}
 
 
 def table(profiles: Mapping[int, Mapping[str, Any]], steps: int) -> str:

@@ -51,9 +51,13 @@ def window_start(step: int, every: int) -> int:
 
 
 def note_of(loss: Tensor, logits: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """A slot's note on a step, uint8: its share of the mean loss, [1] float32, and where they are given `logits`, [B] float32, and `labels`, [B]."""
+    """A slot's note on a step, uint8 [N].
+
+    It holds the slot's share of the mean `loss`, float32 [1]. Where they are given it also holds
+    `logits`, float32 [B], and `labels`, [B], of its B samples.
+    """
     parts = [loss.view(torch.uint8)]
-    if logits is not None:
+    if logits is not None and labels is not None:
         parts += [logits.view(torch.uint8), labels.to(torch.uint8)]
     return torch.cat(parts)
 
@@ -66,8 +70,11 @@ def read_note(note: Tensor) -> tuple[float, np.ndarray, np.ndarray]:
 
 
 def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, Any]:
-    """Mean log loss of the steps from `first` up to `step`, without it, as far as they are in the log (`window`: how many are), and AUC of the
-    last `look_back` of them."""
+    """Measures of the steps from `first` up to `step`, without it, as far as they are in the log.
+
+    `loss` is the mean log loss of these steps, `window` their number, and `auc` the AUC of the last
+    `look_back` of them.
+    """
     losses, logits, labels = [], [], []
     for known in range(first, step):
         notes = [read_note(note) for note in log.of(known).values()]
@@ -86,8 +93,8 @@ def measure(log: StepLog, first: int, step: int, look_back: int) -> dict[str, An
 class Progress:
     """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make)`.
 
-    `make()`, on a holder of the dense replica, gives what is told. A line comes every `every` steps (0: only at the end), an
-    event without one every `MOST_FINISHED`.
+    `make()`, on a holder of the dense replica, gives what is told. A line comes every `every` steps
+    (0: only at the end), an event without a line every `MOST_FINISHED` steps.
     """
 
     def __init__(self, steps: int, global_batch: int, every: int, tell: Tell) -> None:
@@ -120,7 +127,10 @@ class Progress:
         self._report_if_due(engine)
 
     def note(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """What a slot notes of a step: see `note_of`; without scores where no AUC will look back on it."""
+        """What a slot notes of a step, as `note_of` makes it.
+
+        It has no scores where no AUC will look back on the step.
+        """
         soonest = [window_start(step + 1, self._every) + MOST_FINISHED, self._steps]
         if self._every:
             soonest.append(step - step % self._every + self._every)

@@ -26,7 +26,8 @@ TOLD_AGAIN = frozenset((PROGRESS, "evaluation", "overfitting", "ended_early"))
 ONCE_A_STEP = TOLD_AGAIN | {"not_finite"}
 """Events of which a run tells one a step, however often that is done."""
 
-Name = tuple[object, ...]
+Name = tuple[Any, ...]
+"""What tells an event of a run from its others: the event, mostly a step, and more."""
 
 KEPT_COMMITS = 3
 """Asking to stop for want of a disk takes one commit, a reshape may add one."""
@@ -81,7 +82,7 @@ def _names(events: list[dict[str, Any]]) -> set[Name]:
 
 
 class Reporter:
-    """Passes an engine's events on; only the view's reporter, whoever that is, writes and prints."""
+    """Passes an engine's events on; only the rank that is the view's reporter writes and prints."""
 
     def __init__(
         self,
@@ -108,6 +109,11 @@ class Reporter:
         self._engine = engine
 
     @property
+    def _watched(self) -> Engine:
+        assert self._engine is not None, "watch() comes before events"
+        return self._engine
+
+    @property
     def _speaks(self) -> bool:
         return self._engine is not None and self._engine.rank == self._engine.view.reporter
 
@@ -119,7 +125,7 @@ class Reporter:
     def started(self, fields: dict[str, Any], in_words: str) -> None:
         """The run begins: ranks.json, a line and the first event."""
         if self._speaks:
-            self._folder.ranks(self._engine.view, self._processes)
+            self._folder.ranks(self._watched.view, self._processes)
         self._tell({"event": "start", **fields}, in_words)
 
     def killing(self, kill: Kill, step: int) -> None:
@@ -162,11 +168,11 @@ class Reporter:
 
         What is told again with its step is not kept once the step is undone.
         """
-        commits = self._engine.state.commits
+        commits = self._watched.state.commits
         self._kept = [
-            (at, *rest)
-            for at, *rest in self._kept
-            if at >= commits - KEPT_COMMITS and not self._comes_again(rest[0])
+            (at, kept, made)
+            for at, kept, made in self._kept
+            if at >= commits - KEPT_COMMITS and not self._comes_again(kept)
         ]
         self._kept.append((commits, name, make))
         if not self._speaks:
@@ -186,11 +192,11 @@ class Reporter:
         self._kept = []
 
     def _comes_again(self, name: Name) -> bool:
-        return name[0] in TOLD_AGAIN and name[1] > self._engine.step
+        return name[0] in TOLD_AGAIN and bool(name[1] > self._watched.step)
 
     def _may_come(self, name: Name) -> bool:
         """Whether the step of an event may yet be undone."""
-        return name[1] >= self._engine.committed
+        return bool(name[1] >= self._watched.committed)
 
     def _failure(self, fields: dict[str, Any]) -> str:
         moved = [f"shard {shard} to rank {rank}" for shard, rank in fields["shards"].items()]
@@ -223,7 +229,8 @@ class Reporter:
         )
 
     def _resumed(self, fields: dict[str, Any]) -> str:
-        return f"! training goes on, {fields['stall_seconds'] * 1000:.0f} ms between the steps before and after"
+        stall = fields["stall_seconds"] * 1000
+        return f"! training goes on, {stall:.0f} ms between the steps before and after"
 
     def _rebuilt(self, fields: dict[str, Any]) -> str:
         return (
@@ -298,7 +305,10 @@ class Reporter:
         if not fields["repaired"]:
             outcome = "not repaired: which unit is wrong cannot be told"
         elif not fields["exact"]:
-            outcome = "repaired, but a step may have used it: the model may not be that of an undisturbed run"
+            outcome = (
+                "repaired, but a step may have used it: "
+                "the model may not be that of an undisturbed run"
+            )
         return f"! corruption {where}, found in step {fields['step']}; {outcome}"
 
     def _reshaped(self, fields: dict[str, Any]) -> str:

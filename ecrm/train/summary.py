@@ -11,6 +11,7 @@ from typing import Any
 from ecrm.engine.engine import Engine
 from ecrm.engine.memory_count import Memory
 from ecrm.protection.base import VerifyReport
+from ecrm.train.build_engine import dense_of
 from ecrm.train.evaluate import Evaluation
 from ecrm.wording import counted
 
@@ -49,7 +50,7 @@ def summary_json(
         "samples": engine.step * global_batch,
         "training_seconds": outcome.training_seconds,
         "samples_per_second": outcome.steps * global_batch / outcome.training_seconds,
-        "train_logloss": float(state.dense.loss_sum) / engine.step,
+        "train_logloss": float(dense_of(engine).loss_sum) / engine.step,
         "eval_logloss": evaluation.log_loss,
         "eval_auc": evaluation.auc,
         "eval_auc_error": evaluation.auc_error,
@@ -87,8 +88,8 @@ def summary_json(
 def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
     """SHA-256 of each table, of the dense parameters with their optimizer state, and of all."""
     dense = hashlib.sha256()
-    for tensor in engine.state.dense.state_tensors:
-        dense.update(tensor.contiguous().numpy())
+    for tensor in dense_of(engine).state_tensors:
+        dense.update(tensor.contiguous().numpy().data)
     model = hashlib.sha256("".join((*tables.values(), dense.hexdigest())).encode())
     return {
         "tables": tables,
@@ -106,7 +107,7 @@ def stopped_json(
         "steps": engine.step,
         "steps_wanted": steps,
         "samples": engine.step * global_batch,
-        "train_logloss": float(state.dense.loss_sum) / engine.step if engine.step else None,
+        "train_logloss": float(dense_of(engine).loss_sum) / engine.step if engine.step else None,
         "signal": number.name,
         "failures": [failure.to_dict() for failure in state.failures.failures],
         "interruptions": state.failures.interruptions,

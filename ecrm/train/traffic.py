@@ -10,6 +10,7 @@ import torch
 
 from ecrm.kernels.dispatch import taken
 from ecrm.transport.base import Transport
+from ecrm.transport.message import tensors
 
 
 class Traffic:
@@ -47,8 +48,12 @@ class Traffic:
 
 
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
-    """Collective: {"rank", "sent", "lent", "written", "kernels"}, the last as `taken` tells it, of every live rank, in the order of their numbers.
-    `lent` is part of what was sent. Raises PeerFailure as transport calls do."""
+    """Collective: what every live rank has sent and written, in the order of their numbers.
+
+    Of each rank {"rank", "sent", "lent", "written", "kernels"}. `lent` are the bytes of what was
+    sent that went through shared memory; `kernels` is as `taken` tells it. Raises PeerFailure as
+    transport calls do.
+    """
     lent = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
     mine = {
         "rank": transport.rank,
@@ -58,4 +63,4 @@ def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dic
         "kernels": taken(),
     }
     shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
-    return [json.loads(bytes(tensors[0].tolist())) for tensors in shared.values()]
+    return [json.loads(bytes(tensors(parts)[0].tolist())) for parts in shared.values()]

@@ -20,6 +20,7 @@ from ecrm.errors import DataError
 from ecrm.model.slot_batch import SlotBatch, SlotResult, backward, forward
 from ecrm.process.agreed_stop import meet
 from ecrm.train.bad_data import Readings
+from ecrm.train.build_engine import dense_of
 from ecrm.train.ending import Ending, Record
 from ecrm.train.evaluator import Evaluator
 from ecrm.train.finite import FiniteWatch, origin
@@ -196,14 +197,14 @@ class Trainer:
         for slot, (looked_up,) in values.items():
             sums = engine.gradient_buffer(slot, 0, len(looked_up))
             forwards[slot] = forward(
-                engine.state.dense, batches[slot], looked_up, self._global_batch, sums
+                dense_of(engine), batches[slot], looked_up, self._global_batch, sums
             )
         engine.enter("backward")
         for slot, between in forwards.items():
-            result = backward(engine.state.dense, between)
+            result = backward(dense_of(engine), between)
             if not math.isfinite(result.loss):
                 where = origin(
-                    engine.state.dense.module, between.batch, between.values, engine.state.spaces[0]
+                    dense_of(engine).module, between.batch, between.values, engine.state.spaces[0]
                 )
                 result = replace(result, trouble=where)
             self._computed[slot] = result
