@@ -22,7 +22,7 @@ import torch
 from ecrm.checkpoint.folder import CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import NAME as MANIFEST
 from ecrm.checkpoint.manifest import Manifest
-from ecrm.checkpoint.write import Part, Rooms
+from ecrm.checkpoint.write import Buffers, Part
 from ecrm.engine.engine import Engine
 from ecrm.transport.base import PeerFailure
 
@@ -103,7 +103,7 @@ class Checkpoints:
         self._part: Part | None = None
         self._tried: int | None = None  # the step of the last one begun
         # a part that was given up may still use the old ones
-        self._rooms: dict[tuple[int, int], Rooms] = {}
+        self._rooms: dict[tuple[int, int], Buffers] = {}
         # the step of the last checkpoint, None while that is not known to all
         self._last: int | None = None
         self._base: Manifest | None = None  # what the next one may add to
@@ -283,11 +283,13 @@ class Checkpoints:
                     self._folder.path,
                     f"cannot make {self._folder.path}: {error.strerror}",
                 )
-            noting, rooms = (
+            noting, buffers = (
                 policy.kind == "incremental",
                 self._rooms if policy.mode == "async" else None,
             )
-            self._part = Part(engine, draft, self._folder.disk, adds, noting, self._attempt, rooms)
+            self._part = Part(
+                engine, draft, self._folder.disk, adds, noting, self._attempt, buffers
+            )
             if trouble:
                 self._part.trouble, self._part.done = trouble, True
             elif policy.mode == "async":

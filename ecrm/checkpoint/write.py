@@ -20,7 +20,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.storage.hosted import HostedShard
 
 Window = tuple[np.ndarray, np.ndarray]
-Rooms = dict[int, ReusableBuffer]
+Buffers = dict[int, ReusableBuffer]
 """Memory for the records of a shard's windows, by their first row."""
 
 
@@ -29,7 +29,7 @@ class Part:
 
     With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated.
     From now on the engine's shards note what is touched, if `noting`. `run` writes the files; after
-    `copy` it may do so while training goes on: with `rooms`, by (shard, row space), which keep the
+    `copy` it may do so while training goes on: with `buffers`, by (shard, row space), which keep the
     memory of copies from one part to the next. `entries` are then those of the manifest, `trouble`
     why there are none; not `finite` where that is a NaN or an infinity in rows, dense parameters or
     the state of their optimizers.
@@ -43,7 +43,7 @@ class Part:
         changed_only: bool,
         noting: bool,
         attempt: int,
-        rooms: dict[tuple[int, int], Rooms] | None = None,
+        buffers: dict[tuple[int, int], Buffers] | None = None,
     ) -> None:
         self.step, self._draft, self._disk = engine.step, draft, disk
         # of this attempt alone: a writer that was given up may still be inside its last write
@@ -58,7 +58,7 @@ class Part:
         self._rows: dict[int, list[Iterator[Window] | list[Window]]] = {}
         for (shard, space), hosted in sorted(engine.state.hosted.items()):
             touched = hosted.touched if changed_only else None
-            own = None if rooms is None else rooms.setdefault((shard, space), {})
+            own = None if buffers is None else buffers.setdefault((shard, space), {})
             if noting:
                 hosted.touched = lazy_zeros(
                     engine.state.layouts[space].data_rows_per_shard, dtype=np.bool_
@@ -143,10 +143,14 @@ class Part:
 
 
 def _windows(
-    hosted: HostedShard, layout: RowLayout, shard: int, touched: Tensor | None, rooms: Rooms | None
+    hosted: HostedShard,
+    layout: RowLayout,
+    shard: int,
+    touched: Tensor | None,
+    buffers: Buffers | None,
 ) -> Iterator[Window]:
     """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`; the records in
-    `rooms`, if given."""
+    `buffers`, if given."""
     for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):
         here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
         if touched is not None and not touched[here].any():
@@ -157,9 +161,9 @@ def _windows(
         local = wanted.nonzero().squeeze(1) + first
         if local.numel():
             out = None
-            if rooms is not None:
-                room = rooms.setdefault(
+            if buffers is not None:
+                buffer = buffers.setdefault(
                     first, ReusableBuffer(hosted.store.record_bytes // 4, lazy_zeros)
                 )
-                out = room.of(local.numel()).view(torch.uint8)
+                out = buffer.of(local.numel()).view(torch.uint8)
             yield layout.rows_of(shard, local).numpy(), hosted.store.read(local, out).numpy()

@@ -227,7 +227,7 @@ class Engine:
         """
         if (slot, space) not in self._gradients:
             self._gradients = {
-                key: room for key, room in self._gradients.items() if key[0] in self.slots
+                key: buffer for key, buffer in self._gradients.items() if key[0] in self.slots
             }
             dim = self.state.spaces[space].dim
             self._gradients[slot, space] = ReusableBuffer(dim, self._transport.allocate_shared)

@@ -17,7 +17,9 @@ from ecrm.run.run_folder import RunFolder
 from ecrm.transport.message import tensors
 
 
-def meet(engine: Engine, mine: signal.Signals | None, folder: RunFolder) -> signal.Signals | None:
+def agree_on_stop(
+    engine: Engine, mine: signal.Signals | None, folder: RunFolder
+) -> signal.Signals | None:
     """Collective, after StopAgreed: the signal that some rank has got, the same on all ranks.
 
     None when no rank has got one. A reporter that cannot write while others can dies here, so that

@@ -63,7 +63,7 @@ def run_rank(
     with contextlib.suppress(OSError):  # where the terminal is gone
         sys.stdout.flush()
         sys.stderr.flush()
-    if stop.alone:
+    if stop.orphaned:
         leave_no_memory()
     guarded.done()
     os._exit(code)

@@ -38,7 +38,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.alone = False
+        self.orphaned = False
         self._guard = os.getppid()
         self._watching = threading.Event()
         signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
@@ -52,17 +52,17 @@ class StopSignals:
         number = signal.Signals(signal.sigwait(REQUESTS))
         when_parent_ends(0)
         if number == MPIRUN_GOES:
-            self._go_alone()
+            self._become_orphaned()
             number = signal.SIGTERM
         self.received = number
-        while not self.alone and os.getppid() == self._guard:
+        while not self.orphaned and os.getppid() == self._guard:
             if MPIRUN_GOES in signal.sigpending():
-                self._go_alone()
+                self._become_orphaned()
             time.sleep(_POLL_SECONDS)
         signal.alarm(LEAVE_SECONDS)
 
-    def _go_alone(self) -> None:
-        self.alone = True
+    def _become_orphaned(self) -> None:
+        self.orphaned = True
         signal.alarm(LEAVE_SECONDS)
         with contextlib.suppress(OSError):
             orphaned.keep_connection()

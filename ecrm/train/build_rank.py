@@ -15,7 +15,7 @@ from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
 from ecrm.train.build_engine import build_engine
 from ecrm.train.claim import ClaimedRun
-from ecrm.train.collective_check import together
+from ecrm.train.collective_check import collective_check
 from ecrm.train.connect import Cluster
 from ecrm.train.finite import FiniteWatch
 from ecrm.train.inject_faults import InjectedFaults
@@ -99,7 +99,7 @@ def build_rank(
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
         waiting("the system hands out the memory of the tables")
-        together(transport, lambda: memory.start(engine))
+        collective_check(transport, lambda: memory.start(engine))
         if run.start.mapped is None:  # pages of files would count as changed
             # a recovery's, once the step after it is done
             hooks.committed = lambda: memory.committed(engine)

@@ -12,7 +12,7 @@ from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.process.preflight import host_name
 from ecrm.run.plan import plan
-from ecrm.train.collective_check import share_json, together
+from ecrm.train.collective_check import collective_check, share_json
 from ecrm.train.consistency import Given, given, unlike
 from ecrm.transport.base import Transport
 from ecrm.wording import counted
@@ -26,9 +26,9 @@ def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
     """
     started = len(transport.live)
     dataset: CriteoDataset
-    dataset, steps = together(transport, lambda: _open(started, config))
+    dataset, steps = collective_check(transport, lambda: _open(started, config))
     _check_alike(transport, config, steps)
-    together(transport, lambda: use_instruction_set(config.kernels.instruction_set))
+    collective_check(transport, lambda: use_instruction_set(config.kernels.instruction_set))
     return dataset
 
 
@@ -51,7 +51,7 @@ def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
 
 def _check_alike(transport: Transport, config: Config, steps: int) -> None:
     """Raise UsageError on every rank unless all have the same data, config and number of steps."""
-    manifest = together(transport, lambda: read_manifest(Path(config.data.path)))
+    manifest = collective_check(transport, lambda: read_manifest(Path(config.data.path)))
     mine = asdict(given(host_name(), config, manifest, steps))
     ranks = {rank: Given(**fields) for rank, fields in share_json(transport, mine).items()}
     if problem := unlike(ranks):

@@ -18,7 +18,7 @@ from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.plan import Start, plan_start
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import RunLock, check_run_dir
-from ecrm.train.collective_check import own_folder, share_json, together
+from ecrm.train.collective_check import collective_check, own_folder, share_json
 from ecrm.train.durable_state import DurableState, durable_state
 from ecrm.transport.base import Transport
 
@@ -71,7 +71,7 @@ def claim_run(transport: Transport, job: Job, waiting: Callable[[str], None]) ->
         resume, complete, ended_before = _earlier_start(transport, config, folder)
         if complete:
             return None
-    start = together(
+    start = collective_check(
         transport, lambda: plan_start(config, job.run_dir, resume, job.kills, job.init_from)
     )
     mapped = None
@@ -94,7 +94,7 @@ def claim_run(transport: Transport, job: Job, waiting: Callable[[str], None]) ->
 def _take_folder(transport: Transport, job: Job) -> tuple[RunFolder, RunLock | None]:
     """Collective: the run folder, and this rank's hold on it; without --run-dir there is none."""
     run_dir, auto = job.run_dir, job.resume == AUTO_RESUME
-    folder = together(transport, lambda: RunFolder(run_dir))
+    folder = collective_check(transport, lambda: RunFolder(run_dir))
     if run_dir is None:
         return folder, None
     lock, strangers = own_folder(
@@ -148,7 +148,7 @@ def _earlier_start(
         ended = "" if found.complete else tidy(run_dir)
         return [str(found.resume or ""), found.complete, ended, len(folder.all_events())]
 
-    mine = together(transport, decide)
+    mine = collective_check(transport, decide)
     said = [entry for _, entry in sorted(share_json(transport, mine).items()) if entry is not None]
     if not said:
         error = Unrecoverable(
@@ -165,5 +165,5 @@ def _make_mapped_folder(transport: Transport, job: Job, mapped: Path) -> None:
     first = transport.rank == transport.live[0]
     run_dir = job.run_dir
     if run_dir is not None:
-        together(transport, lambda: leave_link(run_dir, mapped) if first else None)
-    together(transport, lambda: make_folder(mapped, job.config, first))
+        collective_check(transport, lambda: leave_link(run_dir, mapped) if first else None)
+    collective_check(transport, lambda: make_folder(mapped, job.config, first))

@@ -44,7 +44,7 @@ def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
     return {rank: json.loads(bytes(text.tolist())) for rank, (text,) in shared.items()}
 
 
-def together(transport: Transport, action: Callable[[], Any]) -> Any:
+def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
     """Run `action` on every rank.
 
     If it fails on any, raises the lowest rank's error on every rank.
@@ -91,15 +91,15 @@ def own_folder(
     every rank where another run holds it, Unrecoverable where the rank that took it has died
     meanwhile.
     """
-    lock, first = together(transport, lambda: RunLock(folder, host)), transport.live[0]
+    lock, first = collective_check(transport, lambda: RunLock(folder, host)), transport.live[0]
 
     def take() -> None:
         if transport.rank == first:
             lock.take()
             check()
 
-    together(transport, take)
-    together(transport, lock.join)
+    collective_check(transport, take)
+    collective_check(transport, lock.join)
     sees = share_json(transport, lock.is_mine)
     if not any(sees.values()):
         error = Unrecoverable(

@@ -15,7 +15,7 @@ from ecrm.protection import make_protection
 from ecrm.protection.base import Protection
 from ecrm.run.plan import view_over
 from ecrm.train.claim import ClaimedRun
-from ecrm.train.collective_check import introduce, share_json, together
+from ecrm.train.collective_check import collective_check, introduce, share_json
 from ecrm.transport.base import Transport
 
 Processes = dict[int, dict[str, Any]]
@@ -46,7 +46,7 @@ def connect(transport: Transport, run: ClaimedRun) -> Cluster:
     protection = make_protection(config, run.start.mapped, run.durable.rows)
     processes = _processes(transport, config)
     readers = introduce(transport, host_name())
-    view = together(transport, lambda: start_view(config, protection, processes))
+    view = collective_check(transport, lambda: start_view(config, protection, processes))
     cores = _cores(transport, config, processes)
     cores.heed(view)
     return Cluster(protection, processes, readers, view, cores)

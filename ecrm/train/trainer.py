@@ -18,7 +18,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import DataError
 from ecrm.model.slot_batch import SlotBatch, SlotResult, backward, forward
-from ecrm.process.agreed_stop import meet
+from ecrm.process.agreed_stop import agree_on_stop
 from ecrm.train.bad_data import Readings
 from ecrm.train.build_engine import dense_of
 from ecrm.train.ending import Ending, Record
@@ -112,7 +112,7 @@ class Trainer:
                     self._ending.stop(number)
                     return None
                 except StopAgreed:  # while stopping, too: what it writes may not fit
-                    number = meet(self._engine, self._asked(), self._record.folder)
+                    number = agree_on_stop(self._engine, self._asked(), self._record.folder)
                     continue
             except StepAborted:
                 pass

@@ -54,7 +54,7 @@ def test_that_mpirun_goes_is_heard_also_after_a_request_to_stop():
         f"""
     ours = os.dup(1)  # its own output will be that of mpirun, in whose place is this process
     os.kill(os.getpid(), {int(MPIRUN_GOES)})
-    while not signals.alone:
+    while not signals.orphaned:
         time.sleep(0.01)
     os.write(ours, b"alone\\n")
     time.sleep(100)""",

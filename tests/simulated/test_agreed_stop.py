@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ecrm.errors import EcrmError
-from ecrm.process.agreed_stop import meet
+from ecrm.process.agreed_stop import agree_on_stop
 from ecrm.run.run_folder import PROBE_BYTES, RunFolder
 from ecrm.transport.simulated import SimulatedCluster
 
@@ -50,14 +50,15 @@ def meeting(tmp_path, monkeypatch, signals=(), summary=0):
         if transport.rank == 0 and summary:
             folder.draft_summary({"text": "x" * summary}, completed=True)
         engine = SimpleNamespace(
-            recovering=contextlib.nullcontext,
-            transport=transport,
+            recovery=SimpleNamespace(recovering=contextlib.nullcontext, stopping=True),
+            state=SimpleNamespace(transport=transport),
             rank=transport.rank,
-            stopping=True,
             view=SimpleNamespace(reporter=0),
         )
         try:
-            return meet(engine, signal.SIGTERM if transport.rank in signals else None, folder)
+            return agree_on_stop(
+                engine, signal.SIGTERM if transport.rank in signals else None, folder
+            )
         except EcrmError as error:
             return str(error)
 

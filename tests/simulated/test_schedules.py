@@ -254,16 +254,18 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
     view = View(0, (0, 1, 2), (0,), (0,), (0,), domains=(0, 1, 2))
     engines = {
         rank: SimpleNamespace(
-            rollbacks=0,
-            commits=0,
             committed=0,
             step=0,
             view=view,
-            dense=SimpleNamespace(value=torch.zeros(1)),
-            log=StepLog(),
-            hosted={},
-            spaces=(),
-            protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
+            recovery=SimpleNamespace(rollbacks=0),
+            state=SimpleNamespace(
+                commits=0,
+                dense=SimpleNamespace(value=torch.zeros(1)),
+                log=StepLog(),
+                hosted={},
+                spaces=(),
+                protection=SimpleNamespace(name="none", shape=StripeShape(1, 1, 0)),
+            ),
         )
         for rank in range(3)
     }
