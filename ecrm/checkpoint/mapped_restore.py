@@ -14,6 +14,7 @@ from ecrm.errors import DataError, EcrmError
 from ecrm.mapped.dense_file import DenseFile
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
+from ecrm.protection.base import Protection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
@@ -39,10 +40,11 @@ class Reopened:
         transport: Transport,
         layouts: Sequence[RowLayout],
         hosted: dict[ShardSpace, HostedShard],
-        protection: MappedProtection,
+        protection: Protection,
         view: View,
     ) -> tuple[int, list[Tensor] | None]:
         """As `Durable.restore`."""
+        assert isinstance(protection, MappedProtection)
         files = protection.files
         marks = _share(transport, [[file.committed, file.prepared] for file in files.values()])
         every = [mark for said in marks.values() for mark in said]
