@@ -183,9 +183,9 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--starter",
         metavar="TEMPLATE",
-        help="with --hosts: the command that starts another on a host; by default ssh. "
-        "{host}, {address} and {command} (quoted for a shell) are filled in, "
-        "such as 'ip netns exec {host}'",
+        help="with --hosts: how to run a command on a host; by default ssh. Write {host} or "
+        "{address} where the host belongs, such as 'ip netns exec {host}'. {command} stands for "
+        "the command, quoted for a shell; without it the command comes at the end",
     )
     parser.add_argument(
         "--interface",

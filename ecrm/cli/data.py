@@ -50,8 +50,8 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         default=MAX_MALFORMED,
         metavar="SHARE",
         help="stop when more than this share of a file's lines is malformed; from 0 to 1, by "
-        f"default {MAX_MALFORMED:g}. Counting starts to matter at line {JUDGED_LINES:,} of a file, "
-        "or at its end",
+        f"default {MAX_MALFORMED:g}. The share is first checked after {JUDGED_LINES:,} lines of a "
+        "file, or at its end if it is shorter",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a dataset that is already in DIR"

@@ -212,8 +212,9 @@ class ClusterConfig:
         "auto",
         "What ranks do on a host that has fewer cores than ranks.",
         choices={
-            "auto": "poll with train.threads above 1. Else bind where all cores get equally many "
-            "slots or no core has two ranks that run slots. Else sleep.",
+            "auto": "ECRM chooses. With train.threads above 1 it takes poll. Otherwise it takes bind "
+            "if slots spread evenly over the cores, or if no core has two ranks that run slots. "
+            "In all other cases it takes sleep.",
             "bind": "Each rank, with its helper threads, stays on one core, dealt out by role. "
             "It polls while it waits.",
             "sleep": "The system moves ranks between cores. "
@@ -399,11 +400,11 @@ class StorageConfig:
     )
     prefault: bool = key(
         False,
-        "Take all memory of rows and redundancy from the system at the start, in huge pages where "
-        "it has them, not at the first update of a row. The start takes longer the larger the "
-        "tables are; steps are faster. The next 2 m spares keep memory for one shard ready, those "
-        "of the start also 96 MB to work in. Other ranks that take over a shard get small pages, "
-        "from a thread beside the steps.",
+        "Take the memory of all rows and redundancy when training starts, not when a row is first "
+        "updated. The memory comes in huge pages if the system has them. The start takes longer, "
+        "and steps are faster. The next 2 m spares also keep memory for one shard ready. Those that "
+        "are next at the start hold 96 MiB more to work in. Any other rank that takes over a shard "
+        "gets its memory in small pages, while training goes on.",
     )
 
 
