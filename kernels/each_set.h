@@ -1,5 +1,5 @@
-// Compiles the file named by ECRM_LOOPS once per instruction set, each time in a namespace of the set's
-// name, so that one library runs on every machine and each set can be forced in a test.
+// Compiles the file named by ECRM_LOOPS once per instruction set, each time in a namespace of the
+// set's name, so that one library runs on every machine and each set can be forced in a test.
 //
 // No templates in such a file: GCC forgets the target of a template before it instantiates it. Use
 // ECRM_INLINE functions with constant arguments instead.
@@ -21,7 +21,8 @@ namespace ecrm::avx2 {
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("prfchw,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target( \
+    "prfchw,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 namespace ecrm::avx512 {
 #define ECRM_LANES_GFNI 0
 #include "lanes/avx512.h"
@@ -31,7 +32,8 @@ namespace ecrm::avx512 {
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("prfchw,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,gfni,prefer-vector-width=512")
+#pragma GCC target( \
+    "prfchw,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,gfni,prefer-vector-width=512")
 namespace ecrm::gfni {
 #define ECRM_LANES_GFNI 1
 #include "lanes/avx512.h"

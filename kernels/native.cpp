@@ -17,8 +17,8 @@ static unsigned times(unsigned a, unsigned b) {
   return product;
 }
 
-// vgf2p8affineqb computes output bit i as the parity of (matrix byte 7 - i AND input), so row i of the
-// matrix holds, for each input bit j, bit i of c * 2^j.
+// vgf2p8affineqb computes output bit i as the parity of (matrix byte 7 - i AND input), so row i of
+// the matrix holds, for each input bit j, bit i of c * 2^j.
 static uint64_t affine_matrix(unsigned c) {
   uint64_t matrix = 0;
   for (int i = 0; i < 8; ++i) {
@@ -32,9 +32,11 @@ static uint64_t affine_matrix(unsigned c) {
 static int best_supported() {
 #if defined(ECRM_X86)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
   const bool gfni = avx512 && __builtin_cpu_supports("gfni");
   return gfni ? kGfni : avx512 ? kAvx512 : avx2 ? kAvx2 : kPortable;
 #else

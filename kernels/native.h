@@ -1,4 +1,5 @@
-// What every operation's C++ shares: the C entry macro, the instruction sets, the tables of GF(2^8).
+// What every operation's C++ shares: the C entry macro, the instruction sets, the tables of
+// GF(2^8).
 #pragma once
 
 #include <cstddef>
@@ -29,10 +30,11 @@ struct FieldTables {
 };
 extern FieldTables field;
 
-// Asks for the memory of a scattered row, to write it soon (kWritten) or only to read it. Four cache lines at a time without a branch: short loops
-// cost more in wrongly guessed branches than the work inside them. Of a long row only the beginning; the hardware
-// guesses the rest.
-// A template, since what __builtin_prefetch is told must be constant; outside of files that are compiled once per set, so GCC cannot forget the target.
+// Asks for the memory of a scattered row, to write it soon (kWritten) or only to read it. Four
+// cache lines at a time without a branch: short loops cost more in wrongly guessed branches than
+// the work inside them. Of a long row only the beginning; the hardware guesses the rest. A
+// template, since what __builtin_prefetch is told must be constant; outside of files that are
+// compiled once per set, so GCC cannot forget the target.
 template <int kWritten = 1>
 ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   if (bytes > 2048) bytes = 2048;
@@ -42,15 +44,17 @@ ECRM_INLINE void fetch_row(const uint8_t* row, int64_t bytes) {
   }
 #pragma GCC unroll 1
   for (; at < bytes; at += 64) __builtin_prefetch(row + at, kWritten, 3);
-  const bool one_more_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % 64) + (bytes - 1) % 64 >= 64;
+  const bool one_more_line =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % 64) + (bytes - 1) % 64 >= 64;
   if (one_more_line) __builtin_prefetch(row + bytes - 1, kWritten, 3);
 }
 
 // Picks the loop compiled for the set in use from a table with one entry per set.
 #if defined(ECRM_X86)
-#define ECRM_PICK(loop)                                                          \
+#define ECRM_PICK(loop)                                                              \
   ((decltype(&ecrm::portable::loop) const[]){ecrm::portable::loop, ecrm::avx2::loop, \
-                                             ecrm::avx512::loop, ecrm::gfni::loop}[ecrm::instruction_set])
+                                             ecrm::avx512::loop,                     \
+                                             ecrm::gfni::loop}[ecrm::instruction_set])
 #else
 #define ECRM_PICK(loop) (&ecrm::portable::loop)
 #endif

@@ -1,9 +1,11 @@
 // Compiled once per instruction set by each_set.h.
 
-// `lanes` lanes of outputs [first, first + count), from position `at` on: every unit is read once for them all, and a
-// coefficient is looked at once for all lanes. `part` > 0: one lane of which only so many bytes exist.
-ECRM_INLINE void decode_lanes(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t first, int count,
-                              uint8_t* const* outputs, int64_t at, int lanes, int64_t part) {
+// `lanes` lanes of outputs [first, first + count), from position `at` on: every unit is read once
+// for them all, and a coefficient is looked at once for all lanes. `part` > 0: one lane of which
+// only so many bytes exist.
+ECRM_INLINE void decode_lanes(const uint8_t* const* units, int64_t k, const uint8_t* matrix,
+                              int64_t first, int count, uint8_t* const* outputs, int64_t at,
+                              int lanes, int64_t part) {
   Lane sums[4][4] = {};
   for (int64_t unit = 0; unit < k; ++unit) {
     Lane values[4];
@@ -33,18 +35,21 @@ ECRM_INLINE void decode_lanes(const uint8_t* const* units, int64_t k, const uint
   }
 }
 
-ECRM_INLINE void decode_outputs(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t first, int count,
-                                uint8_t* const* outputs, int64_t width) {
+ECRM_INLINE void decode_outputs(const uint8_t* const* units, int64_t k, const uint8_t* matrix,
+                                int64_t first, int count, uint8_t* const* outputs, int64_t width) {
   int64_t at = 0;
-  for (; at + 4 * kLane <= width; at += 4 * kLane) decode_lanes(units, k, matrix, first, count, outputs, at, 4, 0);
-  for (; at + kLane <= width; at += kLane) decode_lanes(units, k, matrix, first, count, outputs, at, 1, 0);
+  for (; at + 4 * kLane <= width; at += 4 * kLane)
+    decode_lanes(units, k, matrix, first, count, outputs, at, 4, 0);
+  for (; at + kLane <= width; at += kLane)
+    decode_lanes(units, k, matrix, first, count, outputs, at, 1, 0);
   if (at < width) decode_lanes(units, k, matrix, first, count, outputs, at, 1, width - at);
 }
 
-static void decode_row(const uint8_t* const* units, int64_t k, const uint8_t* matrix, int64_t wanted,
-                       uint8_t* const* outputs, int64_t width) {
+static void decode_row(const uint8_t* const* units, int64_t k, const uint8_t* matrix,
+                       int64_t wanted, uint8_t* const* outputs, int64_t width) {
   int64_t first = 0;
-  for (; first + 4 <= wanted; first += 4) decode_outputs(units, k, matrix, first, 4, outputs, width);
+  for (; first + 4 <= wanted; first += 4)
+    decode_outputs(units, k, matrix, first, 4, outputs, width);
   if (wanted - first == 3) decode_outputs(units, k, matrix, first, 3, outputs, width);
   if (wanted - first == 2) decode_outputs(units, k, matrix, first, 2, outputs, width);
   if (wanted - first == 1) decode_outputs(units, k, matrix, first, 1, outputs, width);

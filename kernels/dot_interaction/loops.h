@@ -1,7 +1,7 @@
 // Compiled once per instruction set by each_set.h.
 
-// Sixteen floats whatever the instruction set, which decides only in how many registers they lie: so the order of the
-// additions, and with it every bit, is the same on all.
+// Sixteen floats whatever the instruction set, which decides only in how many registers they lie:
+// so the order of the additions, and with it every bit, is the same on all.
 constexpr int64_t kSixteen = 16, kParts = kSixteen / kFloats;
 struct Sixteen {
   Floats part[kParts];
@@ -49,33 +49,40 @@ ECRM_INLINE Four sums_of_four(const Sixteen* four) {
     left[t] = (load4(x) + load4(x + 8)) + (load4(x + 4) + load4(x + 12));
   }
   const Choice low2 = {0, 1, 4, 5}, high2 = {2, 3, 6, 7}, even = {0, 2, 4, 6}, odd = {1, 3, 5, 7};
-  const Four ab = __builtin_shuffle(left[0], left[1], low2) + __builtin_shuffle(left[0], left[1], high2);
-  const Four cd = __builtin_shuffle(left[2], left[3], low2) + __builtin_shuffle(left[2], left[3], high2);
+  const Four ab =
+      __builtin_shuffle(left[0], left[1], low2) + __builtin_shuffle(left[0], left[1], high2);
+  const Four cd =
+      __builtin_shuffle(left[2], left[3], low2) + __builtin_shuffle(left[2], left[3], high2);
   return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
 }
 
-// The rows of one sample, dense first, one after the other in `room`, each `padded` floats wide. What lies behind a
-// row's end in `room` is zero and stays so.
-ECRM_INLINE void collect(float* room, int64_t padded, const float* dense, const float* values, int64_t value_stride,
-                         const int64_t* places, int64_t features, int64_t dimension) {
+// The rows of one sample, dense first, one after the other in `room`, each `padded` floats wide.
+// What lies behind a row's end in `room` is zero and stays so.
+ECRM_INLINE void collect(float* room, int64_t padded, const float* dense, const float* values,
+                         int64_t value_stride, const int64_t* places, int64_t features,
+                         int64_t dimension) {
   memcpy(room, dense, 4 * static_cast<size_t>(dimension));
   for (int64_t f = 0; f < features; ++f) {
-    memcpy(room + (f + 1) * padded, values + places[f] * value_stride, 4 * static_cast<size_t>(dimension));
+    memcpy(room + (f + 1) * padded, values + places[f] * value_stride,
+           4 * static_cast<size_t>(dimension));
   }
 }
 
-ECRM_INLINE void fetch_rows(const float* rows, int64_t stride, const int64_t* places, int64_t features, int64_t dimension) {
-  for (int64_t f = 0; f < features; ++f) fetch_row(reinterpret_cast<const uint8_t*>(rows + places[f] * stride), 4 * dimension);
+ECRM_INLINE void fetch_rows(const float* rows, int64_t stride, const int64_t* places,
+                            int64_t features, int64_t dimension) {
+  for (int64_t f = 0; f < features; ++f)
+    fetch_row(reinterpret_cast<const uint8_t*>(rows + places[f] * stride), 4 * dimension);
 }
 
-static void forward(float* out, int64_t out_stride, const float* dense, int64_t dense_stride, const float* values,
-                    int64_t value_stride, const int64_t* places, int64_t batch, int64_t features, int64_t dimension,
-                    float* room) {
+static void forward(float* out, int64_t out_stride, const float* dense, int64_t dense_stride,
+                    const float* values, int64_t value_stride, const int64_t* places, int64_t batch,
+                    int64_t features, int64_t dimension, float* room) {
   const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t* mine = places + b * features;
     if (b + 1 < batch) fetch_rows(values, value_stride, mine + features, features, dimension);
-    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features, dimension);
+    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features,
+            dimension);
     float* to = out + b * out_stride;
     memcpy(to, room, 4 * static_cast<size_t>(dimension));
     to += dimension;
@@ -104,18 +111,23 @@ static void forward(float* out, int64_t out_stride, const float* dense, int64_t 
   }
 }
 
-// `n` vectors of the gradient of row i from column d on: `first`, or zero, plus factors[j] * row j for j = 0, 1, .. but i.
-ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, const float* room, int64_t padded,
-                             const float* factors, int64_t i, int64_t rows, int64_t d) {
+// `n` vectors of the gradient of row i from column d on: `first`, or zero, plus factors[j] * row j
+// for j = 0, 1, .. but i.
+ECRM_INLINE void gradient_of(Sixteen* sums, const int n, const float* first, const float* room,
+                             int64_t padded, const float* factors, int64_t i, int64_t rows,
+                             int64_t d) {
 #pragma GCC unroll 8
-  for (int t = 0; t < n; ++t) sums[t] = first == nullptr ? Sixteen{} : load16(first + d + kSixteen * t);
+  for (int t = 0; t < n; ++t)
+    sums[t] = first == nullptr ? Sixteen{} : load16(first + d + kSixteen * t);
   for (int64_t j = 0; j < i; ++j) {
 #pragma GCC unroll 8
-    for (int t = 0; t < n; ++t) add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
+    for (int t = 0; t < n; ++t)
+      add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
   }
   for (int64_t j = i + 1; j < rows; ++j) {
 #pragma GCC unroll 8
-    for (int t = 0; t < n; ++t) add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
+    for (int t = 0; t < n; ++t)
+      add_multiple16(sums[t], factors[j], load16(room + j * padded + d + kSixteen * t));
   }
 }
 
@@ -129,15 +141,19 @@ ECRM_INLINE void store_part(float* to, Sixteen value, int64_t count, Writes how)
   }
   float rest[kSixteen];
   store16(rest, value);
-  for (int64_t d = 0; d < count; ++d) to[d] = how == kAdds ? to[d] + rest[d] : how == kBegins ? 0.0f + rest[d] : rest[d];
+  for (int64_t d = 0; d < count; ++d)
+    to[d] = how == kAdds ? to[d] + rest[d] : how == kBegins ? 0.0f + rest[d] : rest[d];
 }
 
 // `seen`, zeros at first, tells which rows of `sums` hold anything.
-static void backward(float* dense_gradients, float* sums, int64_t sum_stride, uint8_t* seen, const float* gradients, int64_t stride,
-                     const float* dense, int64_t dense_stride, const float* values, int64_t value_stride,
-                     const int64_t* places, int64_t batch, int64_t features, int64_t dimension, float* room) {
+static void backward(float* dense_gradients, float* sums, int64_t sum_stride, uint8_t* seen,
+                     const float* gradients, int64_t stride, const float* dense,
+                     int64_t dense_stride, const float* values, int64_t value_stride,
+                     const int64_t* places, int64_t batch, int64_t features, int64_t dimension,
+                     float* room) {
   const int64_t padded = (dimension + kSixteen - 1) / kSixteen * kSixteen, rows = features + 1;
-  float* first = room + rows * padded;  // the gradient of a sample's dense row as it came, zero behind its end
+  // the gradient of a sample's dense row as it came, zero behind its end
+  float* first = room + rows * padded;
   float* factors = first + padded;      // [rows, rows]: the gradient of each pair's product
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t* mine = places + b * features;
@@ -145,12 +161,14 @@ static void backward(float* dense_gradients, float* sums, int64_t sum_stride, ui
       fetch_rows(values, value_stride, mine + features, features, dimension);
       fetch_rows(sums, sum_stride, mine + features, features, dimension);
     }
-    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features, dimension);
+    collect(room, padded, dense + b * dense_stride, values, value_stride, mine, features,
+            dimension);
     const float* from = gradients + b * stride;
     memcpy(first, from, 4 * static_cast<size_t>(dimension));
     from += dimension;
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = i + 1; j < rows; ++j) factors[i * rows + j] = factors[j * rows + i] = *from++;
+      for (int64_t j = i + 1; j < rows; ++j)
+        factors[i * rows + j] = factors[j * rows + i] = *from++;
     }
     for (int64_t i = 0; i < rows; ++i) {
       float* to = i == 0 ? dense_gradients + b * dimension : sums + mine[i - 1] * sum_stride;
@@ -162,7 +180,8 @@ static void backward(float* dense_gradients, float* sums, int64_t sum_stride, ui
         Sixteen found[4];
         gradient_of(found, 4, start, room, padded, factors + i * rows, i, rows, d);
 #pragma GCC unroll 8
-        for (int t = 0; t < 4; ++t) store_part(to + d + kSixteen * t, found[t], dimension - d - kSixteen * t, how);
+        for (int t = 0; t < 4; ++t)
+          store_part(to + d + kSixteen * t, found[t], dimension - d - kSixteen * t, how);
       }
       for (; d < padded; d += kSixteen) {
         Sixteen found[1];

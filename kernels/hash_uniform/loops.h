@@ -1,4 +1,5 @@
-// Compiled once per instruction set by each_set.h: plain loops that the compiler turns into vectors.
+// Compiled once per instruction set by each_set.h: plain loops that the compiler turns into
+// vectors.
 
 ECRM_INLINE uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -9,8 +10,9 @@ ECRM_INLINE uint64_t mix(uint64_t z) {
 constexpr uint64_t kGamma = 0x9e3779b97f4a7c15ull;
 
 // table_step and bound_step are 1 for one per row, 0 for one for all.
-static void fill(uint64_t seed, const uint64_t* tables, int64_t table_step, const int64_t* rows, int64_t n,
-                 int64_t dimension, const float* bounds, int64_t bound_step, float* out) {
+static void fill(uint64_t seed, const uint64_t* tables, int64_t table_step, const int64_t* rows,
+                 int64_t n, int64_t dimension, const float* bounds, int64_t bound_step,
+                 float* out) {
   const uint64_t seed_key = mix(seed + kGamma);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t table_key = mix(seed_key ^ tables[i * table_step]);

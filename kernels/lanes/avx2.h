@@ -7,8 +7,12 @@ struct Factor {
   __m256i low, high;
 };
 
-ECRM_INLINE Lane lane_load(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-ECRM_INLINE void lane_store(uint8_t* to, Lane value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+ECRM_INLINE Lane lane_load(const uint8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+ECRM_INLINE void lane_store(uint8_t* to, Lane value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
+}
 ECRM_INLINE Lane lane_load_part(const uint8_t* from, int64_t bytes) {
   alignas(32) uint8_t buffer[32] = {};
   memcpy(buffer, from, static_cast<size_t>(bytes));
@@ -22,14 +26,17 @@ ECRM_INLINE void lane_store_part(uint8_t* to, Lane value, int64_t bytes) {
 
 ECRM_INLINE Factor factor(uint8_t coefficient) {
   Factor f;
-  f.low = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(field.low[coefficient])));
-  f.high = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(field.high[coefficient])));
+  f.low = _mm256_broadcastsi128_si256(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(field.low[coefficient])));
+  f.high = _mm256_broadcastsi128_si256(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(field.high[coefficient])));
   return f;
 }
 ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
   const __m256i nibble = _mm256_set1_epi8(0x0f);
   const __m256i low = _mm256_shuffle_epi8(f.low, _mm256_and_si256(value, nibble));
-  const __m256i high = _mm256_shuffle_epi8(f.high, _mm256_and_si256(_mm256_srli_epi64(value, 4), nibble));
+  const __m256i high =
+      _mm256_shuffle_epi8(f.high, _mm256_and_si256(_mm256_srli_epi64(value, 4), nibble));
   return _mm256_xor_si256(low, high);
 }
 

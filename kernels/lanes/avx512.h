@@ -1,6 +1,7 @@
-// Lanes of 64 bytes with AVX-512: products by vgf2p8affineqb where ECRM_LANES_GFNI is 1 (one instruction for 64
-// bytes; vgf2p8mulb is of no use, its polynomial is 0x11b), else by two table look-ups of four bits (pshufb).
-// Included by each_set.h inside a namespace, once per value of ECRM_LANES_GFNI; see README.md.
+// Lanes of 64 bytes with AVX-512: products by vgf2p8affineqb where ECRM_LANES_GFNI is 1 (one
+// instruction for 64 bytes; vgf2p8mulb is of no use, its polynomial is 0x11b), else by two table
+// look-ups of four bits (pshufb). Included by each_set.h inside a namespace, once per value of
+// ECRM_LANES_GFNI; see README.md.
 
 constexpr int64_t kLane = 64;
 typedef __m512i Lane;
@@ -21,21 +22,26 @@ struct Factor {
 ECRM_INLINE Factor factor(uint8_t coefficient) {
   return {_mm512_set1_epi64(static_cast<long long>(field.affine[coefficient]))};
 }
-ECRM_INLINE Lane lane_times(Lane value, const Factor& f) { return _mm512_gf2p8affine_epi64_epi8(value, f.matrix, 0); }
+ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
+  return _mm512_gf2p8affine_epi64_epi8(value, f.matrix, 0);
+}
 #else
 struct Factor {
   __m512i low, high;
 };
 ECRM_INLINE Factor factor(uint8_t coefficient) {
   Factor f;
-  f.low = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(field.low[coefficient])));
-  f.high = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(field.high[coefficient])));
+  f.low = _mm512_broadcast_i32x4(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(field.low[coefficient])));
+  f.high = _mm512_broadcast_i32x4(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(field.high[coefficient])));
   return f;
 }
 ECRM_INLINE Lane lane_times(Lane value, const Factor& f) {
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   const __m512i low = _mm512_shuffle_epi8(f.low, _mm512_and_si512(value, nibble));
-  const __m512i high = _mm512_shuffle_epi8(f.high, _mm512_and_si512(_mm512_srli_epi64(value, 4), nibble));
+  const __m512i high =
+      _mm512_shuffle_epi8(f.high, _mm512_and_si512(_mm512_srli_epi64(value, 4), nibble));
   return _mm512_xor_si512(low, high);
 }
 #endif

@@ -1,4 +1,5 @@
-// Half precision in integer arithmetic, for machines without an instruction for it. Rounds to nearest, ties to even.
+// Half precision in integer arithmetic, for machines without an instruction for it. Rounds to
+// nearest, ties to even.
 
 ECRM_INLINE float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -28,7 +29,8 @@ ECRM_INLINE uint16_t float_to_half(float value) {
     half = 0x7e00u | (rest >> 13 & 0x3ffu);
   } else if (rest >= 0x47800000u) {  // 65536 and more
     half = 0x7c00u;
-  } else if (rest >= 0x38800000u) {  // normal: a carry out of the fraction moves the exponent up, as it should
+  } else if (rest >= 0x38800000u) {
+    // normal: a carry out of the fraction moves the exponent up, as it should
     half = (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1u)) >> 13;
   } else {  // subnormal: adding 0.5 leaves value / 2^-24, rounded, in the low bits
     float magnitude;

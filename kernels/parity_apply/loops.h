@@ -1,11 +1,13 @@
 // Compiled once per instruction set by each_set.h.
 
-// How far ahead of the arithmetic memory is asked for: scattered parity rows, which no hardware prefetcher can guess,
-// by 8 KiB of rows; the deltas, which lie one after the other, by 2 KiB. Measured on Zen 5 with rows of 256 bytes.
+// How far ahead of the arithmetic memory is asked for: scattered parity rows, which no hardware
+// prefetcher can guess, by 8 KiB of rows; the deltas, which lie one after the other, by 2 KiB.
+// Measured on Zen 5 with rows of 256 bytes.
 constexpr int64_t kParityBytesAhead = 8192;
 constexpr int64_t kDeltaBytesAhead = 2048;
 constexpr int64_t kMostRowsAhead = 32;
-constexpr int64_t kMostPrefetchedBlocks = 32;  // of one row; the rest of a long row the hardware guesses
+// of one row; the rest of a long row the hardware guesses
+constexpr int64_t kMostPrefetchedBlocks = 32;
 
 // Rows are worked on in blocks of 64 bytes, one cache line if they are aligned.
 constexpr int64_t kBlock = 64;
@@ -14,7 +16,8 @@ struct Block {
   Lane lane[kLanes];
 };
 
-ECRM_INLINE Block block_sum(const uint8_t* parity, const uint8_t* delta, bool multiplied, const Factor& f) {
+ECRM_INLINE Block block_sum(const uint8_t* parity, const uint8_t* delta, bool multiplied,
+                            const Factor& f) {
   Block result;
   for (int i = 0; i < kLanes; ++i) {
     const Lane change = lane_load(delta + i * kLane);
@@ -27,10 +30,11 @@ ECRM_INLINE void block_store(uint8_t* to, const Block& block) {
   for (int i = 0; i < kLanes; ++i) lane_store(to + i * kLane, block.lane[i]);
 }
 
-// parity ^= coefficient * delta for one row of at least a block. The last block, where the width is not a multiple of
-// blocks, overlaps the one before it: computed before anything is written, written last.
-ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, int64_t width, bool multiplied,
-                         const Factor& f) {
+// parity ^= coefficient * delta for one row of at least a block. The last block, where the width is
+// not a multiple of blocks, overlaps the one before it: computed before anything is written,
+// written last.
+ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, int64_t width,
+                         bool multiplied, const Factor& f) {
   const int64_t last = width - kBlock;
   const Block tail = block_sum(parity + last, delta + last, multiplied, f);
   for (int64_t block = 0; block < blocks; ++block) {
@@ -41,7 +45,8 @@ ECRM_INLINE void add_row(uint8_t* parity, const uint8_t* delta, int64_t blocks, 
 }
 
 // The same for a row shorter than a block.
-ECRM_INLINE void add_short_row(uint8_t* parity, const uint8_t* delta, int64_t width, bool multiplied, const Factor& f) {
+ECRM_INLINE void add_short_row(uint8_t* parity, const uint8_t* delta, int64_t width,
+                               bool multiplied, const Factor& f) {
   for (int64_t at = 0; at < width; at += kLane) {
     const int64_t rest = width - at < kLane ? width - at : kLane;
     const bool whole = rest == kLane;
@@ -63,13 +68,15 @@ ECRM_INLINE void fetch(const uint8_t* parity, const uint8_t* delta, int64_t bloc
     __builtin_prefetch(delta + kDeltaBytesAhead + block * kBlock, 0, 3);
   }
   if (most * kBlock < width) __builtin_prefetch(parity + most * kBlock, 1, 3);
-  __builtin_prefetch(parity + (most < blocks ? most * kBlock : width) - 1, 1, 3);  // not aligned, one line more
+  // not aligned, one line more
+  __builtin_prefetch(parity + (most < blocks ? most * kBlock : width) - 1, 1, 3);
 }
 
 // coefficient_step is 1 for a coefficient per row, 0 for one coefficient for all.
-ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n,
-                              const uint8_t* coefficients, int64_t coefficient_step, const uint8_t* delta,
-                              int64_t delta_stride, int64_t width) {
+ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_stride,
+                              const int64_t* rows, int64_t n, const uint8_t* coefficients,
+                              int64_t coefficient_step, const uint8_t* delta, int64_t delta_stride,
+                              int64_t width) {
   int64_t ahead = kParityBytesAhead / width;
   ahead = ahead < 1 ? 1 : ahead > kMostRowsAhead ? kMostRowsAhead : ahead;
   for (int64_t i = 0; i < n; ++i) {
@@ -89,12 +96,14 @@ ECRM_INLINE void apply_blocks(int64_t blocks, uint8_t* parity, int64_t parity_st
   }
 }
 
-// Rows of up to 16 whole blocks are compiled with their loops unrolled: short inner loops cost more in wrongly guessed
-// branches than the arithmetic inside them.
-static void apply(uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n, const uint8_t* coefficients,
-                  int64_t coefficient_step, const uint8_t* delta, int64_t delta_stride, int64_t width) {
-#define ECRM_APPLY(blocks)                                                                                      \
-  apply_blocks(blocks, parity, parity_stride, rows, n, coefficients, coefficient_step, delta, delta_stride, width)
+// Rows of up to 16 whole blocks are compiled with their loops unrolled: short inner loops cost more
+// in wrongly guessed branches than the arithmetic inside them.
+static void apply(uint8_t* parity, int64_t parity_stride, const int64_t* rows, int64_t n,
+                  const uint8_t* coefficients, int64_t coefficient_step, const uint8_t* delta,
+                  int64_t delta_stride, int64_t width) {
+#define ECRM_APPLY(blocks)                                                                    \
+  apply_blocks(blocks, parity, parity_stride, rows, n, coefficients, coefficient_step, delta, \
+               delta_stride, width)
   switch (width / kBlock) {
     case 0: return ECRM_APPLY(0);
     case 1: return ECRM_APPLY(1);

@@ -1,8 +1,8 @@
 // Compiled once per instruction set by each_set.h.
 // A record is the bytes of one row in each part, one part after the other.
 
-// Both: four lanes at a time without a branch. The last lane, where the width is not a multiple of lanes, overlaps the
-// one before it: computed before anything is written, written last.
+// Both: four lanes at a time without a branch. The last lane, where the width is not a multiple of
+// lanes, overlaps the one before it: computed before anything is written, written last.
 ECRM_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
   if (width == 4) {  // row-wise Adagrad's state
     memcpy(to, from, 4);
@@ -14,7 +14,8 @@ ECRM_INLINE void copy_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
   }
   int64_t at = 0;
   for (; at + 4 * kLane <= width; at += 4 * kLane) {
-    for (int lane = 0; lane < 4; ++lane) lane_store(to + at + lane * kLane, lane_load(from + at + lane * kLane));
+    for (int lane = 0; lane < 4; ++lane)
+      lane_store(to + at + lane * kLane, lane_load(from + at + lane * kLane));
   }
   for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(from + at));
   if (at < width) lane_store(to + width - kLane, lane_load(from + width - kLane));
@@ -41,7 +42,8 @@ ECRM_INLINE void xor_bytes(uint8_t* to, const uint8_t* from, int64_t width) {
       lane_store(target, lane_load(target) ^ lane_load(from + at + lane * kLane));
     }
   }
-  for (; at + kLane <= width; at += kLane) lane_store(to + at, lane_load(to + at) ^ lane_load(from + at));
+  for (; at + kLane <= width; at += kLane)
+    lane_store(to + at, lane_load(to + at) ^ lane_load(from + at));
   if (at < width) lane_store(to + width - kLane, tail);
 }
 
@@ -54,7 +56,8 @@ ECRM_INLINE void fetch_parts(const Parts& parts, const int64_t* rows, int64_t i,
   }
 }
 
-static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* records, int64_t record_stride) {
+static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* records,
+                   int64_t record_stride) {
   for (int64_t i = 0; i < n; ++i) {
     fetch_parts(parts, rows, i, n);
     uint8_t* record = records + i * record_stride;
@@ -66,12 +69,13 @@ static void gather(const Parts& parts, const int64_t* rows, int64_t n, uint8_t* 
 }
 
 // `picked`: which record is the i-th; null: the i-th.
-static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records, int64_t record_stride,
-                    const int64_t* picked) {
+static void scatter(const Parts& parts, const int64_t* rows, int64_t n, const uint8_t* records,
+                    int64_t record_stride, const int64_t* picked) {
   for (int64_t i = 0; i < n; ++i) {
     fetch_parts(parts, rows, i, n);
     if (picked != nullptr) {
-      fetch_row<0>(records + picked[i + kRowsAhead < n ? i + kRowsAhead : n - 1] * record_stride, parts.width[0]);
+      fetch_row<0>(records + picked[i + kRowsAhead < n ? i + kRowsAhead : n - 1] * record_stride,
+                   parts.width[0]);
     }
     const uint8_t* record = records + (picked == nullptr ? i : picked[i]) * record_stride;
     for (int64_t part = 0; part < parts.count; ++part) {
@@ -93,9 +97,11 @@ static void exclusive_or(const Parts& parts, const int64_t* rows, int64_t n, con
   }
 }
 
-// Returns how many rows the log has then. `rows_there` >= n: how many row numbers there are to look ahead at.
-static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there, const uint8_t* records,
-                     int64_t record_stride, int64_t width, int64_t* log_rows, uint8_t* log, int64_t count) {
+// Returns how many rows the log has then. `rows_there` >= n: how many row numbers there are to look
+// ahead at.
+static int64_t merge(int32_t* places, const int64_t* rows, int64_t n, int64_t rows_there,
+                     const uint8_t* records, int64_t record_stride, int64_t width,
+                     int64_t* log_rows, uint8_t* log, int64_t count) {
   const int64_t last = rows_there - 1;
   for (int64_t i = 0; i < n; ++i) {
     __builtin_prefetch(places + rows[i + 2 * kRowsAhead < last ? i + 2 * kRowsAhead : last], 1, 3);

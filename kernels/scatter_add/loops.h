@@ -2,16 +2,18 @@
 
 constexpr int64_t kRowsAhead = 24;
 
-// Element by element, one addition each, in the order of `index`: no instruction set can change a bit but a NaN's. Of
-// rows that are not `seen` whatever they hold counts as zero, over `width` floats; null: all are. `picked`: which value is
-// the i-th; null: the i-th.
-static void add(float* out, int64_t out_stride, int64_t width, const int64_t* index, int64_t n, const float* values,
-                int64_t value_stride, const int64_t* picked, int64_t dimension, uint8_t* seen) {
+// Element by element, one addition each, in the order of `index`: no instruction set can change a
+// bit but a NaN's. Of rows that are not `seen` whatever they hold counts as zero, over `width`
+// floats; null: all are. `picked`: which value is the i-th; null: the i-th.
+static void add(float* out, int64_t out_stride, int64_t width, const int64_t* index, int64_t n,
+                const float* values, int64_t value_stride, const int64_t* picked, int64_t dimension,
+                uint8_t* seen) {
   for (int64_t i = 0; i < n; ++i) {
     const int64_t ahead = i + kRowsAhead < n ? i + kRowsAhead : n - 1;
     fetch_row(reinterpret_cast<const uint8_t*>(out + index[ahead] * out_stride), 4 * dimension);
     if (picked != nullptr) {
-      fetch_row<0>(reinterpret_cast<const uint8_t*>(values + picked[ahead] * value_stride), 4 * dimension);
+      fetch_row<0>(reinterpret_cast<const uint8_t*>(values + picked[ahead] * value_stride),
+                   4 * dimension);
     }
     float* target = out + index[i] * out_stride;
     const float* source = values + (picked == nullptr ? i : picked[i]) * value_stride;

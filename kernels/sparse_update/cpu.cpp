@@ -1,4 +1,5 @@
-// The sparse optimizers, in place, with the delta of each touched record written in the same pass; see README.md.
+// The sparse optimizers, in place, with the delta of each touched record written in the same pass;
+// see README.md.
 #include "native.h"
 #include "records/merge.h"
 
@@ -9,11 +10,12 @@ enum WeightType { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2 };
 enum Optimizer { kSgd = 0, kRowwiseAdagrad = 1, kAdagrad = 2, kAdam = 3 };
 
 struct Hyper {
-  float learning_rate, eps, beta1, beta2, one_minus_beta1, one_minus_beta2, correction1, correction2;
+  float learning_rate, eps, beta1, beta2, one_minus_beta1, one_minus_beta2, correction1,
+      correction2;
 };
 
-// Passed from Python by pointer: the field order and types are those of `_Update` in __init__.py. Strides count bytes,
-// but for gradient_stride, which counts floats.
+// Passed from Python by pointer: the field order and types are those of `_Update` in __init__.py.
+// Strides count bytes, but for gradient_stride, which counts floats.
 struct Update {
   uint8_t* weights;
   int64_t weights_stride;
@@ -39,11 +41,13 @@ struct Update {
 
 ECRM_ENTRY void ecrm_sparse_update(const ecrm::Update* update) { ECRM_PICK(update)(*update); }
 
-// The same, with the deltas merged into a log of records of delta_stride bytes (records/README.md); returns how many rows
-// that has then. Some rows at a time, whose deltas go no further than `delta`, which has room for so many and is zeros
-// where the update writes none, and stays in the second-level cache.
-ECRM_ENTRY int64_t ecrm_sparse_update_logged(const ecrm::Update* update, int64_t at_a_time, int32_t* places,
-                                             int64_t* log_rows, uint8_t* log, int64_t count) {
+// The same, with the deltas merged into a log of records of delta_stride bytes (records/README.md);
+// returns how many rows that has then. Some rows at a time, whose deltas go no further than
+// `delta`, which has room for so many and is zeros where the update writes none, and stays in the
+// second-level cache.
+ECRM_ENTRY int64_t ecrm_sparse_update_logged(const ecrm::Update* update, int64_t at_a_time,
+                                             int32_t* places, int64_t* log_rows, uint8_t* log,
+                                             int64_t count) {
   ecrm::Update some = *update;
   for (int64_t first = 0; first < update->n; first += at_a_time) {
     const int64_t rest = update->n - first;
@@ -52,8 +56,8 @@ ECRM_ENTRY int64_t ecrm_sparse_update_logged(const ecrm::Update* update, int64_t
     some.rows_there = rest;
     some.gradients = update->gradients + first * update->gradient_stride;
     ecrm_sparse_update(&some);
-    count = ecrm_merge_records(places, some.rows, some.n, rest, some.delta, some.delta_stride, some.delta_stride, log_rows,
-                               log, count);
+    count = ecrm_merge_records(places, some.rows, some.n, rest, some.delta, some.delta_stride,
+                               some.delta_stride, log_rows, log, count);
   }
   return count;
 }

@@ -1,5 +1,6 @@
-// Compiled once per instruction set by each_set.h. The order of operations is that of README.md and reference.py;
-// every operation is rounded on its own (-ffp-contract=off), so no instruction set can change a bit but a NaN's.
+// Compiled once per instruction set by each_set.h. The order of operations is that of README.md and
+// reference.py; every operation is rounded on its own (-ffp-contract=off), so no instruction set
+// can change a bit but a NaN's.
 
 // How many rows ahead memory is asked for. Measured on Zen 5 with records of 260 bytes.
 constexpr int64_t kRowsAhead = 24;
@@ -10,8 +11,9 @@ ECRM_INLINE Floats load_floats(const uint8_t* from) {
   return value;
 }
 
-// Writes new values over old ones, and the bits that differ to `delta` unless it is null. In this order: writes leave
-// the processor in theirs, and those to the row, which is already there, must not wait for those to the delta.
+// Writes new values over old ones, and the bits that differ to `delta` unless it is null. In this
+// order: writes leave the processor in theirs, and those to the row, which is already there, must
+// not wait for those to the delta.
 ECRM_INLINE void replace_floats(uint8_t* at, Floats old, Floats fresh, uint8_t* delta) {
   memcpy(at, &fresh, sizeof fresh);
   if (delta == nullptr) return;
@@ -19,7 +21,9 @@ ECRM_INLINE void replace_floats(uint8_t* at, Floats old, Floats fresh, uint8_t* 
   memcpy(delta, &change, sizeof change);
 }
 
-ECRM_INLINE Floats floats_from_bfloat(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
+ECRM_INLINE Floats floats_from_bfloat(Halves bits) {
+  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+}
 
 ECRM_INLINE Halves floats_to_bfloat(Floats values) {
   const Words bits = (Words)values;
@@ -44,8 +48,8 @@ ECRM_INLINE Eight squares(const float* from) {
   return g * g;
 }
 
-// Eight partial sums, element d in sum d mod 8, then ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7)): the order of
-// FBGEMM's AVX2 kernel.
+// Eight partial sums, element d in sum d mod 8, in the order of FBGEMM's AVX2 kernel:
+// ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7)).
 ECRM_INLINE float sum_of_squares(const float* gradient, int64_t dimension) {
   Eight p = {};
   int64_t d = 0;
@@ -63,9 +67,10 @@ ECRM_INLINE float sum_of_squares(const float* gradient, int64_t dimension) {
   return p[0] + p[4];
 }
 
-// Row-wise Adagrad's one number per row: updates it, gives the bits that changed, and returns the row's step size.
-ECRM_INLINE float update_row_state(uint8_t* state, const float* gradient, int64_t dimension, const Hyper& hyper,
-                                   uint32_t* change) {
+// Row-wise Adagrad's one number per row: updates it, gives the bits that changed, and returns the
+// row's step size.
+ECRM_INLINE float update_row_state(uint8_t* state, const float* gradient, int64_t dimension,
+                                   const Hyper& hyper, uint32_t* change) {
   float old, fresh;
   uint32_t fresh_bits;
   memcpy(&old, state, sizeof old);
@@ -86,9 +91,10 @@ struct Row {
   const float* gradient;
 };
 
-// The new values of the weights w of a lane; `step` is row-wise Adagrad's step size. Adagrad's and Adam's new state is
-// written to the row.
-ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const Row& row, Floats w) {
+// The new values of the weights w of a lane; `step` is row-wise Adagrad's step size. Adagrad's and
+// Adam's new state is written to the row.
+ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const Row& row,
+                           Floats w) {
   Floats g;
   memcpy(&g, row.gradient, sizeof g);
   if (optimizer == kSgd) return floats_fused(Floats{} - hyper.learning_rate, g, w);
@@ -96,7 +102,8 @@ ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const 
   const Floats old0 = load_floats(row.state[0]);
   if (optimizer == kAdagrad) {
     const Floats h = floats_fused(g, g, old0);
-    const Doubles root = doubles_sqrt(__builtin_convertvector(h, Doubles)) + static_cast<double>(hyper.eps);
+    const Doubles root =
+        doubles_sqrt(__builtin_convertvector(h, Doubles)) + static_cast<double>(hyper.eps);
     const Doubles scaled = __builtin_convertvector(g * hyper.learning_rate, Doubles);
     replace_floats(row.state[0], old0, h, row.state_delta[0]);
     return __builtin_convertvector(__builtin_convertvector(w, Doubles) - scaled / root, Floats);
@@ -111,7 +118,8 @@ ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const 
 }
 
 // kFloats elements of a row.
-ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float step, const Row& row) {
+ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float step,
+                             const Row& row) {
   if (type == kFloat32) {
     const Floats old = load_floats(row.weights);
     replace_floats(row.weights, old, updated(optimizer, hyper, step, row, old), row.weights_delta);
@@ -122,21 +130,25 @@ ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float 
   const bool half = type == kFloat16;
   const Floats w = half ? floats_from_half(old) : floats_from_bfloat(old);
   const Floats fresh = updated(optimizer, hyper, step, row, w);
-  replace_halves(row.weights, old, half ? floats_to_half(fresh) : floats_to_bfloat(fresh), row.weights_delta);
+  replace_halves(row.weights, old, half ? floats_to_half(fresh) : floats_to_bfloat(fresh),
+                 row.weights_delta);
 }
 
 // The last `count` < kFloats elements of a row, in padded copies.
-ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float step, const Row& row, int64_t count) {
+ECRM_INLINE void update_rest(int type, int optimizer, const Hyper& hyper, float step,
+                             const Row& row, int64_t count) {
   const size_t weight_bytes = static_cast<size_t>(count) * (type == kFloat32 ? 4 : 2);
   const size_t float_bytes = static_cast<size_t>(count) * 4;
   const int states = optimizer == kAdagrad ? 1 : optimizer == kAdam ? 2 : 0;
-  alignas(64) uint8_t weights[64] = {}, weights_delta[64] = {}, state[2][64] = {}, state_delta[2][64] = {};
+  alignas(64) uint8_t weights[64] = {}, weights_delta[64] = {}, state[2][64] = {},
+                      state_delta[2][64] = {};
   alignas(64) float gradient[kFloats] = {};
   memcpy(gradient, row.gradient, float_bytes);
   memcpy(weights, row.weights, weight_bytes);
   for (int s = 0; s < states; ++s) memcpy(state[s], row.state[s], float_bytes);
-  update_lane(type, optimizer, hyper, step,
-                 {weights, {state[0], state[1]}, weights_delta, {state_delta[0], state_delta[1]}, gradient});
+  update_lane(
+      type, optimizer, hyper, step,
+      {weights, {state[0], state[1]}, weights_delta, {state_delta[0], state_delta[1]}, gradient});
   memcpy(row.weights, weights, weight_bytes);
   for (int s = 0; s < states; ++s) memcpy(row.state[s], state[s], float_bytes);
   if (row.weights_delta == nullptr) return;
@@ -169,11 +181,12 @@ ECRM_INLINE void update_row(int type, int optimizer, const Hyper& hyper, float s
   for (; d + kFloats <= dimension; d += kFloats) {
     update_lane(type, optimizer, hyper, step, further(row, type, states, d));
   }
-  if (d < dimension) update_rest(type, optimizer, hyper, step, further(row, type, states, d), dimension - d);
+  if (d < dimension)
+    update_rest(type, optimizer, hyper, step, further(row, type, states, d), dimension - d);
 }
 
-ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t state_bytes, int states,
-                       bool with_delta) {
+ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t state_bytes,
+                       int states, bool with_delta) {
   Row row = {};
   row.weights = u.weights + u.rows[i] * u.weights_stride;
   row.gradient = u.gradients + i * u.gradient_stride;
@@ -181,12 +194,14 @@ ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t st
   if (with_delta) {
     row.weights_delta = u.delta + i * u.delta_stride;
     if (row.weights_delta == nullptr) __builtin_unreachable();  // so that no lane checks it again
-    for (int s = 0; s < states; ++s) row.state_delta[s] = row.weights_delta + row_bytes + s * state_bytes;
+    for (int s = 0; s < states; ++s)
+      row.state_delta[s] = row.weights_delta + row_bytes + s * state_bytes;
   }
   return row;
 }
 
-ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool with_delta, const Update& u) {
+ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool with_delta,
+                                const Update& u) {
   const int64_t row_bytes = dimension * (type == kFloat32 ? 4 : 2);
   const int64_t state_bytes = optimizer == kRowwiseAdagrad ? 4 : dimension * 4;
   const int states = optimizer == kSgd ? 0 : optimizer == kAdam ? 2 : 1;
@@ -200,7 +215,8 @@ ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool
       uint32_t change;
       const float step = update_row_state(row.state[0], row.gradient, dimension, u.hyper, &change);
       update_row(type, optimizer, u.hyper, step, row, dimension);
-      if (with_delta) memcpy(row.state_delta[0], &change, sizeof change);  // last: a delta is written front to back
+      // last: a delta is written front to back
+      if (with_delta) memcpy(row.state_delta[0], &change, sizeof change);
     } else {
       update_row(type, optimizer, u.hyper, 0, row, dimension);
     }
@@ -220,7 +236,8 @@ ECRM_INLINE void update_rows(int type, int optimizer, bool with_delta, const Upd
 }
 
 // One function per weight type and optimizer; one for them all takes the compiler twice as long.
-// Each works on a copy of its arguments, of which the compiler knows that writing rows does not change them.
+// Each works on a copy of its arguments, of which the compiler knows that writing rows does not
+// change them.
 #define ECRM_UPDATE(name, type, optimizer)    \
   static void name(const Update& given) {     \
     const Update u = given;                   \

@@ -14,7 +14,8 @@ struct Entry {
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
 
-// x / divisor and what is left, without a division where the divisor is a power of two: on row numbers that is most of the work.
+// x / divisor and what is left, without a division where the divisor is a power of two: on row
+// numbers that is most of the work.
 struct Divider {
   explicit Divider(uint64_t by) : by(by), shift((by & (by - 1)) == 0 ? __builtin_ctzll(by) : -1) {}
   uint64_t quotient(uint64_t x) const { return shift >= 0 ? x >> shift : x / by; }
@@ -36,13 +37,15 @@ static void sort_by_key(std::vector<Entry>& entries, uint64_t largest) {
 
 }  // namespace ecrm
 
-// Writes the unique rows to unique, unit by unit and ascending in each, and to places where each of rows is among them; returns how many
-// there are. Rows are at least 0, n below 2^32.
-ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* unique, int64_t* places) {
+// Writes the unique rows to unique, unit by unit and ascending in each, and to places where each of
+// rows is among them; returns how many there are. Rows are at least 0, n below 2^32.
+ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t units,
+                                       int64_t* unique, int64_t* places) {
   using namespace ecrm;
   if (n == 0) return 0;
   const Divider divider(static_cast<uint64_t>(units));
-  const uint64_t span = divider.quotient(static_cast<uint64_t>(*std::max_element(rows, rows + n))) + 1;
+  const uint64_t span =
+      divider.quotient(static_cast<uint64_t>(*std::max_element(rows, rows + n))) + 1;
   std::vector<Entry> entries(static_cast<size_t>(n));
   uint64_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -61,15 +64,18 @@ ECRM_ENTRY int64_t ecrm_unique_by_unit(const int64_t* rows, int64_t n, int64_t u
   return count;
 }
 
-// Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether the units of rows ascend.
-ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* periods, int64_t* counts) {
+// Writes rows[i] / units to periods and how many rows are of each unit to counts; returns whether
+// the units of rows ascend.
+ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units, int64_t* periods,
+                                  int64_t* counts) {
   using namespace ecrm;
   const Divider divider(static_cast<uint64_t>(units));
   std::fill(counts, counts + units, 0);
   uint64_t last = 0;
   bool ascend = true;
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row), unit = row - period * divider.by;
+    const uint64_t row = static_cast<uint64_t>(rows[i]), period = divider.quotient(row),
+                   unit = row - period * divider.by;
     periods[i] = static_cast<int64_t>(period);
     ++counts[unit];
     ascend &= unit >= last;
@@ -78,9 +84,11 @@ ECRM_ENTRY int ecrm_split_by_unit(const int64_t* rows, int64_t n, int64_t units,
   return ascend;
 }
 
-// Row r of a row space is unit r % k of stripe r / k, on shard (stripe + m + unit) % shards, there row stripe / shards * k + unit. Writes,
-// shard by shard and in the order given in each, the places of its rows to places and their rows there to local, and how many to counts.
-ECRM_ENTRY void ecrm_split_by_shard(const int64_t* rows, int64_t n, int64_t k, int64_t m, int64_t shards, int64_t* places, int64_t* local,
+// Row r of a row space is unit r % k of stripe r / k, on shard (stripe + m + unit) % shards, there
+// row stripe / shards * k + unit. Writes, shard by shard and in the order given in each, the places
+// of its rows to places and their rows there to local, and how many to counts.
+ECRM_ENTRY void ecrm_split_by_shard(const int64_t* rows, int64_t n, int64_t k, int64_t m,
+                                    int64_t shards, int64_t* places, int64_t* local,
                                     int64_t* counts) {
   using namespace ecrm;
   const Divider by_unit(static_cast<uint64_t>(k)), by_shard(static_cast<uint64_t>(shards));
@@ -90,15 +98,18 @@ ECRM_ENTRY void ecrm_split_by_shard(const int64_t* rows, int64_t n, int64_t k, i
   std::vector<Place> found(static_cast<size_t>(n));
   std::fill(counts, counts + shards, 0);
   for (int64_t i = 0; i < n; ++i) {
-    const uint64_t row = static_cast<uint64_t>(rows[i]), stripe = by_unit.quotient(row), unit = row - stripe * by_unit.by;
+    const uint64_t row = static_cast<uint64_t>(rows[i]), stripe = by_unit.quotient(row),
+                   unit = row - stripe * by_unit.by;
     const uint64_t period = by_shard.quotient(stripe);
-    uint64_t shard = stripe - period * by_shard.by + static_cast<uint64_t>(m) + unit;  // k + m <= shards: less than twice as many
+    // k + m <= shards: less than twice as many
+    uint64_t shard = stripe - period * by_shard.by + static_cast<uint64_t>(m) + unit;
     if (shard >= by_shard.by) shard -= by_shard.by;
     found[i] = {static_cast<int64_t>(shard), static_cast<int64_t>(period * by_unit.by + unit)};
     ++counts[shard];
   }
   std::vector<int64_t> next(static_cast<size_t>(shards));
-  for (int64_t shard = 1; shard < shards; ++shard) next[shard] = next[shard - 1] + counts[shard - 1];
+  for (int64_t shard = 1; shard < shards; ++shard)
+    next[shard] = next[shard - 1] + counts[shard - 1];
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = next[found[i].shard]++;
     places[at] = i;
