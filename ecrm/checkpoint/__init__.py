@@ -1,1 +1,1 @@
-"""Checkpoints: what a run leaves on disk so that it can go on after losing more than its protection covers, or everything."""
+"""Checkpoints on disk, from which a run goes on after losses beyond its protection."""

@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to a config and its data, and what a run that goes on from it may have otherwise. Light: no torch."""
+"""Whether a checkpoint fits a config and its data, and what may differ. No torch is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = (
     "train.sparse_eps",
     "train.dense_optimizer",
 )
-"""Keys that a run which goes on must have as they were: they make tables, model and optimizer state."""
+"""Keys that must stay the same when a run goes on: they make tables, model and optimizer state."""
 HELD_OUT = "data.eval_fraction"
 """May change only with the data: rows held out so far would be trained on, or the reverse."""
 MAY_CHANGE = ("train.sparse_lr", "train.dense_lr", HELD_OUT)
@@ -37,10 +37,10 @@ ANEW = "start without --resume"
 def identity(
     config: Config, data_began: int = 0, began_as: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a run trains: config keys, tables, the data's digests, the step at which the data began, and how the run `began_as`.
+    """What a run trains: config keys, tables, the data's digests and how the run began.
 
-    That is the seed of the initial values of rows, and the checksum of the checkpoint whose weights
-    it began with, None without.
+    `data_began` is the step at which the data began. `began_as` is the seed of the initial values
+    of rows, and the checksum of the checkpoint whose weights the run began with, None without.
     """
     values = config.to_dict()
 
@@ -81,7 +81,10 @@ def same_bits(said: dict[str, Any], mine: dict[str, Any]) -> bool:
 
 
 def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, where the run at `path`, whose identity was `said`, was of another model or other tables."""
+    """Raise UsageError, with what to type, if the run at `path` had another model or tables.
+
+    `said` is the identity of that run.
+    """
     mine = identity(config)
     kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
     other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
@@ -101,25 +104,33 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
 
 
 def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
-    """Raise UsageError, with what to type, where a config has not the model or the tables of the run whose identity was `said`."""
+    """Raise UsageError, with what to type, if the weights do not fit a config's model and tables.
+
+    `said` is the identity of the run at `path` that trained them.
+    """
     mine = identity(config)
     other = {key: said[key] for key in MODEL if said[key] != mine[key]}
     if other:
         ours = ", ".join(f"{key}={mine[key]}" for key in other)
         raise UsageError(
-            f"--init-from {path}: the weights are of another model than this config's, which has {ours}",
+            f"--init-from {path}: the weights are of another model than this config's, "
+            f"which has {ours}",
             other,
         )
     if said["tables"] != mine["tables"]:
         raise UsageError(
-            f"--init-from {path}: other tables: {tables_that_differ(said['tables'], mine['tables'])}",
+            f"--init-from {path}: other tables: "
+            f"{tables_that_differ(said['tables'], mine['tables'])}",
             *_caps(config, said["tables"]),
             otherwise="name data with these tables",
         )
 
 
 def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
-    """One line for each thing that a run of identity `mine` has otherwise than the one, `said`, that it goes on from."""
+    """One line for each difference between a run and the one that it goes on from.
+
+    `mine` is the identity of the run, `said` that of the one before.
+    """
     before, now = {**said, **said.get("told", {})}, {**mine, **mine["told"]}
     path = before.pop("data.path", "")
     lines = [
@@ -130,7 +141,8 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
     if said["data"] != mine["data"]:
         rows, new = said["data"]["rows"], mine["data"]["rows"]
         lines.append(
-            f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, from the first of them"
+            f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, "
+            "from the first of them"
         )
     return lines
 
@@ -167,11 +179,11 @@ def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
 
 
 def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], list[str]]:
-    """The checkpoints to go on from, newest first, and what is said of others; none without a folder given.
+    """The checkpoints to go on from, newest first, and why others are not used.
 
-    Only the newest where what is trained has changed since: from an older one, steps would be done
-    again otherwise than they were. Looks at manifests and sizes, not into the files. Raises
-    UsageError and DataError as `locate` and `check_identity` do.
+    There are none without a folder given. Only the newest is used where what is trained has changed
+    since: from an older one, steps would be repeated differently. Looks at manifests and sizes, not
+    into the files. Raises UsageError and DataError as `locate` and `check_identity` do.
     """
     if given is None:
         return [], []
@@ -186,7 +198,10 @@ def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], l
 
 
 def began(checkpoint: Checkpoint, config: Config) -> int:
-    """The step at which the data of a config begins, in a run that goes on from a checkpoint: there, if they are not the checkpoint's own."""
+    """The step at which the data of a config begins, in a run that goes on from a checkpoint.
+
+    It is the step of the checkpoint, unless the data are the checkpoint's own.
+    """
     said, mine = checkpoint.manifest.identity, identity(config)
     same = said["data"] == mine["data"] and said[HELD_OUT] == mine[HELD_OUT]
     return said.get("data_began", 0) if same else checkpoint.step

@@ -1,4 +1,4 @@
-"""The calls by which a checkpoint reaches the disk, in one place so that tests can cut them anywhere."""
+"""The calls that bring a checkpoint to disk, in one place, so that tests can interrupt them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK = 4096
-"""Bytes: what goes past the page cache is whole blocks, in memory that begins at a multiple of it."""
+"""Bytes of a block. Only whole blocks, in memory aligned to them, go past the page cache."""
 
 
 class Disk:
@@ -33,7 +33,10 @@ class Disk:
         return open(path, "wb", buffering=0)
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        """All of `data`, or OSError. After anything but whole blocks the page cache gets all the rest."""
+        """Write all of `data`; raises OSError where that fails.
+
+        After anything but whole blocks the page cache gets all the rest.
+        """
         rest = memoryview(data).cast("B")
         if len(rest) % BLOCK:
             _through_the_page_cache(file)

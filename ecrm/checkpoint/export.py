@@ -1,4 +1,4 @@
-"""`ecrm export`: the model of a checkpoint as one file, tables and dense parts under the names of TorchRec's DLRM."""
+"""`ecrm export`: the model of a checkpoint as one file, under the names of TorchRec's DLRM."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import math
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from ecrm.checkpoint.compatibility import begun_as
 from ecrm.checkpoint.folder import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ecrm.placement.tables import RowSpace
 
 FORMATS = ("safetensors", "torchrec")
 TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 
 
 def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) -> tuple[int, int]:
-    """Write a checkpoint's model to an empty file in `folder`; (tensors, bytes of them). Windows of bounded memory; the pages of the file are the system's.
+    """Write a checkpoint's model to an empty file in `folder`; returns (tensors, their bytes).
 
-    Raises DataError where a file of the checkpoint is damaged, OSError where there is no room.
+    Memory is bounded: records come in windows, and the pages of the file are the system's. Raises
+    DataError where a file of the checkpoint is damaged, OSError where there is no space.
     """
     for link in checkpoint.chain:
         for entry in link.manifest.files:
@@ -37,7 +43,7 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
         saved = _Saved(output)
         torch.save(
             {name: torch.from_numpy(array) for name, array in read_safetensors(plain).items()},
-            saved,
+            cast(BinaryIO, saved),
         )
     if saved.trouble is not None:
         raise saved.trouble
@@ -45,10 +51,14 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
 
 
 class _Saved:
-    """A file for torch.save, whose own errors do not say why: `trouble` is why the first write failed, if one did."""
+    """A file for torch.save, whose own errors do not say why a write failed.
+
+    `trouble` is the error of the first write that failed, None if none did.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.trouble = file, None
+        self._file = file
+        self.trouble: OSError | None = None
 
     def write(self, data: bytes) -> int:
         if self.trouble is None:
@@ -63,7 +73,10 @@ class _Saved:
 
 
 def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Every tensor's name in TorchRec's DLRM and its shape: tables, then the dense parts in the order of their flat buffer."""
+    """Every tensor's name in TorchRec's DLRM and its shape.
+
+    Tables come first, then the dense parts in the order of their flat buffer.
+    """
     identity = checkpoint.manifest.identity
     bottom, top, tables = (
         identity["model.bottom_mlp"],
@@ -93,7 +106,11 @@ def _layers(name: str, inputs: int, widths: list[int]) -> Iterator[tuple[str, tu
 
 
 def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
-    """The model as a safetensors file, empty before: a header of names, shapes and offsets in JSON behind its size, then the tensors."""
+    """Write the model as a safetensors file to `output`, which is empty before.
+
+    The file holds the size of its header, the header with names, shapes and offsets in JSON, and
+    the tensors.
+    """
     import numpy as np
     import torch
 
@@ -143,7 +160,13 @@ def _write(checkpoint: Checkpoint, output: BinaryIO) -> tuple[int, int]:
     return len(shapes), at
 
 
-def _scatter(arrays, space, offsets, numbers, values) -> None:
+def _scatter(
+    arrays: Mapping[str, np.ndarray],
+    space: RowSpace,
+    offsets: np.ndarray,
+    numbers: np.ndarray,
+    values: np.ndarray,
+) -> None:
     """Write values, float32 [R, D], of row numbers of the space, int64 [R], into their tables."""
     import numpy as np
 
@@ -155,11 +178,16 @@ def _scatter(arrays, space, offsets, numbers, values) -> None:
         ]
 
 
-def read_safetensors(source: Path | BinaryIO, mode: str = "c") -> dict:
-    """The tensors of a safetensors file of float32, mapped: {name: array}; changes stay in memory unless `mode` is r+."""
+def read_safetensors(
+    source: Path | BinaryIO, mode: Literal["c", "r+"] = "c"
+) -> dict[str, np.memmap[Any, Any]]:
+    """The tensors of a safetensors file of float32, mapped: {name: array}.
+
+    Changes stay in memory unless `mode` is r+.
+    """
     import numpy as np
 
-    with nullcontext(source) if hasattr(source, "fileno") else open(source, "rb") as file:
+    with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as file:
         (size,) = struct.unpack("<Q", os.pread(file.fileno(), 8, 0))
         entries = json.loads(os.pread(file.fileno(), size, 8))
         entries.pop("__metadata__", None)

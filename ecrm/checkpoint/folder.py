@@ -1,6 +1,7 @@
-"""The checkpoints of a run on disk: `checkpoints/step-00000120/` each, which of them are whole, and how one becomes so.
+"""The checkpoints of a run on disk, which of them are complete, and how one becomes so.
 
-Light: no torch, so that `ecrm launch` can look before anything is started.
+Each is a folder such as `checkpoints/step-00000120/`. No torch is imported, so that `ecrm launch`
+can look before anything is started.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ecrm.checkpoint import manifest as manifests
 from ecrm.checkpoint.disk import Disk
@@ -24,7 +26,10 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: its folder and manifest, and those it adds to, the full one first and itself last."""
+    """A complete checkpoint: its folder and manifest, and the checkpoints that it adds to.
+
+    `chain` has the full one first and this one last.
+    """
 
     path: Path
     manifest: Manifest
@@ -40,10 +45,10 @@ class Checkpoint:
 
     @staticmethod
     def open(path: Path) -> Checkpoint:
-        """Read the manifests of a checkpoint and of those it adds to, and look at the sizes of all files.
+        """Read the manifests of a checkpoint and of those it adds to.
 
-        Raises DataError where something is missing or damaged, UsageError for another format
-        version.
+        The sizes of all files are compared with the manifests. Raises DataError where something is
+        missing or damaged, UsageError for another format version.
         """
         manifest = _read(path)
         for entry in manifest.files:
@@ -63,13 +68,13 @@ class Checkpoint:
             raise DataError(f"{path}: adds to another checkpoint than {base.path}")
         return Checkpoint(path, manifest, base.chain)
 
-    def check(self, entry: dict) -> None:
-        """Raise DataError unless a file of this checkpoint has the content that the manifest says."""
+    def check(self, entry: dict[str, Any]) -> None:
+        """Raise DataError unless a file of this checkpoint has the content of its manifest."""
         for _ in self.checking(entry):
             pass
 
-    def checking(self, entry: dict) -> Iterator[None]:
-        """`check`, a few megabytes at a time."""
+    def checking(self, entry: dict[str, Any]) -> Iterator[None]:
+        """The same as `check`, a few megabytes at a time."""
         file = self.path / entry["name"]
         found = 0
         try:
@@ -89,7 +94,10 @@ def name_of(step: int) -> str:
 
 
 def find(folder: Path, below: int | None = None) -> tuple[list[Checkpoint], list[str]]:
-    """The complete checkpoints in `folder`, newest first, and why each other one is not; `below` leaves out later steps."""
+    """The complete checkpoints in `folder`, newest first, and why the others are not complete.
+
+    With `below`, only those of earlier steps.
+    """
     whole, refused = [], []
     for step in sorted(_steps(folder), reverse=True):
         if below is None or step < below:
@@ -101,9 +109,10 @@ def find(folder: Path, below: int | None = None) -> tuple[list[Checkpoint], list
 
 
 def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
-    """`find` for what a user gives: a run folder, its folder of checkpoints, or one checkpoint, then alone.
+    """The complete checkpoints, newest first, in what a user gives, and why others are not.
 
-    Raises UsageError where there is no checkpoint at all, DataError where none is whole.
+    A user gives a run folder, its folder of checkpoints, or one checkpoint, which is then the only
+    one. Raises UsageError where there is no checkpoint at all, DataError where none is complete.
     """
     if _STEP.fullmatch(given.resolve().name) and given.is_dir():
         return [Checkpoint.open(given.resolve())], []
@@ -113,7 +122,8 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
     whole, refused = find(folder.resolve())
     if not whole and not refused:
         raise UsageError(
-            f"{given}: holds no checkpoint; name a run folder, or one of its {FOLDER}/step-* folders"
+            f"{given}: holds no checkpoint; "
+            f"name a run folder, or one of its {FOLDER}/step-* folders"
         )
     if not whole:
         raise DataError(f"{given}: no checkpoint is whole: {refused[0]}")
@@ -121,7 +131,10 @@ def locate(given: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 class CheckpointFolder:
-    """Where a run writes its checkpoints; `path` need not exist yet. One rank at a time publishes and prunes."""
+    """Where a run writes its checkpoints; `path` need not exist yet.
+
+    One rank at a time publishes and prunes.
+    """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path, self.disk = path, disk or Disk()
@@ -133,16 +146,19 @@ class CheckpointFolder:
         return draft
 
     def publish(self, manifest: Manifest) -> None:
-        """Give the draft, whose files are synced, its name, and then its manifest: from here on it counts."""
+        """Give the draft, whose files are synced, its name, and then its manifest.
+
+        With the manifest the checkpoint is complete.
+        """
         disk, draft, final = (
             self.disk,
             self.draft(manifest.step),
             self.path / name_of(manifest.step),
         )
         listed = {entry["name"] for entry in manifest.files}
-        for file in sorted(draft.iterdir()):
-            if file.name not in listed:
-                disk.remove(file)  # of an attempt that came to nothing
+        for path in sorted(draft.iterdir()):
+            if path.name not in listed:
+                disk.remove(path)  # of an attempt that came to nothing
         disk.sync_folder(draft)
         self._discard(final)
         disk.rename(draft, final)
@@ -160,7 +176,7 @@ class CheckpointFolder:
         return whole[0].step if whole else 0
 
     def mark_best(self, checkpoint: Path) -> None:
-        """Let `best` lead to a complete checkpoint, here or in another run's folder, from now on."""
+        """Let `best` lead to a complete checkpoint, here or in another run's folder."""
         link = self.path / f".{BEST}"
         self.disk.remove(link)
         link.symlink_to(
@@ -196,7 +212,10 @@ class CheckpointFolder:
         return best if (best / manifests.NAME).exists() else None
 
     def prune(self, keep: int) -> None:
-        """Remove what neither `best` nor the newest `keep` complete checkpoints need: later drafts and earlier checkpoints."""
+        """Remove what neither `best` nor the newest `keep` complete checkpoints need.
+
+        That is later drafts and earlier checkpoints.
+        """
         whole, _ = find(self.path)
         best = self.best
         kept = [
@@ -213,7 +232,7 @@ class CheckpointFolder:
                 self.disk.remove_folder(draft)
 
     def give_up(self, step: int) -> None:
-        """Remove what there is of a checkpoint that nobody writes on any more, unless it is complete."""
+        """Remove a checkpoint that nobody writes any more, unless it is complete."""
         final = self.path / name_of(step)
         for path in (self.path / f".{name_of(step)}", final):
             if path.is_dir() and not (path / manifests.NAME).exists():
@@ -227,7 +246,7 @@ class CheckpointFolder:
             self.give_up(step)
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints later than `step`: they were refused, and the same steps will be done again."""
+        """Remove checkpoints later than `step`, which were refused: their steps are done again."""
         for later in sorted(_steps(self.path), reverse=True):
             if later > step:
                 self._discard(self.path / name_of(later))

@@ -12,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ecrm.checkpoint.manifest import Manifest
 from ecrm.checkpoint.write import Buffers, Part
 from ecrm.engine.engine import Engine
 from ecrm.transport.base import PeerFailure
+from ecrm.transport.message import Received, tensors
 
 GIVE_UP_SECONDS = 600.0
 """How long the end of a run waits for the disk before it goes without its last checkpoint."""
@@ -35,8 +36,11 @@ PATIENCE = 0.5
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """Every so many steps, or minutes, whichever comes first (0: not), and at the end, after the last step of `steps` or where the run is
-    asked to stop; the rest as in config section [checkpoint]."""
+    """When a checkpoint is due: every so many steps or minutes, whichever is first, and at the end.
+
+    0 steps or minutes: not for that. The end is the last step of `steps`, or where the run is asked
+    to stop. The rest is as in config section [checkpoint].
+    """
 
     steps: int
     every_steps: int = 0
@@ -49,12 +53,19 @@ class CheckpointPolicy:
     keep_best: str = "none"
 
 
+def _bytes(message: Sequence[Received]) -> bytes:
+    """The bytes of a message that is one tensor of them, uint8."""
+    return bytes(tensors(message)[0].tolist())
+
+
 def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="checkpoint", daemon=True).start()
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run; every live rank calls the same methods between the same steps.
+    """Writes the checkpoints of a run.
+
+    Every live rank calls the same methods between the same steps.
 
     `tell(fields)` gets what happened, on every rank. `background(work)` has `work` done while
     training goes on. `written_bytes` counts this rank's share of the checkpoints that were written
@@ -93,14 +104,14 @@ class Checkpoints:
         self._kept = 0  # the step of the newest complete checkpoint in this run's own folder
         self._why = ""  # the last one that failed did so
         self._stop_by: float | None = None
-        self._last_at: float | None = None
+        self._last_at = -math.inf  # no checkpoint was agreed on yet
         self._part: Part | None = None
         self._forget()
 
     def _forget(self) -> None:
         if self._part is not None:
             self._part.cancelled = True
-        self._part: Part | None = None
+        self._part = None
         self._tried: int | None = None  # the step of the last one begun
         # a part that was given up may still use the old ones
         self._rooms: dict[tuple[int, int], Buffers] = {}
@@ -115,30 +126,36 @@ class Checkpoints:
         self._forget()
 
     def between_steps(self) -> None:
-        """Collective: go on with a checkpoint being written, begin one if it is due. Raises StepAborted after a failure."""
+        """Collective: go on with a checkpoint being written, or begin one if it is due.
+
+        Raises StepAborted after a failure.
+        """
         engine = self._engine
         if self._last is None:
             self._settle()
         if self._part is not None:
             with engine.recovery.recovering():
                 if engine.state.transport.agree(self._part.done):
-                    self._count()
+                    self._count(self._part)
         if self._part is None and self._overdue() >= (PATIENCE if engine.view.rebuilding else 0):
             self._begin()
 
     @property
     def newest(self) -> int:
-        """The step of the newest complete checkpoint of this run, 0 without any: looks into the folder."""
+        """The step of the newest complete checkpoint in this run's folder, 0 without any."""
         return self._folder.newest()
 
     @property
     def unkept(self) -> str:
-        """Why there is no checkpoint of this last step though there was to be one; the same on all ranks."""
+        """Why there is no checkpoint of this last step, "" if there is one or was to be none.
+
+        The same on all ranks.
+        """
         engine, wanted = self._engine, self._policy.at_end
         return (self._why or "it was not begun") if wanted and self._kept < engine.step else ""
 
     def stop(self, seconds: float) -> None:
-        """Collective, at a commit, when all have been asked to stop: write a checkpoint of this step.
+        """Collective, at a commit: write a checkpoint of this step, because all were asked to stop.
 
         What is rebuilding is rebuilt first. Where that takes longer than `seconds` from the first
         call on, there is no checkpoint.
@@ -146,22 +163,23 @@ class Checkpoints:
         engine = self._engine
         if self._stop_by is None:
             self._stop_by = self._clock() + seconds
+        stop_by = self._stop_by
         wanted = self._policy.at_end and engine.view.rebuilding
-        if wanted and not engine.rebuild_all(lambda: self._clock() < self._stop_by):
+        if wanted and not engine.rebuild_all(lambda: self._clock() < stop_by):
             left = sum(engine.state.rebuild_left.values())
             return self._failed(
-                f"{left:,} lost rows were not rebuilt in {seconds:g} s, half of cluster.stop_seconds: "
-                "set it higher"
+                f"{left:,} lost rows were not rebuilt in {seconds:g} s, "
+                "half of cluster.stop_seconds: set it higher"
             )
         self.finish()
 
     def finish(self) -> None:
-        """Collective, after the last step, whichever it is: see its checkpoint through, if the disk lets it."""
+        """Collective, after the last step: write its checkpoint to the end, if the disk lets it."""
         self._ending = True
         self._see_through()
 
     def keep_best(self) -> None:
-        """Collective, at an evaluation that is the best yet: have a checkpoint of this step, and keep it as `best`."""
+        """Collective, at the best evaluation yet: write a checkpoint of this step, as `best`."""
         engine = self._engine
         self._see_through()
         if self._last != engine.step:
@@ -176,11 +194,14 @@ class Checkpoints:
             )
             if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
-        if why := bytes(shared[engine.view.reporter][0].tolist()).decode():
+        if why := _bytes(shared[engine.view.reporter]).decode():
             self._tell({"event": "checkpoint_failed", "step": engine.step, "why": why})
 
     def _mark_best(self, step: int) -> str:
-        """What kept this rank from it, empty where nothing did; without a complete checkpoint of the step all have been told why."""
+        """Let `best` lead to the checkpoint of `step`; returns why it could not, else "".
+
+        Without a complete checkpoint of the step, all have been told why already.
+        """
         places = [self._folder.path / name_of(step)]
         places += [
             path for path in (self._began_from,) if path is not None and path.name == name_of(step)
@@ -216,14 +237,14 @@ class Checkpoints:
             shared = engine.state.transport.share([torch.tensor([newest])])
             if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
-        self._kept = max(int(tensors[0]) for tensors in shared.values())
+        self._kept = max(int(tensors(said)[0]) for said in shared.values())
         self._last = max(self._first, self._kept)
         # a recovery alone does not put the next one off
-        if self._last_at is None or engine.step <= self._last:
+        if self._last_at == -math.inf or engine.step <= self._last:
             self._last_at = self._clock()
 
     def _overdue(self) -> float:
-        """Collective: for how many intervals the next checkpoint has been due; below 0 where it is not."""
+        """Collective: for how many intervals the next checkpoint has been due; below 0 if not."""
         policy, step = self._policy, self._engine.step
         if (
             policy.at_end
@@ -232,17 +253,22 @@ class Checkpoints:
             and step != self._tried
         ):
             return math.inf
-        if step <= self._last:
+        last = self._last
+        assert last is not None
+        if step <= last:
             return -1.0
         every, overdue = policy.every_steps, -1.0
         if every:
-            overdue = (step - (self._last // every + 1) * every) / every
+            overdue = (step - (last // every + 1) * every) / every
         if policy.every_minutes and overdue < 0:
-            overdue = self._overdue_by_clock(step)
+            overdue = self._overdue_by_clock(step, last)
         return overdue
 
-    def _overdue_by_clock(self, step: int) -> float:
-        """Collective: by the lowest rank's clock, which is asked rarely at first and more often towards the end."""
+    def _overdue_by_clock(self, step: int, last: int) -> float:
+        """Collective: the same by the lowest rank's clock, `last` being the last one's step.
+
+        The clock is asked rarely at first and more often towards the end.
+        """
         if step < self._look_at:
             return -1.0
         engine = self._engine
@@ -252,15 +278,18 @@ class Checkpoints:
             )
             if not engine.state.transport.agree(True):
                 raise PeerFailure("a rank died")
-        gone, wanted = float(shared[min(shared)][0]), 60 * self._policy.every_minutes
-        per_step = gone / (step - self._last)
+        gone, wanted = float(tensors(shared[min(shared)])[0]), 60 * self._policy.every_minutes
+        per_step = gone / (step - last)
         self._look_at = step + max(
             1, int(min((wanted - gone) / 2 / per_step, 1000.0)) if per_step > 0 else 1
         )
         return gone / wanted - 1
 
     def _begin(self) -> None:
-        """Collective: commit, rebuild what is lost, and write this rank's part, or have it written."""
+        """Collective: commit, rebuild what is lost, and write this rank's part.
+
+        With policy.mode "async" it is only copied, and written in the background.
+        """
         engine, policy = self._engine, self._policy
         self._began = self._clock()
         engine.commit()
@@ -300,17 +329,18 @@ class Checkpoints:
             # of training, by writing or copying, and then by counting it
             self._stalled = self._clock() - self._began
             if policy.mode == "sync":
-                self._count()
+                self._count(self._part)
 
-    def _count(self) -> None:
-        """Collective, once all have written their parts: publish it, and agree that it is so."""
-        engine, part, began = self._engine, self._part, self._clock()
+    def _count(self, part: Part) -> None:
+        """Collective, once all have written their parts: publish the checkpoint, and agree on it.
+
+        `part` is this rank's.
+        """
+        engine, began = self._engine, self._clock()
         shared = engine.state.transport.share([part.message()])
         if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died")
-        said = {
-            rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in sorted(shared.items())
-        }
+        said = {rank: json.loads(_bytes(message)) for rank, message in sorted(shared.items())}
         self.written_bytes += sum(entry["bytes"] for entry in part.entries)
         troubles = [f"rank {rank}: {trouble}" for rank, (_, trouble, _) in said.items() if trouble]
         if troubles:
@@ -346,7 +376,7 @@ class Checkpoints:
         )
         if not engine.state.transport.agree(True):
             raise PeerFailure("a rank died")
-        dense, trouble = json.loads(bytes(shared[engine.view.reporter][0].tolist()))
+        dense, trouble = json.loads(_bytes(shared[engine.view.reporter]))
         if trouble:
             return self._failed(trouble, written=True)
         self._part, self._last_at, self._look_at, self._kept = None, self._clock(), 0, manifest.step
@@ -364,14 +394,17 @@ class Checkpoints:
         )
 
     def _prune(self) -> None:
-        """On the reporter, beside training: a file system may take long to give the room of large files back."""
+        """On the reporter, beside training: a file system may need long to free large files."""
         with contextlib.suppress(OSError):
             self._folder.prune(self._policy.keep)
         self._pruned = True
 
     def _failed(self, why: str, written: bool = False) -> None:
-        """This one is not to be; what was noted of touched rows went with it, so the next one is full. It gives its room back where all
-        ranks' parts are `written`, or have failed."""
+        """Give this checkpoint up, and tell why.
+
+        The notes of touched rows went with it, so the next one is full. Its files are removed where
+        all ranks' parts are `written`, or have failed.
+        """
         step, self._why = self._engine.step, why
         if self._part is not None:
             step, self._part.cancelled = self._part.step, True

@@ -1,4 +1,4 @@
-"""The rows of a lost shard from the newest checkpoint that is whole, read by one rank alone, a little at a time."""
+"""The rows of a lost shard from the newest valid checkpoint, read by one rank in small pieces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
 from ecrm.checkpoint.manifest import Manifest
@@ -16,7 +17,10 @@ from ecrm.protection.restoring import Piece
 
 
 class CheckpointRows:
-    """`ecrm.protection.restoring.RowSource` over a run's own checkpoints and those it was resumed from; all ranks see the same folders."""
+    """A source of rows over a run's own checkpoints and those it was resumed from.
+
+    All ranks see the same folders. It is an `ecrm.protection.restoring.RowSource`.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,7 @@ class CheckpointRows:
 
 
 class LostRows:
-    """The rows of one shard in the first of `offered`, newest first, whose every file has the right content.
+    """The rows of one shard, from the newest of `offered` in which every file is right.
 
     `step`: how many steps are in it, 0 where there is none, or it is `begins_with`, of whose rows
     the values count alone (`begins`), None until `check` has found out; `refused` is why others are
@@ -76,8 +80,11 @@ class LostRows:
         self.step = 0
 
     def pieces(self) -> Iterator[Piece]:
-        """After `check`: (space, local rows, records) of some frames of a file each, perhaps no row; of a row that comes again the
-        first counts. Raises DataError where a file cannot be read any more."""
+        """After `check`: (space, local rows, records), each from some frames of a file.
+
+        A piece may have no row. If a row comes again, the first record counts. Raises DataError
+        where a file cannot be read any more.
+        """
         for link in reversed(self._checkpoint.chain if self._checkpoint is not None else ()):
             for entry in link.manifest.row_files:
                 file = link.path / entry["name"]
@@ -87,17 +94,23 @@ class LostRows:
                     raise DataError(f"{file}: {error.strerror}") from None
 
     def _pieces_of(self, file: Path, space: int, manifest: Manifest) -> Iterator[Piece]:
-        """A piece for every FRAME_ROWS rows of a file, of whatever shards: frames may be much smaller."""
-        found, read = [], 0
+        """A piece for every FRAME_ROWS rows of a file, of whatever shards.
+
+        Frames may be much smaller.
+        """
+        local_rows: list[Tensor] = []
+        found: list[Tensor] = []
+        read = 0
         for numbers, records in read_rows(
             file, manifest.record_bytes[space], manifest.space_rows[space]
         ):
             shards, local = self._layouts[space].locate(torch.from_numpy(numbers))
             here = shards == self._shard
-            found.append((local[here], torch.from_numpy(records)[here]))
+            local_rows.append(local[here])
+            found.append(torch.from_numpy(records)[here])
             read += len(numbers)
             if read >= FRAME_ROWS:
-                yield space, *map(torch.cat, zip(*found, strict=True))
-                found, read = [], 0
+                yield space, torch.cat(local_rows), torch.cat(found)
+                local_rows, found, read = [], [], 0
         if found:
-            yield space, *map(torch.cat, zip(*found, strict=True))
+            yield space, torch.cat(local_rows), torch.cat(found)

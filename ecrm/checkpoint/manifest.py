@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint, its last file: with it the checkpoint is complete. Light: no torch."""
+"""The manifest of a checkpoint, its last file, which makes it complete. No torch is imported."""
 
 from __future__ import annotations
 
+import builtins
 import json
 import zlib
 from collections.abc import Iterator
@@ -71,13 +72,16 @@ class Manifest:
             else {name: value for name, value in fields.items() if name != "evaluations"}
         )
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self) -> builtins.bytes:
         fields = {**self._fields, "manifest_crc32": self.checksum}
         return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def parse(data: bytes, name: str) -> Manifest:
-    """A manifest from its file's bytes; `name` is said in errors. DataError when it is damaged, UsageError when of another version."""
+    """A manifest from its file's bytes; `name` is for error messages.
+
+    Raises DataError when it is damaged, UsageError when it is of another version.
+    """
     try:
         fields = json.loads(data)
         if fields.pop("format") != FORMAT:
@@ -96,7 +100,10 @@ def parse(data: bytes, name: str) -> Manifest:
 
 
 def checksums_of(path: Path) -> Iterator[int]:
-    """CRC-32 of a file as far as it has been read, after every few megabytes; the last is the file's."""
+    """The CRC-32 of the part of a file read so far, after every few megabytes.
+
+    The last one is the file's.
+    """
     checksum = 0
     with open(path, "rb") as file:
         while data := file.read(CHECK_BYTES):

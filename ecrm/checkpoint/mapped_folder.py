@@ -1,4 +1,4 @@
-"""What mapped files belong to: the model and data that their bits depend on, and how many shards they are. Light: no torch."""
+"""What mapped files belong to: a model, data and a number of shards. No torch is imported."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ HOLD_SECONDS = 5.0
 
 
 def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:
-    """Where the files are, or will be. Raises UsageError, with what to type, where they cannot be used.
+    """Where the files are, or will be.
 
-    `resume` is the folder of a run, or that of the files, to go on from.
+    `resume` is the folder of a run, or that of the files, to go on from. Raises UsageError, with
+    what to type, where they cannot be used.
     """
     if resume is not None:
         folder = files_at(resume)
@@ -36,20 +37,26 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
             with contextlib.suppress(EcrmError):
                 ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
             raise UsageError(
-                f"--resume {resume}: holds no mapped files; name the run folder or mapped.path of a run with protection.name=mapped",
+                f"--resume {resume}: holds no mapped files; "
+                "name the run folder or mapped.path of a run with protection.name=mapped",
                 *ways_out,
             )
         _check_fit(folder, config)
         _check_files(folder, steps)
         return folder
-    if not config.mapped.path and run_dir is None:
+    if config.mapped.path:
+        folder = Path(config.mapped.path)
+    elif run_dir is not None:
+        folder = run_dir / FOLDER
+    else:
         raise UsageError(
-            "protection.name is mapped, which needs a place for its files: type --run-dir DIR or set mapped.path"
+            "protection.name is mapped, which needs a place for its files: "
+            "type --run-dir DIR or set mapped.path"
         )
-    folder = Path(config.mapped.path) if config.mapped.path else run_dir / FOLDER
     if (folder / MANIFEST).exists():
         raise UsageError(
-            f"{folder}: holds the files of a run: type --resume {folder} to go on with it, or name another folder"
+            f"{folder}: holds the files of a run: "
+            f"type --resume {folder} to go on with it, or name another folder"
         )
     if folder.exists() and (
         not folder.is_dir() or any(file.name != f".{MANIFEST}" for file in folder.iterdir())
@@ -59,12 +66,15 @@ def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | N
 
 
 def files_at(given: Path) -> Path | None:
-    """The folder of mapped files that a user gives, itself or by its run; None where there are none."""
+    """The folder of mapped files that a user gives, itself or by its run; None without any."""
     return next((path for path in (given, given / FOLDER) if (path / MANIFEST).exists()), None)
 
 
 def make_folder(folder: Path, config: Config, first: bool) -> None:
-    """Make the folder; the `first` rank says in it, for good, what its files will belong to. Raises OSError."""
+    """Make the folder; the `first` rank writes there what the files will belong to.
+
+    That never changes. Raises OSError.
+    """
     disk = Disk()
     disk.make_folder(folder)
     if not first:
@@ -79,7 +89,10 @@ def make_folder(folder: Path, config: Config, first: bool) -> None:
 
 
 def leave_link(run_dir: Path, folder: Path) -> None:
-    """Make a run folder lead to the files, wherever they are, so that --resume finds them there. Raises OSError."""
+    """Make a run folder lead to the files, so that --resume finds them there.
+
+    Raises OSError.
+    """
     link = run_dir / FOLDER
     if link.absolute() != folder.absolute() and not link.is_symlink():
         link.symlink_to(folder.absolute())
@@ -106,13 +119,18 @@ def _check_that_nobody_holds(folder: Path) -> None:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise UsageError(
-                        f"{folder}: in use by a run that is still alive: wait for its end, or kill its ranks"
+                        f"{folder}: in use by a run that is still alive: "
+                        "wait for its end, or kill its ranks"
                     ) from None
                 time.sleep(0.01)
 
 
 def _check_files(folder: Path, steps: int) -> None:
-    """Raise UsageError where a run is alive that uses the files, or has gone beyond `steps`; DataError where one is missing or short."""
+    """Check that the files can be used by a run of `steps` steps.
+
+    Raises UsageError where a live run uses them or they are beyond `steps`, DataError where one is
+    missing or short.
+    """
     _check_that_nobody_holds(folder)
     for path in sorted(folder.glob("shard*.words")):
         try:
@@ -135,7 +153,10 @@ def _about(config: Config) -> dict[str, Any]:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What the files in a folder belong to: {"version", "servers", "identity"}. Raises DataError, and UsageError for another version."""
+    """What the files in a folder belong to: {"version", "servers", "identity"}.
+
+    Raises DataError for a damaged file and UsageError for another version.
+    """
     try:
         said = json.loads((folder / MANIFEST).read_text())
         if said["version"] == VERSION:
@@ -154,6 +175,7 @@ def _check_fit(folder: Path, config: Config) -> None:
     check_identity(folder, said["identity"], config)
     if said["identity"]["data"] != identity(config)["data"]:
         raise UsageError(
-            f"{folder} was made from other data than {config.data.path}, and mapped files go on with their own: set data.path as it was, "
+            f"{folder} was made from other data than {config.data.path}, "
+            "and mapped files go on with their own: set data.path as it was, "
             f"go on from a checkpoint, or {ANEW}"
         )

@@ -1,4 +1,4 @@
-"""All back to the last commit that is in the mapped files: what `engine.rollback.Durable` is with `protection.name = "mapped"`."""
+"""The way back to the last commit in the mapped files, with `protection.name = "mapped"`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from ecrm.protection.base import Protection
 from ecrm.protection.mapped import MappedProtection
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import tensors
 
 
 def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
-    """The commit that files with these last steps stand for, `prepared` being the step that each file's rows are of, if complete.
+    """The commit that files stand for, from the last step that each has `committed`.
 
-    The newest that any has seen, if all are complete as of it: then all had agreed on it. Else the
+    `prepared` is the step of each file's rows, if they are complete. The commit is the newest that
+    any file has seen, if all are complete as of it: then all ranks had agreed on it. Else it is the
     one before, which all have seen, or can go back to.
     """
     newest = max(committed)
@@ -33,7 +35,10 @@ def last_commit(committed: Sequence[int], prepared: Sequence[int]) -> int:
 
 
 class Reopened:
-    """Nothing is loaded: the shards hosted here lie in their files; those are brought to the commit that all stand at."""
+    """Brings the files of the shards hosted here to the last commit; nothing has to be loaded.
+
+    It is an `engine.rollback.Durable`.
+    """
 
     def restore(
         self,
@@ -69,7 +74,10 @@ def _dense_of(protection: MappedProtection, step: int) -> list[Tensor]:
 
 
 def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
-    """What `action` gives; where it raises an EcrmError on any rank, that of the lowest on every rank."""
+    """What `action` returns, if it succeeds on all ranks.
+
+    Where it raises an EcrmError or OSError, every rank raises that of the lowest such rank.
+    """
     result, problem = None, ""
     try:
         result = action()
@@ -79,9 +87,9 @@ def _on_all(transport: Transport, action: Callable[[], Any]) -> Any:
         problem = f"{error.filename}: {error.strerror}"
     for rank, text in sorted(_share(transport, problem).items()):
         if text:
-            error = DataError(text)
-            error.speaker = rank
-            raise error
+            failure = DataError(text)
+            failure.speaker = rank
+            raise failure
     return result
 
 
@@ -90,4 +98,4 @@ def _share(transport: Transport, mine: Any) -> dict[int, Any]:
     shared = transport.share([torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)])
     if not transport.agree(True):  # nobody died: what was shared is what was sent
         raise PeerFailure("a rank died while files were reopened")
-    return {rank: json.loads(bytes(tensors[0].tolist())) for rank, tensors in shared.items()}
+    return {rank: json.loads(bytes(tensors(said)[0].tolist())) for rank, said in shared.items()}

@@ -1,4 +1,7 @@
-"""Loading a checkpoint: each rank reads some of the files and sends records to their hosts, a frame per rank at a time."""
+"""Loading a checkpoint: each rank reads some files, and sends each record to its host.
+
+Each rank sends one frame at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,18 @@ from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
+from ecrm.transport.message import tensors
 from ecrm.transport.piggyback import exchange_rounds
 
 
 class Restorer:
-    """`engine.rollback.Durable` over a run's own checkpoints and, until there is one, those it was resumed from.
+    """Restores a run from its own checkpoints or, until there is one, those it was resumed from.
 
-    Without either it is the undisturbed start, unless the run was resumed: step 0, with the weights
-    of `begins_with`, if given. `say` gets a line for each checkpoint that is refused, on one rank.
-    Of those in its folder the run's own have its `identity`, if that is given. The same folders
-    must be seen by all ranks. `loaded` is the last one loaded.
+    It is an `engine.rollback.Durable`. Without either it is the undisturbed start, unless the run
+    was resumed: step 0, with the weights of `begins_with`, if given. `say` gets a line for each
+    checkpoint that is refused, on one rank. Of those in its folder the run's own have its
+    `identity`, if that is given. The same folders must be seen by all ranks. `loaded` is the last
+    one loaded.
     """
 
     def __init__(
@@ -56,7 +61,11 @@ class Restorer:
         protection: Protection,
         view: View,
     ) -> tuple[int, list[Tensor] | None]:
-        """As `Durable.restore`; the newest checkpoint whose every file has the right content, found out by all together."""
+        """Collective: load the newest checkpoint in which every file has the right content.
+
+        All ranks check the files together. Returns what `Durable.restore` does: the steps that are
+        in it and the dense state.
+        """
         first = transport.rank == transport.live[0]
         whole, refused = find(self._own.path) if first and self._own is not None else ([], [])
         if self._identity is not None:
@@ -95,7 +104,10 @@ class Restorer:
         return 0, read_dense(checkpoint)[:1]
 
     def _tidy(self, refused: list[str], step: int) -> None:
-        """Say which checkpoints were refused; this run's own go, since the same steps are done again."""
+        """Say which checkpoints were refused, and remove this run's own ones after `step`.
+
+        Those steps are done again.
+        """
         for line in refused:
             self._say(line)
         with contextlib.suppress(OSError):
@@ -116,11 +128,15 @@ def _from_first(transport: Transport, paths: list[str]) -> list[str]:
     shared = transport.share([mine])
     if not transport.agree(True):
         raise PeerFailure("a rank died while a checkpoint was looked for")
-    return json.loads(bytes(shared[transport.live[0]][0].tolist()))
+    said: list[str] = json.loads(bytes(tensors(shared[transport.live[0]])[0].tolist()))
+    return said
 
 
 def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
-    """Collective: a checkpoint of which each rank has checked some files, or the lowest rank's reason to refuse it."""
+    """Collective: a checkpoint, or the lowest rank's reason to refuse it.
+
+    Each rank checks some of the files.
+    """
     checkpoint, problem = None, ""
     try:
         checkpoint = Checkpoint.open(path)
@@ -133,11 +149,12 @@ def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
     shared = transport.share([torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)])
     if not transport.agree(True):
         raise PeerFailure("a rank died while a checkpoint was checked")
-    verdicts = [json.loads(bytes(tensors[0].tolist())) for _, tensors in sorted(shared.items())]
+    verdicts = [json.loads(bytes(tensors(said)[0].tolist())) for _, said in sorted(shared.items())]
     problems = [f"{text}" for text, _ in verdicts if text]
     if not problems and len({checksum for _, checksum in verdicts}) > 1:
         problems = [
-            "ranks see different files under this name: it must be on storage that all of them share"
+            "ranks see different files under this name: "
+            "it must be on storage that all of them share"
         ]
     return (None, problems[0]) if problems else (checkpoint, "")
 
@@ -158,9 +175,10 @@ def _load(
     view: View,
     begins: bool = False,
 ) -> None:
-    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first, each row's newest record last.
+    """Collective: place the rows of a checkpoint and of those it adds to, the oldest first.
 
-    Where a run `begins` with them, their values alone.
+    So each row ends with its newest record. Where a run `begins` with them, only the values are
+    taken.
     """
     for link in checkpoint.chain:
         files = link.manifest.row_files

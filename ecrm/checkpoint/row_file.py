@@ -1,4 +1,4 @@
-"""A file of records of rows: frames of row numbers and records, some rows at a time, so that nobody holds a whole file.
+"""A file of records of rows, in frames, so that no rank has to hold a whole file.
 
 A frame is b"ECRMROWS", the number R of rows and the size B of a record (both u32), R row numbers
 (i64) and R records of B bytes; everything little endian. Row numbers are those of the row space:
@@ -72,7 +72,10 @@ class SummedFile:
 def write_rows(
     disk: Disk, path: Path, space: int, windows: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> dict[str, object]:
-    """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS; the manifest's entry of the file."""
+    """Write windows of (row numbers int64 [R], records uint8 [R, B]), R up to FRAME_ROWS.
+
+    Returns the manifest's entry of the file.
+    """
     rows = frames = 0
     with SummedFile(disk, path) as file:
         for numbers, records in windows:

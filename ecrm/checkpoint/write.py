@@ -25,14 +25,14 @@ Buffers = dict[int, ReusableBuffer]
 
 
 class Part:
-    """What this rank adds to the checkpoint of the step that the engine stands at, at a commit, nothing missing.
+    """What this rank adds to the checkpoint of the engine's step.
 
-    With `changed_only`, rows touched since the last `Part` of this engine; else all ever updated.
-    From now on the engine's shards note what is touched, if `noting`. `run` writes the files; after
-    `copy` it may do so while training goes on: with `buffers`, by (shard, row space), which keep the
-    memory of copies from one part to the next. `entries` are then those of the manifest, `trouble`
-    why there are none; not `finite` where that is a NaN or an infinity in rows, dense parameters or
-    the state of their optimizers.
+    It is made at a commit, when no row is missing. With `changed_only`, rows touched since the last
+    `Part` of this engine; else all ever updated. From now on the engine's shards note what is
+    touched, if `noting`. `run` writes the files; after `copy` it may do so while training goes on:
+    with `buffers`, by (shard, row space), which keep the memory of copies from one part to the
+    next. `entries` are then those of the manifest, `trouble` why there are none; not `finite` where
+    that is a NaN or an infinity in rows, dense parameters or the state of their optimizers.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class Part:
             )
 
     def copy(self) -> int:
-        """Take everything along that is to be written, so that training may change it; bytes taken."""
+        """Copy everything that is to be written, so that training may change it.
+
+        Returns the bytes copied.
+        """
         self._rows = {space: [list(part) for part in parts] for space, parts in self._rows.items()}
         if self.dense is not None:
             self.dense = [tensor.clone() for tensor in self.dense]
@@ -92,7 +95,7 @@ class Part:
                     )
                 )
             if self.dense is not None and not self.cancelled:
-                self.entries.append(self._write_dense())
+                self.entries.append(self._write_dense(self.dense))
         except OSError as error:
             self.trouble = f"cannot write {self._draft}: {error.strerror or error}"
         except FloatingPointError as error:
@@ -112,13 +115,14 @@ class Part:
                 )
         return window
 
-    def _write_dense(self) -> dict[str, Any]:
-        if not self._replica.is_finite(self.dense):
+    def _write_dense(self, dense: list[Tensor]) -> dict[str, Any]:
+        assert self._replica is not None
+        if not self._replica.is_finite(dense):
             raise FloatingPointError(
                 "what is not finite is in the dense parameters or their optimizer's state"
             )
         with SummedFile(self._disk, self._dense_draft) as file:
-            for tensor in self.dense:
+            for tensor in dense:
                 file.write(np.ascontiguousarray(tensor.numpy()))
         return {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}
 
@@ -129,10 +133,10 @@ class Part:
 
     @property
     def dense_shapes(self) -> list[dict[str, Any]]:
-        """The manifest's words for the dense state."""
+        """The manifest's words for the dense state; none where this rank does not write it."""
         return [
             {"dtype": str(tensor.numpy().dtype), "shape": list(tensor.shape)}
-            for tensor in self.dense
+            for tensor in self.dense or []
         ]
 
     def message(self) -> Tensor:
@@ -149,8 +153,10 @@ def _windows(
     touched: Tensor | None,
     buffers: Buffers | None,
 ) -> Iterator[Window]:
-    """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated and, if given, `touched`; the records in
-    `buffers`, if given."""
+    """(row numbers int64 [R], records uint8 [R, B]) of a shard's rows ever updated.
+
+    With `touched`, only of those. With `buffers`, the records lie there.
+    """
     for first in range(0, layout.data_rows_per_shard, FRAME_ROWS):
         here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
         if touched is not None and not touched[here].any():
