@@ -1,4 +1,7 @@
-"""Checks of config values: each key by itself, then how the keys fit together. Pure: values in, problems out."""
+"""Checks of config values: first each key by itself, then how the keys fit together.
+
+Pure functions: values in, problems out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ecrm.faults.flip import parse_flip
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()
 }
-KEYS: dict[str, dataclasses.Field] = {
+KEYS: dict[str, dataclasses.Field[Any]] = {
     f"{name}.{field.name}": field
     for name, section in SECTIONS.items()
     for field in dataclasses.fields(section)
@@ -121,7 +124,10 @@ def check_value(name: str, value: Any) -> tuple[Any, str | None]:
 
 
 def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Check names, types and ranges of {section: {key: value}}; returns typed values and one line per problem."""
+    """Check names, types and ranges of {section: {key: value}}.
+
+    Returns typed values and one line per problem.
+    """
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     problems = []
     for name, value in _flatten(raw):
@@ -153,7 +159,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
     if model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
             _problem(
-                f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, but model.embedding_dim is {model.embedding_dim}",
+                f"model.bottom_mlp ends in {model.bottom_mlp[-1]}, "
+                f"but model.embedding_dim is {model.embedding_dim}",
                 {"model.bottom_mlp": (*model.bottom_mlp[:-1], model.embedding_dim)},
                 {"model.embedding_dim": model.bottom_mlp[-1]},
             )
@@ -168,14 +175,16 @@ def problems_of_fit(config: Config) -> list[Problem]:
     if model.max_rows_per_table == 1:
         problems.append(
             _problem(
-                "model.max_rows_per_table is 1: must be 0, for no cap, or at least 2 (one row is the missing value's)",
+                "model.max_rows_per_table is 1: must be 0, for no cap, "
+                "or at least 2 (one row is the missing value's)",
                 {"model.max_rows_per_table": 0},
             )
         )
     if train.steps and train.epochs:
         problems.append(
             _problem(
-                f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}, of which one may be given",
+                f"train.steps is {train.steps} and train.epochs is {show(train.epochs)}, "
+                "of which one may be given",
                 {"train.epochs": 0},
                 {"train.steps": 0},
             )
@@ -201,7 +210,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
         below = train.global_batch // config.slots * config.slots
         problems.append(
             _problem(
-                f"train.global_batch is {train.global_batch}, not a multiple of the {config.slots} slots",
+                f"train.global_batch is {train.global_batch}, "
+                f"not a multiple of the {config.slots} slots",
                 {"train.global_batch": below or config.slots},
             )
         )
@@ -210,7 +220,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
     elif protection.name in ("chain", "replicate") and protection.copies > cluster.servers:
         problems.append(
             _problem(
-                f"protection.copies = {protection.copies} needs as many servers, cluster.servers is {cluster.servers}",
+                f"protection.copies = {protection.copies} needs as many servers, "
+                f"cluster.servers is {cluster.servers}",
                 {"cluster.servers": protection.copies},
                 {"protection.copies": cluster.servers},
             )
@@ -218,8 +229,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
     if protection.scrub_rows_per_step and protection.name not in ("erasure", "chain"):
         problems.append(
             _problem(
-                f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, but protection.name is {protection.name}, which keeps "
-                "no parity to compare with",
+                f"protection.scrub_rows_per_step is {protection.scrub_rows_per_step}, "
+                f"but protection.name is {protection.name}, which keeps no parity to compare with",
                 {"protection.name": "erasure"},
                 {"protection.scrub_rows_per_step": 0},
             )
@@ -238,7 +249,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
             if value != off:
                 problems.append(
                     _problem(
-                        f"{name} is {show(value)}, which goes by evaluations while training, but {wrong} is 0",
+                        f"{name} is {show(value)}, which goes by evaluations while training, "
+                        f"but {wrong} is 0",
                         right,
                         {name: off},
                     )
@@ -248,8 +260,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
     ):
         problems.append(
             _problem(
-                f"protection.name is {protection.name}, which restores what is lost from checkpoints, but checkpoint.every_steps and "
-                "checkpoint.every_minutes are both 0",
+                f"protection.name is {protection.name}, which restores what is lost from "
+                "checkpoints, but checkpoint.every_steps and checkpoint.every_minutes are both 0",
                 {"checkpoint.every_steps": 100},
                 {"checkpoint.every_minutes": 10},
             )
@@ -257,8 +269,9 @@ def problems_of_fit(config: Config) -> list[Problem]:
     if protection.name == "mapped" and config.checkpoint.keep_best != "none":
         problems.append(
             _problem(
-                f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is mapped: a run that goes on from "
-                "mapped files does not know which evaluation was the best",
+                f"checkpoint.keep_best is {config.checkpoint.keep_best}, but protection.name is "
+                "mapped: a run that goes on from mapped files does not know which evaluation was "
+                "the best",
                 {"checkpoint.keep_best": "none"},
                 {"protection.name": "erasure"},
             )
@@ -266,7 +279,8 @@ def problems_of_fit(config: Config) -> list[Problem]:
     if protection.name == "stateless" and config.world_size < 2:
         problems.append(
             _problem(
-                "protection.name is stateless, which keeps two dense replicas, but there is one rank",
+                "protection.name is stateless, which keeps two dense replicas, "
+                "but there is one rank",
                 {"cluster.spares": 1},
             )
         )
@@ -352,7 +366,8 @@ def _problems_of_stripes(k: int, m: int, servers: int) -> list[Problem]:
     if units > 255:
         return [
             _problem(
-                f"protection.k + protection.m = {units}: at most 255 units fit a stripe over GF(2^8)",
+                f"protection.k + protection.m = {units}: "
+                "at most 255 units fit a stripe over GF(2^8)",
                 {"protection.k": 255 - m},
             )
         ]
@@ -360,7 +375,8 @@ def _problems_of_stripes(k: int, m: int, servers: int) -> list[Problem]:
         return []
     return [
         _problem(
-            f"protection.k + protection.m = {units} needs at least {units} servers, cluster.servers is {servers}",
+            f"protection.k + protection.m = {units} needs at least {units} servers, "
+            f"cluster.servers is {servers}",
             {"cluster.servers": units},
             {"protection.k": servers - m},
         )
@@ -379,7 +395,10 @@ def _flatten(raw: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _likeness(name: str, other: str) -> float:
-    """How well `other` answers for a mistyped `name`: the key counts for 1, a near section adds up to 0.2."""
+    """How much `other` is like a mistyped `name`.
+
+    The key counts for 1, a near section adds up to 0.2.
+    """
     section, _, key = name.rpartition(".")
     other_section, _, other_key = other.rpartition(".")
     alike = difflib.SequenceMatcher(None, key, other_key).ratio()

@@ -1,4 +1,4 @@
-"""From a TOML file, or the name of a shipped config, and `--set` overrides to a checked `Config`."""
+"""Makes a checked `Config` from a TOML file or a shipped config's name, and `--set` overrides."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from typing import Any
 import ecrm
 from ecrm.config.check import (
     NEED_CHECKPOINTS,
-    SECTIONS,
     problems_of_fit,
     problems_of_values,
     type_of,
     unknown_key,
 )
-from ecrm.config.schema import Config
+from ecrm.config.schema import SECTIONS, Config
 from ecrm.errors import UsageError
 
 CHECKPOINT_MINUTES = 30.0
-"""Between checkpoints under the protections NEED_CHECKPOINTS, where the config does not say how often."""
+"""Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""
 
 _NOT_TOML = (ValueError, RecursionError)
-"""What tomllib raises: besides its own error that of int() for thousands of digits, and this for thousands of brackets."""
+"""What tomllib raises: its own error, int()'s for thousands of digits, and RecursionError.
+
+The last one comes with thousands of brackets.
+"""
 
 
 def load_config(
@@ -56,9 +58,10 @@ def make_config(
     problems: Iterable[str] = (),
     kept: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Check {section: {key: value}} and return the Config; `label` names the source in the UsageError.
+    """Check {section: {key: value}} and return the Config.
 
-    `kept` as in `load_config`. The error has the ways out of its first problem, if there are any.
+    `label` names the source in the UsageError. `kept` as in `load_config`. The error has the ways
+    out of its first problem, if there are any.
     """
     values, found = problems_of_values(raw)
     problems, fit, kept = [*problems, *found], [], kept or {}

@@ -1,4 +1,4 @@
-"""The keys of a config as text: the reference of all keys, and the effective values of one config."""
+"""The keys of a config as text: the reference of all keys, and the values of one config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ COLUMNS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key as the reference shows it: `wanted` are type or range, `default` is None if required."""
+    """One key as the reference shows it.
+
+    `wanted` is its type or range, `default` is None if the key is required.
+    """
 
     section: str
     name: str
@@ -36,7 +39,7 @@ def reference() -> str:
     """All keys with type, range and meaning, as a TOML file that holds the defaults."""
     blocks = []
     for section, kind in SECTIONS.items():
-        lines = [*_comment(kind.__doc__), f"[{section}]"]
+        lines = [*_comment(kind.__doc__ or ""), f"[{section}]"]
         for key in keys_of(section):
             meanings = [f"{choice}: {text}" for choice, text in key.rule.choices.items() if text]
             lines += ["", *_comment(f"{key.rule.description} ({key.wanted})")]

@@ -37,7 +37,7 @@ class Rule:
     choices: Mapping[str, str] = field(default_factory=dict)
 
     def wanted(self) -> str:
-        """The range in words, such as "from 1 to 254"; "" where every value of the type is right."""
+        """The range in words, such as "from 1 to 254"; "" where any value of the type is right."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         parts = []
@@ -212,8 +212,9 @@ class ClusterConfig:
         "auto",
         "What ranks do on a host that has fewer cores than ranks.",
         choices={
-            "auto": "ECRM chooses. With train.threads above 1 it takes poll. Otherwise it takes bind "
-            "if slots spread evenly over the cores, or if no core has two ranks that run slots. "
+            "auto": "ECRM chooses. With train.threads above 1 it takes poll. Otherwise it takes "
+            "bind if slots spread evenly over the cores, or if no core has two "
+            "ranks that run slots. "
             "In all other cases it takes sleep.",
             "bind": "Each rank, with its helper threads, stays on one core, dealt out by role. "
             "It polls while it waits.",
@@ -402,8 +403,9 @@ class StorageConfig:
         False,
         "Take the memory of all rows and redundancy when training starts, not when a row is first "
         "updated. The memory comes in huge pages if the system has them. The start takes longer, "
-        "and steps are faster. The next 2 m spares also keep memory for one shard ready. Those that "
-        "are next at the start hold 96 MiB more to work in. Any other rank that takes over a shard "
+        "and steps are faster. The next 2 m spares also keep memory for one shard ready. Those "
+        "that are next at the start hold 96 MiB more to work in. Any other "
+        "rank that takes over a shard "
         "gets its memory in small pages, while training goes on.",
     )
 
@@ -451,7 +453,7 @@ class TestingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole config. `load_config` makes it and has checked each value, and all of them together."""
+    """A whole config. `load_config` makes it, and checks each value and all of them together."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
