@@ -308,7 +308,7 @@ SUMMARY: Mapping[str, Field] = {
         parts={
             "rank": Field("integer", "the rank"),
             "sent": Field("object", "bytes for other ranks, by phase", "bytes"),
-            "lent": Field("integer", "of these, through shared memory", "bytes"),
+            "shared": Field("integer", "of these, through shared memory", "bytes"),
             "written": Field("integer", "bytes to checkpoints or mapped files", "bytes"),
             "kernels": Field("object", "backend that each kernel ran on"),
         },

@@ -235,7 +235,7 @@ def death() -> str:
         drawing.text(66, top + 54, words, color=MUTED)
 
     stage(222, 88, "1", "Notice", "mpirun tells the survivors within milliseconds;\ncalls fail")
-    stage(322, 88, "2", "Meet", "revoke and shrink the communicator;\nnow all know who is dead")
+    stage(322, 88, "2", "Shrink", "revoke and shrink the communicator;\nnow all know who is dead")
     stage(422, 88, "3", "Compare", "share commit and view, agree;\nthe newest commit counts")
     stage(522, 88, "4", "Undo", "XOR the logged changes once more:\nback to the commit of step n")
     stage(

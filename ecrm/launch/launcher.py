@@ -83,10 +83,12 @@ def launch(
     available = (
         None if hosts is not None or ELSEWHERE.intersection(mpirun_args) else memory_bytes()[1]
     )
-    if available is not None and (warning := check_memory(config, start.steps, available)):
-        print(f"# warning: {warning}")
-    if start.mapped is not None:
-        check_room(config, start.steps, start.mapped)
+    if available is not None:  # this machine alone, whose memory and disks are known
+        warnings = [check_memory(config, start.steps, available)]
+        if start.mapped is not None:
+            warnings.append(check_room(config, start.steps, start.mapped))
+        for warning in filter(None, warnings):
+            print(f"# warning: {warning}")
     mpirun = find_mpirun()
     require_fault_tolerance(mpirun)
     command = [

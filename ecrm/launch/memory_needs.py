@@ -212,20 +212,22 @@ def check_memory(config: Config, steps: int, available: int) -> str:
     return ""
 
 
-def check_room(config: Config, steps: int, folder: Path) -> None:
-    """Raise UsageError where mapped files in `folder` may come to need more than is free there.
+def check_room(config: Config, steps: int, folder: Path) -> str:
+    """A warning where mapped files in `folder` may come to need more than is free there, or nothing.
 
-    They are sparse, and a page that finds no room when it is first written kills its rank.
+    They are sparse, and a page that finds no room when it is first written kills its rank. What
+    they may need is when every row is trained that the data can reach.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     held = sum(file.stat().st_blocks * 512 for file in folder.glob("*.*"))
     free, most = shutil.disk_usage(there).free, Needs(config, steps).files - held
     if most > free:
-        raise UsageError(
+        return (
             f"{folder}: mapped files may come to need {most / MB:,.0f} MB more, "
-            f"{free / MB:,.0f} MB are free there",
-            otherwise="name a folder with more room in mapped.path, or train fewer rows",
+            f"{free / MB:,.0f} MB are free there: a full disk kills ranks; "
+            "name a folder with more room in mapped.path"
         )
+    return ""
 
 
 def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, object]]:

@@ -76,7 +76,8 @@ def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None)
         return error.exit_code
     if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
         return _leave_together(error, transport, run_dir)
-    print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # where nobody reads any more
+        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
     _die()  # nobody else has it: the others must see this rank die
 
 
@@ -93,9 +94,10 @@ def _leave_together(error: EcrmError, transport: Transport, run_dir: Path | None
 
 def say_why(error: EcrmError, run_dir: Path | None) -> None:
     """The last word of a run, in its folder too. Others come before a folder is this run's."""
-    print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
     if run_dir is not None and isinstance(error, (Unrecoverable, DataError, StrayRow)):
         RunFolder(run_dir).failure(str(error), error.exit_code)
+    with contextlib.suppress(OSError):  # where nobody reads any more
+        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
 
 
 def _die() -> NoReturn:

@@ -33,7 +33,11 @@ _OPTIMIZERS = {
 
 
 _SLICE_FLOATS = 1 << 30
-"""Most bytes of a slice: beyond, FBGEMM 1.8's CPU row-wise Adagrad writes 4 GiB too early."""
+"""Most floats of a slice.
+
+FBGEMM 1.8's CPU row-wise Adagrad writes a row that begins 4 GiB or more into its table 4 GiB before
+its place.
+"""
 
 
 class FbgemmStore(Store):

@@ -51,13 +51,14 @@ def exchange_rounds(
 
     Returns what others had attached; None where nothing was, or where there was no exchange.
     """
-    collected = None
-    try:
-        outgoing = next(rounds)
-        while True:
-            received, found = exchange(transport, outgoing, attached)
-            if found is not None:
-                collected, attached = found, None
+    collected: Incoming | None = None
+    outgoing = next(rounds, None)
+    while outgoing is not None:
+        received, found = exchange(transport, outgoing, attached)
+        if found is not None:
+            collected, attached = found, None
+        try:
             outgoing = rounds.send(received)
-    except StopIteration:
-        return collected
+        except StopIteration:
+            break
+    return collected

@@ -60,7 +60,7 @@ APART_BYTES = 1 << 17
 What matters is the deltas of a step, megabytes in all. The size itself was not tuned.
 """
 
-LENT_BYTES = 1 << 10
+SHARED_BYTES = 1 << 10
 """It is shared, if it can be, where the message gets so much shorter. Not tuned either."""
 
 NOTHING_SHARED: Mapping[int, int] = {}
@@ -109,7 +109,7 @@ def worth_sharing(parts: Sequence[Part]) -> list[tuple[int, torch.Tensor]]:
     return [
         (place, part.source if isinstance(part, Picked) else part)
         for place, part in enumerate(parts)
-        if not isinstance(part, tuple) and spared(part) >= LENT_BYTES
+        if not isinstance(part, tuple) and spared(part) >= SHARED_BYTES
     ]
 
 

@@ -143,7 +143,7 @@ def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undistu
     assert len(run.summary["shares_memory_with"]) == run.summary["world_size"] - 1
     sent = run.summary["traffic_bytes_per_rank"]
     # deltas; rows of the next step come with them
-    assert sum(rank["lent"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4
+    assert sum(rank["shared"] for rank in sent) > sum(rank["sent"]["parity"] for rank in sent) / 4
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_bytes_go_to_the_phase_that_sent_them():
     assert all(
         told
         == [
-            {"rank": rank, "sent": sent, "lent": 0, "written": 100 + rank, "kernels": taken()}
+            {"rank": rank, "sent": sent, "shared": 0, "written": 100 + rank, "kernels": taken()}
             for rank in range(3)
         ]
         for told in outcome.results.values()

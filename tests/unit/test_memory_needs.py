@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -195,7 +196,7 @@ def test_mapped_files_hold_what_is_said_of_them(tmp_path, optimizer):
     assert 0.9 * held <= said <= 1.1 * held
 
 
-def test_mapped_files_that_may_outgrow_their_disk_are_refused(tmp_path, monkeypatch):
+def test_mapped_files_that_may_outgrow_their_disk_are_warned_of(tmp_path, monkeypatch):
     config = load_config(
         "tiny", [f"data.path={dataset(tmp_path / 'data')}", "protection.name=mapped"]
     )
@@ -203,12 +204,11 @@ def test_mapped_files_that_may_outgrow_their_disk_are_refused(tmp_path, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[-1]))
     folder = tmp_path / "run" / "mapped"  # which is not there yet
     free.append(most)
-    check_room(config, 20, folder)
+    assert check_room(config, 20, folder) == ""
     free.append(most - 1)
-    with pytest.raises(
-        UsageError, match=r"may come to need .* MB more, .* MB are free there: name a"
-    ):
-        check_room(config, 20, folder)
+    said = r"may come to need .* MB more, .* MB are free there: a full disk kills ranks"
+    assert re.search(said, check_room(config, 20, folder))
     folder.mkdir(parents=True)
     (folder / "shard0-space0.rows").write_bytes(bytes(8192))
-    check_room(config, 20, folder)  # where a run goes on, some is there already
+    # where a run goes on, some is there already
+    assert check_room(config, 20, folder) == ""
