@@ -1,4 +1,4 @@
-"""What must hold after every commit and every recovery, checked from outside the engine against the truth."""
+"""What must hold after every commit and recovery, checked from outside the engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.parity import ParityRows
+from ecrm.protection.replicate import Held, ReplicateProtection
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.promise import Circle, Violation
 from ecrm.simulate.role_checks import Roles
-from ecrm.simulate.workload import REMEMBERED
+from ecrm.simulate.workload import REMEMBERED, dense_value
+from ecrm.storage.hosted import HostedShard, ShardSpace
 
 
 class Checkers:
@@ -50,7 +54,7 @@ class Checkers:
             self._roles.at_phase(rank, self._all[rank], phase)
 
     def after_commit(self, rank: int) -> None:
-        """A rank has just accepted a commit; the first of the living to do so checks the whole cluster.
+        """A rank has just accepted a commit; the first live rank to do so checks the whole cluster.
 
         A commit that only ranks which have died since had accepted is made again, and checked
         again.
@@ -74,11 +78,15 @@ class Checkers:
         for mate, other in engines.items():
             if mate in other.view.dense and other.state.dense is None:
                 raise Violation(
-                    f"rank {mate} commit {engine.committed}: it should hold the dense replica and has none"
+                    f"rank {mate} commit {engine.committed}: "
+                    "it should hold the dense replica and has none"
                 )
 
     def after_recovery(self, rank: int) -> None:
-        """A recovery is through on a rank; the last of the living checks the whole cluster, which cannot have gone on without it."""
+        """A recovery is through on a rank; the last live rank checks the whole cluster.
+
+        The cluster cannot have gone on without it.
+        """
         engines = self._engines
         if self._through is None or rank not in engines:
             return
@@ -93,7 +101,8 @@ class Checkers:
         }
         if len(stood) > 1:
             raise Violation(
-                f"after a recovery ranks stand at different (commits, committed steps, steps): {sorted(stood)}"
+                "after a recovery ranks stand at different "
+                f"(commits, committed steps, steps): {sorted(stood)}"
             )
         self._roles.after_recovery(engines)
         self._check_all(engines[rank].committed)
@@ -131,14 +140,15 @@ class Checkers:
             if wrong.numel():
                 row = int(rows[local[wrong[0]]])
                 raise Violation(
-                    f"rank {rank} commit {step}: row {row} of space {space} (shard {shard}) is not the oracle's"
+                    f"rank {rank} commit {step}: "
+                    f"row {row} of space {space} (shard {shard}) is not the oracle's"
                 )
         if engine.state.protection.name == "replicate":
             check_held(rank, engine, self._truth, step)
         elif engine.state.protection.shape.m:
             self._check_parity(rank, engine, step)
         if engine.state.dense is not None and not torch.equal(
-            engine.state.dense.value, self._truth.dense[step]
+            dense_value(engine), self._truth.dense[step]
         ):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
         if engine.state.dense is not None:
@@ -162,7 +172,7 @@ class Checkers:
 
     def _check_parity(self, rank: int, engine: Engine, step: int) -> None:
         circle = Circle.of(engine.state.protection.shape)
-        for (shard, space), parity in engine.state.protection.parity.items():
+        for (shard, space), parity in _parity(engine).items():
             stripes = circle.parity_on(shard, len(self._truth.records[step][space]))
             for t in range(circle.m):
                 local = torch.arange(t, stripes.size, circle.m)
@@ -174,11 +184,12 @@ class Checkers:
                 self.parity_rows += local.numel()
                 if not torch.equal(expected, parity.records[local]):
                     raise Violation(
-                        f"rank {rank} commit {step}: parity {t} on shard {shard} is not that of the data"
+                        f"rank {rank} commit {step}: "
+                        f"parity {t} on shard {shard} is not that of the data"
                     )
 
     def _parity_of(self, step: int, space: int, t: int, circle: Circle) -> Tensor:
-        """Parity t of all stripes of the oracle's records; that of the last few steps asked for is kept."""
+        """Parity t of all stripes of the oracle's records; that of the last few steps is kept."""
         key = (step, space, t, circle)
         if key not in self._parity:
             if len(self._parity) > 100:
@@ -189,18 +200,34 @@ class Checkers:
         return self._parity[key]
 
 
+def _parity(engine: Engine) -> dict[ShardSpace, ParityRows]:
+    """The parity rows or copies that a rank hosts."""
+    protection = engine.state.protection
+    assert isinstance(protection, ErasureProtection)
+    return protection.parity
+
+
+def _newest_held(engine: Engine) -> dict[ShardSpace, list[Held]]:
+    """The copies that a rank holds as a trainer."""
+    protection = engine.state.protection
+    assert isinstance(protection, ReplicateProtection)
+    return protection.newest_held
+
+
 def _hosts_its_shards(rank: int, engine: Engine) -> None:
-    """A rank has the shards that its view gives it, rows and parity, and misses rows of none but those that are rebuilding."""
+    """A rank has the rows and parity of the shards that its view gives it.
+
+    It misses rows only of shards that are rebuilding.
+    """
     due = {
         (shard, space)
         for shard in engine.view.shards_of(rank)
         for space in range(len(engine.state.spaces))
     }
-    for held in (
-        (engine.state.hosted, engine.state.protection.parity)
-        if engine.state.protection.shape.m
-        else (engine.state.hosted,)
-    ):
+    all_held: list[Mapping[ShardSpace, HostedShard | ParityRows]] = [engine.state.hosted]
+    if engine.state.protection.shape.m:
+        all_held.append(_parity(engine))
+    for held in all_held:
         if set(held) != due:
             raise Violation(
                 f"rank {rank} holds (shard, space) {sorted(held)}, by its view {sorted(due)}"
@@ -208,24 +235,29 @@ def _hosts_its_shards(rank: int, engine: Engine) -> None:
         for (shard, _space), rows in held.items():
             if rows.missing_rows and shard not in engine.view.rebuilding:
                 raise Violation(
-                    f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, which is not rebuilding"
+                    f"rank {rank} misses {rows.missing_rows} rows of shard {shard}, "
+                    "which is not rebuilding"
                 )
 
 
 def check_held(rank: int, engine: Engine, truth: Truth, step: int) -> None:
     """The copies that a rank holds as a trainer are the rows as of the commit."""
-    for (shard, space), copies in engine.state.protection.newest_held.items():
+    for (shard, space), copies in _newest_held(engine).items():
         for copy in copies:
             rows = engine.state.layouts[space].rows_of(shard, copy.rows)
             if not torch.equal(copy.records, truth.records[step][space][rows]):
                 raise Violation(
-                    f"rank {rank} commit {step}: a trainer's copy of rows of shard {shard} is not the oracle's"
+                    f"rank {rank} commit {step}: "
+                    f"a trainer's copy of rows of shard {shard} is not the oracle's"
                 )
 
 
 def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None:
-    """Every row is current in m + 1 failure domains or, where its shard and its backups are in fewer, in all of these, once nothing
-    is rebuilding, all live ranks are there and none has died since the commit."""
+    """Every row is current in m + 1 failure domains.
+
+    Where its shard and its backups are in fewer domains, it is current in all of these. This holds
+    once nothing is rebuilding, all live ranks are there and none has died since the commit.
+    """
     engine = next(iter(engines.values()))
     view, shape = engine.view, engine.state.protection.shape
     if (
@@ -253,21 +285,19 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
             for link in range(shape.m):
                 holder = shape.shard_of_unit(shape.residue_of_unit(shard, 0), 1 + link)
                 host = view.shards[holder]
-                backup = (
-                    engines[host]
-                    .state.protection.parity[holder, space]
-                    .records[layout.local_of_unit(stripes, 1 + link)]
-                )
+                backups = _parity(engines[host])[holder, space].records
+                backup = backups[layout.local_of_unit(stripes, 1 + link)]
                 current = (backup == expected).all(dim=1)
                 domains[view.domains[host]] |= current
                 everywhere &= current
             for rank, other in engines.items():
-                for copy in other.state.protection.newest_held.get((shard, space), []):
+                for copy in _newest_held(other).get((shard, space), []):
                     domains[view.domains[rank]] |= torch.isin(local, copy.rows)
             copies = torch.stack(list(domains.values())).sum(dim=0)
             few = ((copies <= shape.m) & ~everywhere).nonzero().squeeze(1)
             if few.numel():
                 row, found = int(rows[few[0]]), int(copies[few[0]])
                 raise Violation(
-                    f"commit {step}: row {row} of space {space} is current in {found} failure domains, and not in all its backups"
+                    f"commit {step}: row {row} of space {space} is current in {found} failure "
+                    "domains, and not in all its backups"
                 )

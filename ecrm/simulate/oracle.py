@@ -1,8 +1,8 @@
-"""The undisturbed truth: every row with its optimizer state, and the dense state, after every step."""
+"""The undisturbed truth: every row with its optimizer state, and the dense state, by step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.simulate.workload import Workload, dense_value, run_workload
 from ecrm.transport.base import Transport
-from ecrm.transport.message import copied
+from ecrm.transport.message import Part, Received, copied
 
 
 class Alone(Transport):
@@ -20,26 +20,30 @@ class Alone(Transport):
 
     rank, live = 0, (0,)
 
-    def exchange(self, outgoing):
+    def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         parts = [copied(part) for part in outgoing.get(0, ())]
         return {0: parts} if parts else {}
 
-    def share(self, tensors):
+    def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
         return {0: [copied(part) for part in tensors]}
 
-    def agree(self, flag):
+    def agree(self, flag: bool) -> bool:
         return flag
 
-    def shrink(self):
+    def shrink(self) -> None:
         raise AssertionError("nobody can die here")
 
-    def close(self):
+    def close(self) -> None:
         pass
 
 
 @dataclass(frozen=True)
 class Truth:
-    """`records[s][space]`: all records of a row space after s steps, uint8 [rows, B]; `dense[s]` likewise; `notes[s]`, {slot: its note on step s}; final digests."""
+    """What a job computes when nothing happens to it.
+
+    `records[s][space]` are all records of a row space after s steps, uint8 [rows, B]; `dense[s]` is
+    the dense state. `notes[s]` is {slot: its note on step s}. `tables` are the final digests.
+    """
 
     records: list[list[Tensor]]
     dense: list[Tensor]
@@ -50,9 +54,9 @@ class Truth:
 def truth_of(
     workload: Workload, after_step: Callable[[Engine], None] = lambda engine: None
 ) -> Truth:
-    """Run a job on one rank without protection, on the project's own storage; what it computes depends on neither.
+    """Run a job on one rank without protection, on the project's own storage.
 
-    `after_step` may change what the engine goes on with.
+    What it computes depends on neither. `after_step` may change what the engine goes on with.
     """
     alone = replace(
         workload,
@@ -75,7 +79,7 @@ def truth_of(
         truth.records.append(
             [engine.state.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces]
         )
-        truth.dense.append(engine.state.dense.value.clone())
+        truth.dense.append(dense_value(engine).clone())
         truth.notes.extend([dict(engine.state.log.of(engine.step - 1))] if engine.step else [])
         after_step(engine)
 

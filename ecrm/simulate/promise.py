@@ -1,12 +1,15 @@
-"""The promise in plain arithmetic, independent of the engine's own: where rows lie, what parity is, what is
-lost, who sits too close, what could be laid out anew, and which rank may die now."""
+"""The promise in plain arithmetic, independent of the engine's own.
+
+Where rows lie, what parity is, what is lost, which units are too close, what stripes are possible
+over the ranks that are left, and which rank may die now.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, count, product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -36,12 +39,18 @@ class Circle:
         return {(first + unit) % self.shards for unit in range(self.k + self.m)}
 
     def rows_on(self, shard: int, rows: int) -> np.ndarray:
-        """Row numbers of a shard's local data rows, int64 [R], of a row space of so many rows; those past its end are padding."""
+        """Row numbers of a shard's local data rows, int64 [R], in a row space of `rows` rows.
+
+        Those past its end are padding.
+        """
         unit = np.arange(self.k)
         return (self._periods(rows) + (shard - self.m - unit) % self.shards) * self.k + unit
 
     def parity_on(self, shard: int, rows: int) -> np.ndarray:
-        """Stripes of a shard's local parity rows, int64 [R]; local row r is parity `r % m` of its stripe."""
+        """Stripes of a shard's local parity rows, int64 [R].
+
+        Local row r is parity `r % m` of its stripe.
+        """
         return self._periods(rows) + (shard - np.arange(self.m)) % self.shards
 
     def _periods(self, rows: int) -> np.ndarray:
@@ -52,10 +61,11 @@ class Circle:
         stripes = self._periods(len(records)).size * self.shards
         data = np.zeros((stripes * self.k, records.shape[1]), np.uint8)
         data[: len(records)] = records
-        data = data.reshape(stripes, self.k, -1)
-        return np.bitwise_xor.reduce(
-            [_multiples(_coefficient(self.k, self.m, t, d))[data[:, d]] for d in range(self.k)]
+        units = data.reshape(stripes, self.k, -1)
+        parity: np.ndarray = np.bitwise_xor.reduce(
+            [_multiples(_coefficient(self.k, self.m, t, d))[units[:, d]] for d in range(self.k)]
         )
+        return parity
 
     def most_units_on(self, shards: Collection[int]) -> int:
         """Most units that any stripe has on `shards`."""
@@ -76,7 +86,10 @@ def _times(a: int, b: int) -> int:
 
 
 def _coefficient(k: int, m: int, t: int, d: int) -> int:
-    """What data unit d of k is multiplied by in parity t of m: (2^t)^d, or with m > 3 the inverse of (k + t) XOR d."""
+    """What data unit d of k is multiplied by in parity t of m.
+
+    That is (2^t)^d, or with m > 3 the inverse of (k + t) XOR d.
+    """
     if m > 3:
         return next(one for one in range(1, 256) if _times(one, (k + t) ^ d) == 1)
     power = 1
@@ -123,7 +136,10 @@ def meetings(view: View, circle: Circle, shards: Collection[int]) -> int:
 
 
 def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int | None:
-    """The least that `meetings` could be with `shards` on any live ranks; None where that takes too long to find out."""
+    """The least that `meetings` could be with `shards` on any live ranks.
+
+    None where that takes too long to find out.
+    """
     domains = {view.domains[rank]: rank for rank in view.live}
     if len(domains) ** len(shards) > MOST_PLACEMENTS:
         return None
@@ -139,16 +155,21 @@ def fewest_meetings(view: View, circle: Circle, shards: Collection[int]) -> int 
 
 
 def deaths_survived(view: View, circle: Circle) -> int:
-    """How many failure domains may die at once, whichever: no stripe loses more than m units, and a dense replica is left."""
+    """How many failure domains may die at once, whichever they are.
+
+    Then no stripe loses more than m units, and a dense replica is left.
+    """
     domains = {view.domains[rank] for rank in view.live}
-    for number in count(1):
-        for dying in combinations(sorted(domains), number):
+    survived = 0
+    while True:
+        for dying in combinations(sorted(domains), survived + 1):
             gone = [rank for rank in view.live if view.domains[rank] in dying]
             if (
                 set(view.dense).issubset(gone)
                 or circle.most_units_on(lost_shards(view, gone)) > circle.m
             ):
-                return number - 1
+                return survived
+        survived += 1
 
 
 def idle(view: View) -> list[int]:
@@ -162,18 +183,24 @@ def servers_left(view: View) -> set[int]:
 
 
 def widest_k(view: View, circle: Circle) -> int | None:
-    """The k of the stripes that the `servers_left` could be laid out over anew; None: too few are left."""
+    """The k of stripes over the `servers_left`; None where too few are left."""
     domains = {view.domains[rank] for rank in servers_left(view)}
     k = min(circle.k, len(domains) - circle.m)
     return k if k >= min(circle.k, 2) else None
 
 
 class Violation(BaseException):
-    """Something that the design promises does not hold; not an Exception, so that no engine takes it for a failure of its own."""
+    """Something that the design promises does not hold.
+
+    Not an Exception, so that no engine takes it for a failure of its own.
+    """
 
 
 def _too_many_since_commit(engine: Engine, gone: set[int], m: int) -> bool:
-    """Whether a shard is lost, and as many failure domains since a commit of a step as may have held all copies of a row."""
+    """Whether a shard is lost, and more than m failure domains since a commit of a step.
+
+    They may have held all copies of a row.
+    """
     domains = {engine.view.domains[rank] for rank in gone.intersection(engine.state.live_at_commit)}
     return bool(lost_shards(engine.view, gone)) and len(domains) > m
 

@@ -1,4 +1,4 @@
-"""Whether a refusal to go on is true: it names ranks that are dead and what was lost with them, and that is too much."""
+"""Whether a refusal to go on is true: the ranks that it names are dead, and too much is lost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from ecrm.simulate.promise import Circle, Violation, lost_shards
 
 @dataclass(frozen=True)
 class Refusal:
-    """What `rank` said when it refused and which step it had `committed`, the view that it refused on, who was live and who held the dense replica then;
-    `unrenewed` is how many failure domains were lost since the last commit of a step, where that matters."""
+    """What `rank` said when it refused, and what it knew then.
+
+    It had `committed` a step. It had a view, the live ranks and the holders of the dense replica.
+    `unrenewed` is how many failure domains were lost since the last commit of a step, where that
+    matters.
+    """
 
     rank: int
     text: str
@@ -76,7 +80,8 @@ def _check(refusal: Refusal) -> None:
         held = _numbers(r"ranks \[([\d, ]+)\]", text)
         if held != set(view.dense) or ranks not in (None, dead):
             raise Violation(
-                f"a refusal names ranks {ranks} and holders {held}, dead are {sorted(dead)}, holders {view.dense}: {text}"
+                f"a refusal names ranks {ranks} and holders {held}, dead are {sorted(dead)}, "
+                f"holders {view.dense}: {text}"
             )
         if refusal.dense if ranks is None else set(view.dense).difference(dead):
             raise Violation(
@@ -90,7 +95,8 @@ def _check(refusal: Refusal) -> None:
         raise Violation(f"a refusal names shards {shards}, lost are {sorted(lost)}: {text}")
     if circle.most_units_on(shards) <= circle.m and refusal.unrenewed <= circle.m:
         raise Violation(
-            f"a refusal although no stripe has lost more than m units, {circle}, shards {sorted(lost)} lost: {text}"
+            f"a refusal although no stripe has lost more than m units, {circle}, "
+            f"shards {sorted(lost)} lost: {text}"
         )
 
 

@@ -1,4 +1,7 @@
-"""What must hold of views, by plain arithmetic: all have the same, stripe members are apart, spares go first, a due reshape comes."""
+"""What must hold of views, by plain arithmetic.
+
+All ranks have the same view, stripe members are apart, spares go first, and a due reshape comes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from ecrm.simulate.promise import (
 
 
 class Roles:
-    """Watches the views of all ranks; `reshapes` says whether the policy is to lay everything out anew where that is due.
+    """Watches the views of all ranks; `reshapes` says whether the policy is to reshape when due.
 
     `unsearched` counts recoveries that crowded a stripe's units where that could not be compared
     with all placements.
@@ -47,7 +50,10 @@ class Roles:
             self._nothing_is_due(engine)
 
     def check(self, engines: Mapping[int, Engine]) -> None:
-        """At any commit: equal epochs have equal views, later views have no rank that earlier ones have not, members are apart."""
+        """At any commit: equal epochs have equal views, and members are apart.
+
+        Later views have no rank that earlier ones have not.
+        """
         views: dict[int, View] = {}
         for rank, engine in engines.items():
             view = views.setdefault(engine.view.epoch, engine.view)
@@ -60,12 +66,13 @@ class Roles:
         for epoch in sorted(views):
             if live is not None and not live.issuperset(views[epoch].live):
                 raise Violation(
-                    f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, an earlier one {sorted(live)}"
+                    f"the view of epoch {epoch} counts ranks {views[epoch].live} as live, "
+                    f"an earlier one {sorted(live)}"
                 )
             live = set(views[epoch].live)
 
     def after_recovery(self, engines: Mapping[int, Engine]) -> None:
-        """All ranks have agreed that a recovery is through: their views are one, and spares have gone first."""
+        """A recovery is through on all ranks: they have one view, and spares have gone first."""
         self.check(engines)
         if len({engine.view for engine in engines.values()}) > 1:
             views = {rank: engine.view for rank, engine in engines.items()}
@@ -80,7 +87,8 @@ class Roles:
         )
         if more:
             raise Violation(
-                f"shards {sorted(more)} rebuild though nothing of them was lost: {before} then {view}"
+                f"shards {sorted(more)} rebuild though nothing of them was lost: "
+                f"{before} then {view}"
             )
         circle = Circle.of(engine.state.protection.shape)
         check_spares_first(before, view, circle)
@@ -103,13 +111,16 @@ class Roles:
         servers = servers_left(view)
         if not len({view.domains[server] for server in servers}) <= now.shards <= len(servers):
             raise Violation(
-                f"rank {rank}: laid out anew as {now}, though servers {sorted(servers)} are left: {view}"
+                f"rank {rank}: laid out anew as {now}, "
+                f"though servers {sorted(servers)} are left: {view}"
             )
         return True
 
     def _check_one(self, view: View, circle: Circle, engine: Engine) -> None:
-        """Roles are with the living, m + 1 failure domains hold the dense replica where there are as many, and the run says rightly
-        how many more may die."""
+        """Live ranks have the roles, and the run says rightly how many more may die.
+
+        m + 1 failure domains hold the dense replica, where there are as many.
+        """
         if (view, circle) in self._good:
             return
         astray = {*view.shards, *view.slots, *view.dense}.difference(view.live)
@@ -128,12 +139,16 @@ class Roles:
             and engine.state.failures_left != deaths_survived(view, circle)
         ):
             raise Violation(
-                f"{engine.state.failures_left} more may die, it says, {deaths_survived(view, circle)} may: {view}, {circle}"
+                f"{engine.state.failures_left} more may die, it says, "
+                f"{deaths_survived(view, circle)} may: {view}, {circle}"
             )
         self._good.add((view, circle))
 
     def _nothing_is_due(self, engine: Engine) -> None:
-        """A step begins at a commit: where members are not apart and nothing is rebuilding, too few ranks are left to mend that."""
+        """A step begins at a commit: no reshape that the ranks left would allow is due.
+
+        One is due where members are not apart and nothing is rebuilding.
+        """
         view, circle = engine.view, Circle.of(engine.state.protection.shape)
         if (
             self._reshapes
@@ -143,13 +158,17 @@ class Roles:
             and widest_k(view, circle) is not None
         ):
             raise Violation(
-                f"step {engine.step} begins on {view} though it could be laid out anew with k={widest_k(view, circle)}"
+                f"step {engine.step} begins on {view} "
+                f"though it could be laid out anew with k={widest_k(view, circle)}"
             )
 
 
 def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: bool) -> bool:
-    """Returns whether all placements could be compared. Shards that dead ranks had, and those that had begun to be rebuilt where
-    they may move, are together placed so that as few units of a stripe as possible share a failure domain."""
+    """Check that as few units of a stripe as possible share a failure domain.
+
+    This is of shards that dead ranks had, and those that were rebuilding, where they may move, all
+    placed together. Returns whether all placements could be compared.
+    """
     handed_on = {shard for shard, host in enumerate(before.shards) if host not in after.live}
     if rebuilding_may_move:
         handed_on |= set(before.rebuilding).intersection(after.rebuilding)
@@ -157,14 +176,18 @@ def check_apart(before: View, after: View, circle: Circle, rebuilding_may_move: 
     fewest = fewest_meetings(after, circle, sorted(handed_on)) if found else 0
     if fewest is not None and found > fewest:
         raise Violation(
-            f"shards {sorted(handed_on)} were handed on so that {found} pairs of units of a stripe share a failure domain, though "
-            f"{fewest} would do: {before} then {after}, {circle}"
+            f"shards {sorted(handed_on)} were handed on so that {found} pairs of units "
+            f"of a stripe share a failure domain, though {fewest} would do: "
+            f"{before} then {after}, {circle}"
         )
     return fewest is not None
 
 
 def check_spares_first(before: View, after: View, circle: Circle) -> None:
-    """No role of a dead rank went to a busy one while a spare waits that could have taken all that rank had."""
+    """No role of a dead rank went to a busy one while a spare waits.
+
+    Only a spare that could have taken all that the dead rank had counts.
+    """
     waiting = set(idle(before)).intersection(idle(after))
     busy = set(after.live).difference(idle(before))
     for rank in set(before.live).difference(after.live):
@@ -175,5 +198,6 @@ def check_spares_first(before: View, after: View, circle: Circle) -> None:
                 circle.meet(a, b) for a in shards for b in shards
             ):
                 raise Violation(
-                    f"ranks {sorted(heirs & busy)} got roles of rank {rank} while spare {spare} waits: {before} then {after}"
+                    f"ranks {sorted(heirs & busy)} got roles of rank {rank} "
+                    f"while spare {spare} waits: {before} then {after}"
                 )

@@ -18,7 +18,7 @@ FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
 
 WIDE_SHARE = 0.08
-"""Schedules with wider stripes than the others have: k up to 8, and m up to 4, whose code is the Cauchy one."""
+"""Share of schedules with wider stripes: k up to 8, and m up to 4, whose code is the Cauchy one."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,11 @@ class Schedule:
         w = self.workload
         hosts = f" on {counted(len(set(w.domains)), 'host')}" if w.domains else ""
         return (
-            f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + {counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, storage {w.backend}, {counted(w.slots, 'slot')}, "
-            f"{counted(w.steps, 'step')}, commit every {w.commit_interval}, {w.optimizer}, rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
+            f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + "
+            f"{counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, "
+            f"storage {w.backend}, {counted(w.slots, 'slot')}, {counted(w.steps, 'step')}, "
+            f"commit every {w.commit_interval}, {w.optimizer}, "
+            f"rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
             f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
@@ -129,7 +132,10 @@ def draw(seed: int, suite: str) -> Schedule:
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:
-    """The host of each rank in a quarter of the schedules, where the ranks drawn can keep stripe members apart on hosts."""
+    """The host of each rank, in a quarter of the schedules.
+
+    Only where the ranks drawn can keep stripe members apart on hosts.
+    """
     if rng.random() >= 0.25:
         return None
     hosts = rng.randint(

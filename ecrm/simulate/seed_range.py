@@ -29,7 +29,10 @@ class SimulationFailed(EcrmError):
 
 @dataclass
 class Totals:
-    """What became of the schedules of a range, and how many faults were of which kind; printed as two lines."""
+    """What became of the schedules of a range, and how many faults there were of each kind.
+
+    Printed as two lines.
+    """
 
     suite: str
     jobs: int
@@ -57,15 +60,21 @@ class Totals:
 
     def __str__(self) -> str:
         return (
-            f"{self.suite}: {self.schedules:,} schedules, {self.deaths:,} deaths, {self.recoveries:,} recoveries, "
-            f"{self.reshapes:,} reshapes, {self.refused:,} refusals, {self.commits:,} commits and {self.rows_checked:,} rows checked, "
-            f"{self.calls:,} calls; {self.schedules / self.seconds:.1f} schedules/s on {self.jobs} process{'' if self.jobs == 1 else 'es'}\n"
+            f"{self.suite}: {self.schedules:,} schedules, {self.deaths:,} deaths, "
+            f"{self.recoveries:,} recoveries, {self.reshapes:,} reshapes, "
+            f"{self.refused:,} refusals, {self.commits:,} commits and "
+            f"{self.rows_checked:,} rows checked, {self.calls:,} calls; "
+            f"{self.schedules / self.seconds:.1f} schedules/s on {self.jobs} "
+            f"process{'' if self.jobs == 1 else 'es'}\n"
             f"  {', '.join(f'{count:,} {kind}' for kind, count in sorted(self.mix.items()))}"
         )
 
 
 def run_range(seeds: range, suite: str, jobs: int, progress: Progress | None = None) -> Totals:
-    """Run a range of schedules in `jobs` processes (1: in this one). Raises SimulationFailed at the first failure."""
+    """Run a range of schedules in `jobs` processes (1: in this one).
+
+    Raises SimulationFailed at the first failure.
+    """
     began, totals = time.monotonic(), Totals(suite, jobs)
     chunks = list(_chunks(seeds))
     work = [(suite, chunk) for chunk in chunks]
@@ -88,7 +97,9 @@ def run_range(seeds: range, suite: str, jobs: int, progress: Progress | None = N
         except BrokenProcessPool:
             last = chunks[min(done + jobs, len(chunks)) - 1][-1]
             raise SimulationFailed(
-                f"a process died running schedules\nreplay: ecrm simulate --seeds {chunks[done][0]}:{last + 1} --suite {suite} --jobs 1"
+                "a process died running schedules\n"
+                f"replay: ecrm simulate --seeds {chunks[done][0]}:{last + 1} "
+                f"--suite {suite} --jobs 1"
             ) from None
     totals.seconds = time.monotonic() - began
     return totals
@@ -107,7 +118,10 @@ def _run_some(work: tuple[str, list[int]]) -> list[Verdict]:
 
 
 def judged(seed: int, suite: str) -> Verdict:
-    """What became of one schedule; whatever goes wrong is a SimulationFailed with the line that replays it."""
+    """What became of one schedule.
+
+    Whatever goes wrong is a SimulationFailed with the line that replays it.
+    """
     from ecrm.simulate.schedule import draw
     from ecrm.simulate.simulation import Failed, run_schedule
 

@@ -1,4 +1,4 @@
-"""Runs fault schedules on the real engine over the simulated transport, with the checkers watching."""
+"""Runs fault schedules on the real engine over the simulated transport, watched by checkers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
@@ -30,8 +31,10 @@ MOST_CALLS = 200_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one schedule: deaths, recoveries, reshapes, checks made; `refused` says why a fatal one could not go on; `mix`, how
-    many of its faults were of which kind."""
+    """What became of one schedule: deaths, recoveries, reshapes and the checks made.
+
+    `refused` says why a fatal one could not go on, `mix` how many faults there were of each kind.
+    """
 
     schedule: Schedule
     deaths: int
@@ -46,7 +49,10 @@ class Verdict:
 
 
 class Failed(Exception):
-    """A schedule broke a promise; the message says which. `caught`: a checker said so, the program did not merely crash."""
+    """A schedule broke a promise; the message says which.
+
+    `caught`: a checker found it; the program did not just crash.
+    """
 
     def __init__(self, message: str, caught: bool) -> None:
         super().__init__(message)
@@ -91,9 +97,10 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
     def host_dies(rank: int) -> None:
         """The other ranks of a dying rank's host die as soon as they do anything."""
-        for mate, domain in enumerate(workload.domains):
+        domains = workload.domains or ()
+        for mate, domain in enumerate(domains):
             if (
-                domain == workload.domains[rank]
+                domain == domains[rank]
                 and mate not in doomed
                 and survivable(workload, engines, doomed, mate)
             ):
@@ -126,7 +133,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         most_calls=MOST_CALLS,
     )
 
-    def note(fields: dict[str, object]) -> None:
+    def note(fields: dict[str, Any]) -> None:
         if fields["event"] == "reshaped":
             reshapes.add((fields["servers"], fields["k"]))
         elif fields["event"] == "corruption":
@@ -216,7 +223,10 @@ def _judge(
     steps: int,
     may_refuse: bool,
 ) -> str | None:
-    """Check what the survivors returned; the reason when they refused to go on, which they may after a fatal death only."""
+    """Check what the survivors returned; returns why they refused to go on, None if they did not.
+
+    They may refuse after a fatal death only.
+    """
     finished = any(isinstance(result, Outcome) for result in results.values())
     # A rank that knows the job to be done leaves, which is one more death to those who were not
     # told: then the result is there already, as summary.json would be.
@@ -228,7 +238,8 @@ def _judge(
     early = [refusal for refusal in refusals if refusal.committed < steps]
     if early:
         raise Violation(
-            f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, which others finished: {early[0].text}"
+            f"rank {early[0].rank} refused at step {early[0].committed} of {steps}, "
+            f"which others finished: {early[0].text}"
         )
     if not reported:
         raise Violation("no rank reported the digests of the tables")

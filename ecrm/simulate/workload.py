@@ -1,4 +1,4 @@
-"""A small training job for the engine: real embedding maths, tiny dense maths, everything drawn from a seed.
+"""A small training job for the engine, drawn from a seed: real embedding and tiny dense maths.
 
 Runs on any transport; what it computes depends on (seed, tables, slots, steps) only, as a real run
 does.
@@ -75,11 +75,22 @@ class TinyDense:
         self.undo()
 
 
+def dense_value(engine: Engine) -> Tensor:
+    """The dense state of a rank that holds it, as it is now, float32 [DENSE_WIDTH]."""
+    dense = engine.state.dense
+    assert isinstance(dense, TinyDense)
+    return dense.value
+
+
 @dataclass(frozen=True)
 class Workload:
-    """What a job computes (tables, slots, steps, batch, optimizer, seed) and how it is protected and laid out; `folder` is for mapped files
-    (`durable`: on the device), or for the checkpoints of stateless servers; `right_hints`, whether all ranks always say what rows they will
-    ask for soon; `looks_between`, whether rows are looked up before some steps that do nothing with them, as an evaluation does."""
+    """What a job computes, and how it is protected and laid out.
+
+    It computes by tables, slots, steps, batch, optimizer and seed. `folder` is for mapped files
+    (`durable`: on the device), or for the checkpoints of stateless servers. `right_hints` says
+    whether all ranks always say what rows they will ask for soon. `looks_between` says whether rows
+    are looked up before some steps without being used, as an evaluation does.
+    """
 
     seed: int = 0
     tables: tuple[Table, ...] = (Table("a", 40, 8), Table("b", 7, 8), Table("c", 90, 4))
@@ -152,7 +163,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank knows at the end: digests (on the reporter), parity check, how many failures it lived through."""
+    """What a rank knows at the end: digests (on the reporter), parity check, failures survived."""
 
     tables: dict[str, str] | None
     dense: str | None
@@ -215,8 +226,11 @@ def _looks_between(workload: Workload, step: int) -> bool:
 def train_step(
     workload: Workload, engine: Engine, computed: Computed[tuple[list[Tensor], Tensor]]
 ) -> None:
-    """One step of the job: row gradients and the contribution to the dense replica are a function of the rows' values and of the dense state;
-    `computed` keeps them."""
+    """One step of the job.
+
+    Row gradients and the contribution to the dense replica are a function of the rows' values and
+    of the dense state. `computed` keeps them.
+    """
     step = engine.step
     engine.enter("input")
     computed.begin(engine)
@@ -227,7 +241,7 @@ def train_step(
     engine.enter("forward")
     engine.enter("backward")
     for slot, spaces in values.items():
-        pull = 0.1 * float(engine.state.dense.value.sum()) + slot
+        pull = 0.1 * float(dense_value(engine).sum()) + slot
         total = torch.stack([value.sum() for value in spaces]).sum()
         contribution = torch.sin(total + torch.arange(DENSE_WIDTH, dtype=torch.float32) + step)
         rooms = (
@@ -277,18 +291,18 @@ def run_workload(
     resume: bool = False,
     allocate: Allocate = lazy_zeros,
 ) -> Outcome:
-    """Run the whole job on one rank and check parity at the end; raises Unrecoverable when too much is lost.
+    """Run the whole job on one rank and check parity at the end.
 
-    With `durable` that takes the death of all ranks; `resume` starts from it. `make_checkpoints`
-    writes it. `report` gets the digests of the finished tables, on the reporter, before the ranks
-    agree that all is done.
+    Raises Unrecoverable when too much is lost. With `durable` that takes the death of all ranks;
+    `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished
+    tables, on the reporter, before the ranks agree that all is done.
     """
     engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
     after_start(engine)
     if resume:
         engine.recovery.resume()
     checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
-    computed = Computed()
+    computed: Computed[tuple[list[Tensor], Tensor]] = Computed()
     while True:
         try:
             while engine.step < workload.steps:
@@ -315,7 +329,7 @@ def run_workload(
     dense = (
         None
         if engine.state.dense is None
-        else hashlib.sha256(engine.state.dense.value.numpy()).hexdigest()
+        else hashlib.sha256(dense_value(engine).numpy().tobytes()).hexdigest()
     )
     return Outcome(
         tables, dense, verified, len(engine.state.failures.failures), engine.state.failures_left
