@@ -14,7 +14,8 @@ BROKEN_PIPE_EXIT_CODE = 141
 ENDINGS = {
     0: "The command did what it was asked to do. After `ecrm launch`: the run is complete.",
     STOPPED_EXIT_CODE: "The command was stopped by SIGINT or SIGTERM, "
-    "and `ecrm launch` by SIGHUP too. A run that could still stop in order left `stopped.json` in its folder.",
+    "and `ecrm launch` by SIGHUP too. "
+    "A run that could still stop in order left `stopped.json` in its folder.",
     BROKEN_PIPE_EXIT_CODE: "The reader of the output has gone, as in `ecrm config | head -1`.",
 }
 """Exit codes that are no error's, and what they mean."""
