@@ -72,6 +72,7 @@ train: dataset
 lint: $(STAMP)
 	$(BIN)/ruff format --check --quiet || { echo "not formatted: type $(BIN)/ruff format" >&2; exit 1; }
 	$(BIN)/ruff check
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
 test: lint
@@ -120,5 +121,5 @@ docs: $(STAMP)
 	$(BIN)/python docs/figures/diagrams.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache kernels/*.so
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache kernels/*.so
 	find ecrm kernels configs tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

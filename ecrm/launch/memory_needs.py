@@ -213,7 +213,7 @@ def check_memory(config: Config, steps: int, available: int) -> str:
 
 
 def check_room(config: Config, steps: int, folder: Path) -> str:
-    """A warning where mapped files in `folder` may come to need more than is free there, or nothing.
+    """A warning where mapped files in `folder` may need more than is free there, or nothing.
 
     They are sparse, and a page that finds no room when it is first written kills its rank. What
     they may need is when every row is trained that the data can reach.

@@ -50,15 +50,15 @@ class Traffic:
 def gather(transport: Transport, sent: dict[str, int], written: int) -> list[dict[str, Any]]:
     """Collective: what every live rank has sent and written, in the order of their numbers.
 
-    Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` are the bytes of what was
-    sent that went through shared memory; `kernels` is as `taken` tells it. Raises PeerFailure as
+    Of each rank {"rank", "sent", "shared", "written", "kernels"}. `shared` are the bytes of that
+    which went through shared memory; `kernels` is as `taken` tells it. Raises PeerFailure as
     transport calls do.
     """
-    shared = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
+    in_shared = 0 if transport.shared_memory is None else transport.shared_memory.shared_bytes
     mine = {
         "rank": transport.rank,
         "sent": sent,
-        "shared": shared,
+        "shared": in_shared,
         "written": written,
         "kernels": taken(),
     }

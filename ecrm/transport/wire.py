@@ -9,8 +9,8 @@ Layout, everything little-endian int64 words, so that a buffer can travel as int
     then for each tensor        its elements, padded with zero bytes to a multiple of 8
 
 A tensor may travel apart, from where it lies: APART is added to its code then, and its elements are
-not in the run. Or it is shared: SHARED is added to its code, and a word among those of the heads says
-at which byte of its sender's memory it begins, which whoever gets the message can read. Of rows
+not in the run. Or it is shared: SHARED is added to its code, and a word among those of the heads
+says at which byte of its sender's memory it begins, which the receiver can read. Of rows
 that are picked from shared memory (PICKED) three words say where the matrix begins, how wide it is
 and how many are picked; which ones, int64, is in the run in place of the rows. An empty list takes
 no bytes at all. Shapes do not travel: what comes out is one-dimensional, but for the matrix that
@@ -215,7 +215,7 @@ def pack_into(
 
 
 def pack(parts: Sequence[Part], shared: Mapping[int, int] = NOTHING_SHARED) -> np.ndarray:
-    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), shared)` bytes; errors as there."""
+    """`parts` as one new uint8 buffer of `packed_bytes(parts, (), shared)` bytes."""
     buffer = np.empty(packed_bytes(parts, (), shared), np.uint8)
     pack_into(buffer, parts, (), shared)
     return buffer
@@ -298,7 +298,7 @@ def unpack(
 
 
 def _head_words_of_shared(code: int) -> int:
-    """How many of the words between the codes and what is packed say where something shared lies."""
+    """How many words between the codes and what is packed say where a shared part lies."""
     return WORDS_OF_PICKED if code >= PICKED else int(code >= SHARED)
 
 

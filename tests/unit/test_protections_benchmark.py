@@ -430,7 +430,7 @@ def test_pre_touching_goes_once_through_every_row_and_leaves_the_rest(tmp_path, 
         assert (a == b).all()
 
 
-def test_with_checkpoints_the_kill_comes_half_an_interval_after_one_and_the_interval_before_it_has_one():
+def test_the_kill_comes_half_an_interval_after_a_checkpoint_that_has_one_before():
     bench = program("bench_protections")
     regime = bench.Regime("embedding-heavy", {}, None, warm=24, shard_rows=10_000)
     sync, incremental = (
