@@ -69,13 +69,10 @@ def flip_bit(engine: Engine, shard: int, kind: str) -> None:
     """
     import torch
 
-    from ecrm.protection.erasure import ErasureProtection
-
     key = (shard, 0)
     if kind == "parity":
-        protection = engine.state.protection
-        assert isinstance(protection, ErasureProtection)
-        target = protection.parity[key].records
+        # which protections have it is checked with the config
+        target = getattr(engine.state.protection, "parity")[key].records  # noqa: B009
         _flip_in(target, _last_nonzero(target))
         return
     store = engine.state.hosted[key].store
