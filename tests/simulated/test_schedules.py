@@ -27,7 +27,7 @@ from ecrm.simulate.promise import Circle, crowded, widest_k
 from ecrm.simulate.schedule import draw, parse_seed
 from ecrm.simulate.seed_range import SimulationFailed, run_range
 from ecrm.simulate.simulation import Failed, run_schedule
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.simulate.workload import TinyDense, Workload, run_workload
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from ecrm.transport.simulated.baton import Baton
 from support.canaries import CANARIES, Canary
@@ -260,7 +260,7 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
             recovery=SimpleNamespace(rollbacks=0),
             state=SimpleNamespace(
                 commits=0,
-                dense=SimpleNamespace(value=torch.zeros(1)),
+                dense=TinyDense(),
                 log=StepLog(),
                 hosted={},
                 spaces=(),
@@ -269,7 +269,7 @@ def test_a_commit_that_only_the_dead_have_seen_is_checked_again():
         )
         for rank in range(3)
     }
-    checkers = Checkers(engines, doomed, Truth([], [torch.zeros(1)] * 2, [{}], {}))
+    checkers = Checkers(engines, doomed, Truth([], [TinyDense().value] * 2, [{}], {}))
 
     def accept(rank):
         engines[rank].state.commits = engines[rank].committed = 1
