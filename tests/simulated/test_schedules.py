@@ -12,7 +12,6 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import ecrm.simulate.simulation as run_module
 from ecrm.console import Progress
