@@ -85,7 +85,7 @@ drill: $(STAMP)
 drill-long: dataset
 	$(BIN)/ecrm drill drill-long --set data.path=$(DATASET) --mtbf 1 --kills 40 $(ARGS)
 
-# make demo                         a minute of training with a server killed, beside an undisturbed run; six minutes
+# make demo                         a minute of training with a server killed, beside an undisturbed run; about 3 minutes
 demo: ROWS = 5000000
 demo: dataset
 	$(BIN)/ecrm drill quickstart --set data.path=$(DATASET) --set train.log_every_steps=500 \
