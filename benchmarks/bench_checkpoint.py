@@ -47,7 +47,8 @@ from ecrm.simulate.oracle import Alone
 from ecrm.simulate.workload import Workload, make_engine
 from lib.disturbance import around_a_checkpoint
 from lib.measure import REGIME_DATA, device, prepare, target, write_csv
-from lib.tables import checkpoint, checkpoint_runs, read_rows
+from lib.table_rows import read_rows
+from lib.tables import checkpoint, checkpoint_runs
 
 WINDOW = 1 << 16
 

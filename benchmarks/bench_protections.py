@@ -72,7 +72,7 @@ from lib.disturbance import Calm, calm, cost, timeline, usual
 from lib.interleaved import ENDLESS, Beside, RunFailed, run_interleaved
 from lib.pre_touched import pre_touch
 from lib.protection_files import REGIMES, Files
-from lib.tables import TableError, read_rows
+from lib.table_rows import TableError, read_rows
 from lib.versus import auc_differences, bars, overheads, summary_lines
 
 VICTIM = 1

@@ -47,7 +47,7 @@ from typing import Any
 from lib import measure
 from lib.contenders import CONTENDERS, PAPER
 from lib.ratios import Row
-from lib.tables import TableError, read_rows
+from lib.table_rows import TableError, read_rows
 from lib.versus import OURS, overheads
 
 GIGABYTE = 1e9

@@ -34,8 +34,9 @@ from lib.charts import (
     target,
 )
 from lib.protection_figures import PROTECTION_FIGURES
-from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, scaling_ratios, step_ratios
-from lib.tables import ROOT, Row, TableError, groups, numbers, read_rows, source
+from lib.ratios import KEPT_BAR, KERNEL_BARS, STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.table_rows import TableError, groups, numbers, read_rows, source
+from lib.tables import ROOT
 
 MADE_FROM = "Source"
 """The PNG's text that holds the SHA-256 of the CSV."""

@@ -10,8 +10,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from lib.charts import BAR, COLOURS, INK, PATCH, WIDTH, Figure, bars, legend
 from lib.contenders import CONTENDERS, REBUILD_ROWS
+from lib.protection_tables import sizes
 from lib.ratios import Row
-from lib.tables import groups, numbers, sizes
+from lib.table_rows import groups, numbers
 from lib.versus import BASELINES, DROP_BAR, OURS, by_round, overheads
 
 BUCKETS_PER_INTERVAL = 48

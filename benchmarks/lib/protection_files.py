@@ -9,7 +9,7 @@ from typing import Any
 
 from lib import measure
 from lib.contenders import CONTENDERS, FULL_EVERY
-from lib.tables import TableError, read_rows
+from lib.table_rows import TableError, read_rows
 
 REGIMES = ("dense-heavy", "embedding-heavy", "criteo")
 KINDS = ("", "_bytes", "_size", "_accuracy", "_timeline")

@@ -7,34 +7,35 @@ so instead of numbers. A new table is one entry of TABLES.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.contenders import CONTENDERS, SHORT
+from lib.protection_tables import (
+    protections,
+    protections_accuracy,
+    protections_bars,
+    protections_bytes,
+    protections_model,
+    protections_short,
+    protections_size,
+)
 from lib.ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.table_rows import TableError, groups, markdown, numbers, read_rows, source, spread
 from lib.versus import (
     BASELINES,
     OURS,
-    auc_differences,
-    bars,
     by_round,
-    equal_models,
     overheads,
     redundancy,
 )
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- (?:table: (?P<name>.+?)|(?P<end>end)) -->$", re.MULTILINE)
-
-
-class TableError(Exception):
-    """A document or a CSV file that cannot be made sense of; one line."""
 
 
 @dataclass(frozen=True)
@@ -58,69 +59,6 @@ class Picture:
     csv: str
     name: str
     text: str
-
-
-def read_rows(path: Path) -> list[dict[str, str]] | None:
-    """The rows of a CSV file; None if there is no such file.
-
-    Raises TableError if it has no rows.
-    """
-    if not path.exists():
-        return None
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise TableError(f"{path} has no rows: write it anew with its benchmark")
-    return rows
-
-
-def groups(rows: Sequence[Row], *fields: str) -> dict[tuple[str, ...], list[Row]]:
-    """Rows by the values of `fields`, as text, in the order in which these first appear."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(str(row[field]) for field in fields), []).append(row)
-    return found
-
-
-def numbers(rows: Iterable[Row], field: str) -> list[float]:
-    """What the rows have in that column."""
-    return [float(row[field]) for row in rows]
-
-
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """`median (least to greatest)`; the median alone where these look the same."""
-    low, middle, high = (
-        f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values))
-    )
-    return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def source(rows: Sequence[Row], csv: str) -> str:
-    """Where rows come from: the CSV file, what they were measured on, and the commits."""
-    labels = {
-        "device": "{}",
-        "cores": "{} cores",
-        "instruction_set": "{}",
-        "torch": "torch {}",
-        "openmpi": "Open MPI {}",
-        "ecrm_commit": "commit {}",
-        "commit": "commit {}",
-    }
-    parts = []
-    for column, label in labels.items():
-        values = dict.fromkeys(str(row[column]) for row in rows if row.get(column))
-        if values:
-            parts.append(label.format(" and ".join(values)))
-    return ": ".join([csv, *([", ".join(parts)] if parts else [])])
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    return [
-        f"| {' | '.join(header)} |",
-        "|---" * len(header) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
 
 
 def recovery(rows: Sequence[Row]) -> list[str]:
@@ -467,7 +405,7 @@ def headline(
     )
     checkpoints = groups(beside, "regime", "mode")
     written, dense_written = (
-        100 * statistics.median(numbers(checkpoints[at, "sync"], "overhead"))
+        statistics.median(100 * cost for cost in numbers(checkpoints[at, "sync"], "overhead"))
         for at in (regime, "dense-heavy")
     )
     held = {
@@ -507,232 +445,6 @@ def headline(
                 f"{gap:.0f} ms between two steps",
                 f"without a death: {step:.0f} ms",
             ),
-        ),
-    )
-
-
-def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Sorts rows by regime and, within a regime, in the order of lib/contenders.py.
-
-    The CSV file has the rows of a round in the order in which they were run.
-    """
-    regimes, places = (
-        [row["regime"] for row in rows],
-        {name: place for place, name in enumerate(CONTENDERS)},
-    )
-    return sorted(
-        rows,
-        key=lambda row: (regimes.index(row["regime"]), places.get(row["contender"], len(places))),
-    )
-
-
-def protections(rows: Sequence[Row]) -> list[str]:
-    """Every protection by regime: cost without failures and cost of a kill.
-
-    Values are medians over the rounds.
-    """
-    header = (
-        "regime",
-        "protection",
-        "overhead, %",
-        "redundancy / rows",
-        "gap, ms",
-        "lost progress, ms",
-        "total time lost, ms",
-        "steps redone or lost",
-        "full redundancy restored after, s",
-        "samples/s while recovering / undisturbed",
-        "runs with the undisturbed model",
-    )
-    costs, equal = overheads(rows), equal_models(rows)
-    columns = [
-        (
-            {
-                key: [factor * value for value in found.values()]
-                for key, found in by_round(rows, field).items()
-            },
-            digits,
-        )
-        for field, factor, digits in (
-            ("gap_ms", 1, 0),
-            ("lost_ms", 1, 0),
-            ("lost_whole_ms", 1, 0),
-            ("redone_steps", 1, 0),
-            ("whole_after_s", 1, 2),
-            ("kept_recovering", 1, 2),
-        )
-    ]
-    lines = []
-    for key, mine in groups(in_order(rows), "regime", "contender").items():
-        cost = spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-"
-        held = f"{statistics.median(redundancy(row) for row in mine):.2f}"
-        cells = [spread(found[key], digits) if found.get(key) else "-" for found, digits in columns]
-        if lost := [int(row["lost_steps"]) for row in mine if int(row.get("lost_steps") or 0)]:
-            cells[3] += f", {spread(lost)} of a shard lost"
-        lines.append(
-            (
-                *key,
-                cost,
-                held,
-                *cells,
-                f"{sum(equal[key])} of {len(equal[key])}" if key in equal else "-",
-            )
-        )
-    return markdown(header, lines)
-
-
-def protections_short(rows: Sequence[Row]) -> list[str]:
-    """The same in few columns."""
-    costs, equal = overheads(rows), equal_models(rows)
-    lost, whole, kept = (
-        by_round(rows, field) for field in ("lost_ms", "lost_whole_ms", "kept_recovering")
-    )
-    lines = []
-    for key, mine in groups(in_order(rows), "regime", "contender").items():
-        if key[1] not in SHORT:
-            continue
-        lines.append(
-            (
-                *key,
-                spread([100 * value for value in costs[key]], 1) if costs.get(key) else "-",
-                f"{statistics.median(redundancy(row) for row in mine):.2f}",
-                f"{statistics.median(lost[key].values()):,.0f}" if key in lost else "the run ends",
-                f"{statistics.median(whole[key].values()):,.0f}" if key in whole else "-",
-                f"{statistics.median(kept[key].values()):.2f}" if key in kept else "-",
-                "yes" if all(equal.get(key, [False])) else "no",
-            )
-        )
-    return markdown(
-        (
-            "regime",
-            "protection",
-            "overhead, %",
-            "redundancy / rows",
-            "lost progress after a SIGKILL, ms",
-            "total time lost, ms",
-            "samples/s while recovering / undisturbed",
-            "same model",
-        ),
-        lines,
-    )
-
-
-def protections_size(rows: Sequence[Row]) -> list[str]:
-    """What a step costs by the size of the tables, checkpoints at one interval in seconds."""
-    lines = [
-        (f"{held / 1e6:,.0f}", name, spread(costs, 1))
-        for held, by_name in sizes(rows).items()
-        for name, costs in by_name.items()
-    ]
-    return markdown(("rows, MB", "protection", "overhead, %"), lines)
-
-
-def sizes(rows: Sequence[Row]) -> dict[int, dict[str, list[float]]]:
-    """Reads protections_size.csv: {bytes of rows: {contender: overhead in %, of each round}}.
-
-    The sizes ascend.
-    """
-    found: dict[int, dict[str, list[float]]] = {}
-    for row in sorted(rows, key=lambda row: float(row["share"])):
-        found.setdefault(int(row["rows_bytes"]), {}).setdefault(row["contender"], []).append(
-            100 * float(row["overhead"])
-        )
-    return found
-
-
-def protections_accuracy(rows: Sequence[Row]) -> list[str]:
-    """AUC at the end of runs in which a server was killed."""
-    found = auc_differences(rows)
-    return markdown(
-        ("regime", "protection", "final AUC minus that of none"),
-        ((*key, f"{value:+.4f}") for key, value in found.items() if key[1] != "none"),
-    )
-
-
-def protections_bars(rows: Sequence[Row]) -> list[str]:
-    """The bars, and what was found."""
-    return markdown(
-        ("regime", "what is measured", "median (range)", "target", "verdict"),
-        (
-            (
-                bar.regime,
-                bar.what,
-                spread(bar.values, 3),
-                f"{'at least' if bar.at_least else 'below'} {bar.bar:g}",
-                bar.verdict,
-            )
-            for bar in bars(rows)
-        ),
-    )
-
-
-def protections_bytes(rows: Sequence[Row]) -> list[str]:
-    """What each protection sends, writes and holds."""
-    calm = {
-        row["regime"]: float(row["sent_bytes_per_step"])
-        for row in rows
-        if row["contender"] == "none"
-    }
-    lines = []
-    for row in rows:
-        sent, held = float(row["sent_bytes_per_step"]), float(row["rows_bytes"])
-        over = f"{sent / calm[row['regime']]:.2f}" if calm.get(row["regime"]) else "-"
-        written = (
-            f"{float(row['written_bytes_per_step']) / 1e6:,.2f}"
-            if row["written_bytes_per_step"] != ""
-            else "a checkpoint per interval"
-        )
-        lines.append(
-            (
-                row["regime"],
-                row["contender"],
-                f"{sent / 1e6:,.2f}",
-                over,
-                written,
-                f"{float(row['redundancy_bytes']) / held:.2f}",
-                f"{float(row['undo_bytes']) / 1e6:,.1f}",
-                f"{float(row['resident_peak_bytes']) / 1e6:,.0f}",
-            )
-        )
-    header = (
-        "regime",
-        "protection",
-        "sent per step, MB",
-        "sent / sent with none",
-        "written per step, MB",
-        "redundancy / rows",
-        "undo log, MB",
-        "peak resident memory of all ranks, MB",
-    )
-    return markdown(header, lines)
-
-
-def protections_model(rows: Sequence[Row]) -> list[str]:
-    """MODEL: overhead of tables of 1 TB."""
-    shown = [
-        row for row in rows if row["tables_gb"] == "1000" and row["servers"] in ("5", "50", "500")
-    ]
-    return markdown(
-        (
-            "MODEL: regime",
-            "servers",
-            "protection",
-            "checkpoint interval, min",
-            "overhead, %",
-            "of which without failures, %",
-            "lost progress per failure, s",
-        ),
-        (
-            (
-                row["regime"],
-                row["servers"],
-                row["protection"],
-                row["interval_minutes"] or "-",
-                f"{100 * float(row['overhead']):.2f}",
-                f"{100 * float(row['normal_overhead']):.2f}",
-                f"{float(row['lost_seconds_per_failure']):,.1f}",
-            )
-            for row in shown
         ),
     )
 

@@ -9,8 +9,6 @@ import json
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 
 from ecrm.engine.reshape import WINDOW_BYTES
+from support.commands import ecrm
 from support.drilling import (
     BASE,
     PHASES,
@@ -280,9 +279,7 @@ def test_nothing_but_the_end_grows_with_rows_never_touched(tmp_path):
 
 
 def _ecrm(*words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=RUN_SECONDS
-    )
+    done = ecrm(*words, timeout=RUN_SECONDS)
     assert done.returncode == 0, done.stderr
 
 

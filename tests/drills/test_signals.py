@@ -112,6 +112,12 @@ def test_a_signal_while_evaluating_or_recovering(tmp_path, criteo_rows, phase):
     check_codes(folder, dead=(1,) if phase == "recover" else ())
 
 
+def mpirun_of_six() -> list[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    ulfm = ["--with-ft", "ulfm", "--oversubscribe", *root, "--bind-to", "none"]
+    return [str(find_mpirun()), *ulfm, "-n", "6"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     """Open MPI leaves the ranks little time and drops what they print.
@@ -119,21 +125,8 @@ def test_a_signal_to_mpirun_itself(tmp_path, criteo_rows, number):
     They still stop, and no process is left.
     """
     folder = tmp_path / "run"
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    line = [
-        str(find_mpirun()),
-        "--with-ft",
-        "ulfm",
-        "--oversubscribe",
-        *root,
-        "--bind-to",
-        "none",
-        "-n",
-        "6",
-    ]
-    process = begun(
-        folder, [*line, sys.executable, "-m", "ecrm", "train", *launch_options(folder, criteo_rows)]
-    )
+    program = [sys.executable, "-m", "ecrm", "train"]
+    process = begun(folder, [*mpirun_of_six(), *program, *launch_options(folder, criteo_rows)])
     process.send_signal(number)
     process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 1
@@ -151,21 +144,9 @@ def test_a_step_of_seconds_is_finished_though_mpirun_is_gone(tmp_path, criteo_ro
     No shared memory is left.
     """
     folder, segments = tmp_path / "run", set(Path("/dev/shm").glob("sm_segment.*"))
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    line = [
-        str(find_mpirun()),
-        "--with-ft",
-        "ulfm",
-        "--oversubscribe",
-        *root,
-        "--bind-to",
-        "none",
-        "-n",
-        "6",
-    ]
     words = launch_options(folder, criteo_rows, "checkpoint.every_steps=1000000")
     process = subprocess.Popen(
-        [*line, sys.executable, MISBEHAVING, "ask mpirun", "train", *words],
+        [*mpirun_of_six(), sys.executable, MISBEHAVING, "ask mpirun", "train", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

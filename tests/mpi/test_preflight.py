@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ecrm.launch.machine import find_mpirun
+from support.commands import ecrm
 
 
 @pytest.fixture
@@ -71,13 +72,7 @@ def test_no_mpirun_at_all(dataset):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "ecrm", "train", "tiny", "--set", dataset],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
+    done = ecrm("train", "tiny", "--set", dataset, env=environment)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert (

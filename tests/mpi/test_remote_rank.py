@@ -259,17 +259,15 @@ def test_a_client_that_hears_nonsense_is_a_rank_that_is_killed(reach, tmp_path, 
     assert errors == "ecrm: host there: rank 1 is given up: what came is no message\n"
 
 
+def client_line(folder: Path) -> list[str]:
+    """How mpirun starts a client for the only host."""
+    (folder / "hosts").write_text("here\n")
+    hosts = ["--hosts", str(folder / "hosts"), "--head", "127.0.0.1"]
+    return [sys.executable, "-m", "ecrm.launch.remote_rank", *hosts]
+
+
 def test_a_client_that_fails_itself_is_a_rank_that_is_killed_and_ends_a_run_not_begun(tmp_path):
-    (tmp_path / "hosts").write_text("here\n")
-    line = [
-        sys.executable,
-        "-m",
-        "ecrm.launch.remote_rank",
-        "--hosts",
-        str(tmp_path / "hosts"),
-        "--head",
-        "127.0.0.1",
-    ]
+    line = client_line(tmp_path)
     (tmp_path / "begun").write_text('{"launch": null}')
     (tmp_path / "before").write_text('{"launch": "an earlier one in this folder"}')
     for begun, ended in (
@@ -331,16 +329,7 @@ def test_a_rank_does_not_outlive_its_client_or_its_agent(reach, tmp_path, which)
 
 
 def test_a_client_whose_mpirun_is_gone_ends(tmp_path):
-    (tmp_path / "hosts").write_text("here\n")
-    line = [
-        sys.executable,
-        "-m",
-        "ecrm.launch.remote_rank",
-        "--hosts",
-        str(tmp_path / "hosts"),
-        "--head",
-        "127.0.0.1",
-    ]
+    line = client_line(tmp_path)
     line += ["--starter", NO_SHELL, "--", sys.executable, "-c", RANK, str(tmp_path / "rank")]
     program = (
         f"import subprocess, time; print(subprocess.Popen({line!r}).pid, flush=True); "

@@ -157,6 +157,12 @@ class Run:
         return [event for event in self.events if event["event"] == kind]
 
 
+def assert_ended_as(run: Run, truth: Truth, seed: int) -> None:
+    """The run is complete, and its tables are those of the undisturbed one."""
+    assert not run.errors and run.finished, (seed, run.errors)
+    assert all(tables == truth.tables for tables in run.tables), seed
+
+
 def policy_of(rng: random.Random, steps: int) -> CheckpointPolicy:
     return CheckpointPolicy(
         steps=steps,
@@ -219,8 +225,7 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
             phase_death=0.003,
             seed=seed,
         )
-        assert not run.errors, (seed, run.errors)
-        assert run.finished and all(tables == truth.tables for tables in run.tables), seed
+        assert_ended_as(run, truth, seed)
         died, rolled_back, written = (
             died + run.killed,
             rolled_back + len(run.of("rolled_back")),
@@ -262,11 +267,7 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
             phase_death=0.005,
             seed=seed,
         )
-        assert (
-            not second.errors
-            and second.finished
-            and all(tables == truth.tables for tables in second.tables)
-        ), (seed, second.errors)
+        assert_ended_as(second, truth, seed)
         resumed_later += find(tmp_path / f"{seed}-on")[0] != []
     print(f"{name}: {unfinished} runs killed as a whole and finished elsewhere")
     assert unfinished > 5
@@ -325,11 +326,7 @@ def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_pa
             seed=seed,
             newest_only=half,
         )
-        assert (
-            not run.errors
-            and run.finished
-            and all(tables == expected.tables for tables in run.tables)
-        ), (seed, run.errors)
+        assert_ended_as(run, expected, seed)
         rolled_back += len(run.of("rolled_back"))
     assert rolled_back > 5
 
@@ -396,11 +393,7 @@ def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tm
             run = Run(
                 workload, folder, policy, truth, these, seed=seed, begins_with=tmp_path / str(seed)
             )
-            assert (
-                not run.errors
-                and run.finished
-                and all(tables == truth.tables for tables in run.tables)
-            ), (seed, run.errors)
+            assert_ended_as(run, truth, seed)
             steps = {event["step"] for event in run.of("rolled_back")}
             to_the_start, further = to_the_start + (0 in steps), further + bool(steps - {0})
     print(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from support.commands import ecrm
 
 
 def prepared(folder: Path, rows: int, seed: int) -> Path:
@@ -14,8 +14,6 @@ def prepared(folder: Path, rows: int, seed: int) -> Path:
         ["generate", "criteo", "--rows", str(rows), "--seed", str(seed), "--output", str(text)],
         ["prepare", "criteo", str(text), "--output", str(data)],
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "ecrm", *words], capture_output=True, text=True, timeout=120
-        )
+        done = ecrm(*words, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
     return data

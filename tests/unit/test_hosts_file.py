@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ecrm.launch.mpirun_command import mpirun_line
 from ecrm.launch.network import Network, choose_network, local_networks
 from ecrm.launch.remote_rank import DEFAULT_STARTER, handed_on, starter_words
 from ecrm.launch.several_hosts import Elsewhere
+from support.commands import assert_one_line, dry_run
 
 HOST = Host("node1", 2, "10.0.0.1")
 COMMAND = ["/a b/python", "-I", 'it\'s "$HOME".py']
@@ -211,24 +211,9 @@ def test_wrong_options_are_one_line_and_exit_code_2(tmp_path, criteo_rows):
         (["--hosts", str(path), "--starter", "ssh"], "names neither {host} nor {address}"),
         (["--hosts", str(path), "--set", "cluster.spares=2"], "room for 6 of the 7 ranks"),
     ):
-        line = [
-            sys.executable,
-            "-m",
-            "ecrm",
-            "launch",
-            "tiny",
-            "--dry-run",
-            "--set",
-            f"data.path={criteo_rows}",
-            *words,
-        ]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert (
-            done.stderr.startswith("ecrm: error: ")
-            and done.stderr.count("\n") == 1
-            and said in done.stderr
-        )
+        done = dry_run(criteo_rows, *words)
+        assert done.stdout == ""
+        assert_one_line(done, said)
 
 
 def test_a_run_that_no_host_may_leave_is_told_so(tmp_path, criteo_rows):
@@ -237,23 +222,8 @@ def test_a_run_that_no_host_may_leave_is_told_so(tmp_path, criteo_rows):
         "a slots=3 address=127.0.0.1\nb slots=3 address=127.0.0.1\n"
         "c slots=3 address=127.0.0.1\nd slots=3 address=127.0.0.1\n",
     )
-    line = [
-        sys.executable,
-        "-m",
-        "ecrm",
-        "launch",
-        "tiny",
-        "--dry-run",
-        "--set",
-        f"data.path={criteo_rows}",
-        "--hosts",
-        str(path),
-    ]
     told = [
-        "# warning"
-        in subprocess.run(
-            [*line, *words], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
+        "# warning" in dry_run(criteo_rows, "--hosts", str(path), *words, check=True).stdout
         for words in ([], ["--set", "cluster.failure_domain=host"])
     ]
     assert told == [True, False]

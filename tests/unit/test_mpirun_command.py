@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from ecrm.errors import UsageError
 from ecrm.launch import machine
 from ecrm.launch.launcher import fresh_run_dir
 from ecrm.launch.mpirun_command import mpirun_line, train_command
+from support.commands import dry_run
 
 CONFIG = Config(
     cluster=ClusterConfig(servers=4, trainers=2, spares=1), train=TrainConfig(threads=3)
@@ -74,24 +74,7 @@ def test_the_command_passes_on_what_was_typed():
 
 
 def test_a_dry_run_prints_the_line_and_starts_and_writes_nothing(tmp_path, criteo_rows):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ecrm",
-            "launch",
-            "tiny",
-            "--dry-run",
-            "--set",
-            f"data.path={criteo_rows}",
-            "--kill",
-            "1@3:parity",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-    )
+    done = dry_run(criteo_rows, "--kill", "1@3:parity", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     words = shlex.split(done.stdout)
     assert words[0].endswith("/mpirun") and words[1:3] == ["--with-ft", "ulfm"]

@@ -324,7 +324,7 @@ def test_models_and_scores_are_compared_with_those_of_none():
 
 
 def test_sizes_ascend():
-    tables = program("lib.tables")
+    tables = program("lib.protection_tables")
     rows = [
         {"round": number, "share": share, "contender": name, "rows_bytes": held, "overhead": cost}
         for number in ("0", "1")
