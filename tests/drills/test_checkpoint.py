@@ -105,7 +105,7 @@ def test_what_is_exported_is_evaluated_the_same_by_torchrecs_own_dlrm(
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.models.dlrm import DLRM
 
-    from ecrm.checkpoint.export import read_safetensors
+    from ecrm.checkpoint.model_file import read_safetensors
     from ecrm.config import load_config
     from ecrm.data.dataset import CriteoDataset
     from ecrm.metrics import auc

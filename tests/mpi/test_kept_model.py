@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ecrm.checkpoint.export import read_safetensors
+from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.cli.commands import main
 from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from ecrm import atomic_files
-from ecrm.checkpoint.export import export, read_safetensors, shapes_of
+from ecrm.checkpoint.export import export, shapes_of
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
+from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.checkpoint.row_file import SummedFile, write_rows
 from ecrm.cli.commands import main
 from ecrm.drill import drill_runs as drill_run

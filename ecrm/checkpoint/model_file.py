@@ -1,0 +1,154 @@
+"""A file of named tensors that is filled piece by piece, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+import numpy as np
+
+_NAMES: dict[str, type] = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+}
+_TYPES = {np.dtype(kind): name for name, kind in _NAMES.items()}
+
+Shape = tuple[np.dtype[Any], tuple[int, ...]]
+"""Element type and sizes of a tensor."""
+
+
+class ModelFile:
+    """A file being written: `arrays` are its tensors, mapped, holding zeros until they are filled.
+
+    `form` is `safetensors`, or `torchrec` for what torch.load reads. `output` is an empty file,
+    `folder` is where a temporary one may lie. `bytes` are those of the tensors. Raises OSError
+    where there is no space.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        output: BinaryIO,
+        folder: Path,
+        shapes: Mapping[str, Shape],
+        about: Mapping[str, str],
+    ) -> None:
+        self._output = output
+        # without a name: nothing is left of it, however this ends
+        self._plain = (
+            output if form == "safetensors" else cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
+        )
+        try:
+            self.bytes = _begin(self._plain, shapes, about)
+            self.arrays = read_safetensors(self._plain, "r+")
+        except BaseException:
+            self.close()
+            raise
+
+    def finish(self) -> None:
+        """Bring the file into its format; OSError where there is no space."""
+        for array in self.arrays.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+        if self._plain is self._output:
+            return
+        import torch
+
+        saved = _Saved(self._output)
+        torch.save(
+            {name: torch.from_numpy(array) for name, array in self.arrays.items()},
+            cast(BinaryIO, saved),
+        )
+        if saved.trouble is not None:
+            raise saved.trouble
+
+    def close(self) -> None:
+        """Give up the temporary file."""
+        if self._plain is not self._output:
+            self._plain.close()
+
+
+class _Saved:
+    """A file for torch.save, whose own errors do not say why a write failed.
+
+    `trouble` is the error of the first write that failed, None if none did.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.trouble: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.trouble is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.trouble = error
+        return len(data)
+
+    def flush(self) -> None:
+        """All is flushed when the file is complete."""
+
+
+def _begin(output: BinaryIO, shapes: Mapping[str, Shape], about: Mapping[str, str]) -> int:
+    """Write the head of a safetensors file and make room for its tensors; returns their bytes.
+
+    The file holds the size of its header, the header with names, shapes and offsets in JSON, and
+    the tensors.
+    """
+    entries, at = {}, 0
+    for name, (kind, shape) in shapes.items():
+        size = kind.itemsize * math.prod(shape)
+        entries[name] = {
+            "dtype": _TYPES[kind],
+            "shape": list(shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    header = json.dumps({"__metadata__": dict(about), **entries}).encode()
+    header += b" " * (-len(header) % 8)
+    output.write(struct.pack("<Q", len(header)) + header)
+    output.flush()
+    # a mapped page that finds no room on the disk kills with SIGBUS
+    os.posix_fallocate(output.fileno(), 0, output.tell() + at)
+    return at
+
+
+def read_safetensors(
+    source: Path | BinaryIO, mode: Literal["c", "r+"] = "c"
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a safetensors file, mapped: {name: array}.
+
+    Changes stay in memory unless `mode` is r+.
+    """
+    with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as file:
+        (size,) = struct.unpack("<Q", os.pread(file.fileno(), 8, 0))
+        entries = json.loads(os.pread(file.fileno(), size, 8))
+        entries.pop("__metadata__", None)
+        return {
+            name: _mapped(file, mode, 8 + size + entry["data_offsets"][0], entry)
+            for name, entry in entries.items()
+        }
+
+
+def _mapped(
+    file: BinaryIO, mode: Literal["c", "r+"], offset: int, entry: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
+    kind, shape = _NAMES[entry["dtype"]], tuple(entry["shape"])
+    if not math.prod(shape):
+        return np.empty(shape, kind)  # nothing can be mapped of it
+    return np.memmap(file, kind, mode, offset, shape)
