@@ -252,7 +252,7 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.process.stop_signals import StopSignals
 
     stop = StopSignals()
-    from ecrm.train.claim import Job
+    from ecrm.rank.claim import Job
     from ecrm.train.job import train
 
     return train(Job(config, args.run_dir, kills, args.resume, args.init_from), guarded, stop)

@@ -16,12 +16,12 @@ from ecrm.faults.kill import Kill
 from ecrm.kernels import native
 from ecrm.model.dlrm import resolve_dense_arch
 from ecrm.protection.base import Protection, VerifyReport
+from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.connect import Cluster
 from ecrm.run.auto_resume import about as run_of
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage import resolve_backend
 from ecrm.train.build_rank import Rank
-from ecrm.train.claim import ClaimedRun
-from ecrm.train.connect import Cluster
 from ecrm.wording import counted
 
 

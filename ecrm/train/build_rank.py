@@ -13,16 +13,16 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.process.ready import ReadyMemory, ready_spares
 from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.collective_check import collective_check
+from ecrm.rank.connect import Cluster
+from ecrm.rank.inject_faults import InjectedFaults
+from ecrm.rank.profile import Profile, ProfiledTransport
+from ecrm.rank.traffic import Traffic
 from ecrm.train.build_engine import build_engine
-from ecrm.train.claim import ClaimedRun
-from ecrm.train.collective_check import collective_check
-from ecrm.train.connect import Cluster
 from ecrm.train.finite import FiniteWatch
-from ecrm.train.inject_faults import InjectedFaults
-from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.train.progress import MOST_FINISHED
 from ecrm.train.reporter import Reporter
-from ecrm.train.traffic import Traffic
 from ecrm.transport.base import Transport
 
 

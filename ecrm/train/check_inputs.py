@@ -11,8 +11,8 @@ from ecrm.data.dataset_info import read_manifest
 from ecrm.errors import UsageError
 from ecrm.kernels import native
 from ecrm.process.preflight import host_name
+from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.run.plan import plan
-from ecrm.train.collective_check import collective_check, share_json
 from ecrm.train.consistency import Given, given, unlike
 from ecrm.transport.base import Transport
 from ecrm.wording import counted

@@ -19,10 +19,12 @@ from ecrm.engine.table_digest import table_digests
 from ecrm.errors import ParityMismatch
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
+from ecrm.rank.profile import Profile, chrome_trace, gather, table
+from ecrm.rank.traffic import Traffic
+from ecrm.rank.traffic import gather as gather_traffic
 from ecrm.run.auto_resume import lives_of
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.evaluator import Evaluator
-from ecrm.train.profile import Profile, chrome_trace, gather, table
 from ecrm.train.progress import Progress
 from ecrm.train.summary import (
     Outcome,
@@ -31,8 +33,6 @@ from ecrm.train.summary import (
     stopped_json,
     summary_json,
 )
-from ecrm.train.traffic import Traffic
-from ecrm.train.traffic import gather as gather_traffic
 from ecrm.transport.message import tensors
 
 

@@ -12,11 +12,11 @@ from ecrm.errors import NotKept
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.claim import ClaimedRun, Job, claim_run
+from ecrm.rank.connect import Cluster, connect
 from ecrm.train.announce import print_result, say_kept, start_fields, start_in_words
 from ecrm.train.build_rank import Rank, build_rank
 from ecrm.train.check_inputs import check_inputs
-from ecrm.train.claim import ClaimedRun, Job, claim_run
-from ecrm.train.connect import Cluster, connect
 from ecrm.train.ending import Record
 from ecrm.train.keep import keep
 from ecrm.train.trainer import Trainer

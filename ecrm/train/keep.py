@@ -8,9 +8,9 @@ from ecrm.checkpoint.compatibility import HELD_OUT
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.console import say
+from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.collective_check import on_one_rank
 from ecrm.train.build_rank import Rank
-from ecrm.train.claim import ClaimedRun
-from ecrm.train.collective_check import on_one_rank
 from ecrm.train.history import History
 
 

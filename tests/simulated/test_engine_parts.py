@@ -14,9 +14,9 @@ from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.tables import Table
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
+from ecrm.rank.profile import Profile, ProfiledTransport
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.workload import Workload, run_workload
-from ecrm.train.profile import Profile, ProfiledTransport
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.piggyback import exchange, exchange_rounds
 from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster

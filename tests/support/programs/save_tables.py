@@ -13,12 +13,12 @@ from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
 from ecrm.protection import make_protection
+from ecrm.rank.connect import start_view
+from ecrm.rank.traffic import Traffic
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage.base import Store
 from ecrm.train.build_engine import build_engine
-from ecrm.train.connect import start_view
 from ecrm.train.ending import Record
-from ecrm.train.traffic import Traffic
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport
 

@@ -14,12 +14,12 @@ from ecrm.console import say
 from ecrm.errors import Unrecoverable, UsageError
 from ecrm.faults.kill import Kill
 from ecrm.process.preflight import host_name
+from ecrm.rank.collective_check import collective_check, own_folder, share_json
+from ecrm.rank.durable_state import DurableState, durable_state
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look, tidy
 from ecrm.run.plan import Start, plan_start
 from ecrm.run.run_folder import RunFolder
 from ecrm.run.run_lock import RunLock, check_run_dir
-from ecrm.train.collective_check import collective_check, own_folder, share_json
-from ecrm.train.durable_state import DurableState, durable_state
 from ecrm.transport.base import Transport
 
 

@@ -1,0 +1,1 @@
+"""One rank of a run, whatever is trained: how it finds the others, and what it counts."""
