@@ -21,12 +21,13 @@ from ecrm.transport.message import Part, Received
 class LookupContext:
     """What a lookup finds on this rank.
 
-    `hosted` are this rank's shards; `rebuild_rows` is how many rows a step rebuilds in the
-    background.
+    `widths[space]` are the floats of a row of each row space. `hosted` are this rank's shards;
+    `rebuild_rows` is how many rows a step rebuilds in the background.
     """
 
     view: View
     layouts: Sequence[RowLayout]
+    widths: Sequence[int]
     hosted: Mapping[ShardSpace, HostedShard]
     protection: Protection
     rebuild_rows: int
@@ -69,7 +70,9 @@ class Lookup:
     ) -> Lookup:
         """One that asks for `rows[slot][space]`; `soon` is what the next one will ask for."""
         stand_in = context.protection.stand_in
-        slot_side = SlotRequests.of(rows, context.layouts, context.view, stand_in, computed)
+        slot_side = SlotRequests.of(
+            rows, context.layouts, context.widths, context.view, stand_in, computed
+        )
         return cls(context, slot_side, soon)
 
     def again(self, context: LookupContext, told: Mapping[int, Sequence[Received]]) -> Lookup:

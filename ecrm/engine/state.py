@@ -153,7 +153,10 @@ class EngineState:
 
     def lookup_context(self, rebuild_rows: int) -> LookupContext:
         """What a lookup finds on this rank; `rebuild_rows` as in `EnginePolicy`."""
-        return LookupContext(self.view, self.layouts, self.hosted, self.protection, rebuild_rows)
+        widths = [space.dim for space in self.spaces]
+        return LookupContext(
+            self.view, self.layouts, widths, self.hosted, self.protection, rebuild_rows
+        )
 
     def memory(self) -> Memory:
         """Collective: what every rank holds. Raises PeerFailure as transport calls do."""

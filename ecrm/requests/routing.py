@@ -35,21 +35,22 @@ def _split(layout: RowLayout, wanted: Tensor) -> list[tuple[int, Tensor, Tensor]
 class SlotRequests:
     """The slots' side of one step: unique rows of each hosted slot, split by shard.
 
-    `rows[slot][space]` are unique row numbers of a row space, int64. What shards are away is not
-    asked of them but of `stand_in`. Slots that are `computed` have their gradients already and want
-    no values.
+    `rows[slot][space]` are unique row numbers of a row space, int64; `widths[space]` are the floats
+    of its rows. What shards are away is not asked of them but of `stand_in`. Slots that are
+    `computed` have their gradients already and want no values.
     """
 
     def __init__(
         self,
         rows: dict[int, list[Tensor]],
+        widths: Sequence[int],
         parts: Parts,
         away: Parts,
         view: View,
         stand_in: StandIn | None,
         computed: Collection[int],
     ) -> None:
-        self._rows, self._parts, self._away = rows, parts, away
+        self._rows, self._widths, self._parts, self._away = rows, widths, parts, away
         self._view, self._stand_in, self._computed = view, stand_in, computed
 
     @classmethod
@@ -57,11 +58,12 @@ class SlotRequests:
         cls,
         rows: Mapping[int, Sequence[Tensor]],
         layouts: Sequence[RowLayout],
+        widths: Sequence[int],
         view: View,
         stand_in: StandIn | None = None,
         computed: Collection[int] = (),
     ) -> SlotRequests:
-        """Those for `rows[slot][space]`, unique row numbers, int64 [U]."""
+        """Those for `rows[slot][space]`, unique row numbers, int64 [U]; U may be 0."""
         shards_away = frozenset() if stand_in is None else stand_in.away
         in_order = {slot: list(spaces) for slot, spaces in sorted(rows.items())}
         parts: Parts = {}
@@ -71,7 +73,7 @@ class SlotRequests:
                 split = _split(layouts[space], wanted)
                 parts[slot, space] = [part for part in split if part[0] not in shards_away]
                 away[slot, space] = [part for part in split if part[0] in shards_away]
-        return cls(in_order, parts, away, view, stand_in, computed)
+        return cls(in_order, widths, parts, away, view, stand_in, computed)
 
     def requests(self) -> dict[int, list[Part]]:
         """Message per shard host: (kind, slot, shard, space), local rows.
@@ -99,7 +101,9 @@ class SlotRequests:
     def again(self, view: View) -> SlotRequests:
         """The same requests in another view, by slots that have computed."""
         computed = frozenset(self._rows)
-        return SlotRequests(self._rows, self._parts, self._away, view, self._stand_in, computed)
+        return SlotRequests(
+            self._rows, self._widths, self._parts, self._away, view, self._stand_in, computed
+        )
 
     def local(self, slot: int, shard: int, space: int) -> Tensor:
         """Local rows that a slot asks of a shard, in the order asked, int64."""
@@ -141,7 +145,7 @@ class SlotRequests:
                     for shard, place, _ in self._away[slot, space]
                 )
                 pieces += [(place, values, None) for place, values in given]
-            values = torch.empty(wanted.numel(), pieces[0][1].shape[1] if pieces else 0)
+            values = torch.empty(wanted.numel(), self._widths[space])
             for place, piece, picked in pieces:
                 scatter_records(values, (), place, piece.view(torch.uint8), picked=picked)
             result[slot].append(values)

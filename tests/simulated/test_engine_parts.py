@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import ecrm.simulate.workload as workload_module
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
@@ -103,6 +104,45 @@ class Counting(WrappedTransport):
     def exchange(self, outgoing):
         self.exchanges += 1
         return self.inner.exchange(outgoing)
+
+
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_a_slot_that_asks_no_row_of_a_space_gets_none_of_its_width(monkeypatch, looks_ahead):
+    """In some steps a slot asks one space, in some none, and in one step nobody asks anything."""
+    asked, lookup = workload_module.rows_of, Engine.lookup
+
+    def asking(workload, step, slot):
+        return [
+            rows[:0] if (step + slot + space) % 3 == 0 or step == 4 else rows
+            for space, rows in enumerate(asked(workload, step, slot))
+        ]
+
+    shapes = []
+
+    def looking_up(self, rows, *more, **words):
+        values = lookup(self, rows, *more, **words)
+        for slot, spaces in values.items():
+            assert [tuple(value.shape) for value in spaces] == [
+                (wanted.numel(), space.dim)
+                for wanted, space in zip(rows[slot], self.state.spaces, strict=True)
+            ]
+            shapes.extend(value.shape for value in spaces)
+        return values
+
+    monkeypatch.setattr(workload_module, "rows_of", asking)
+    monkeypatch.setattr(Engine, "lookup", looking_up)
+    workload = Workload(steps=8, look_ahead=looks_ahead)
+    truth, reported = truth_of(workload), []
+    assert {(0, 8), (0, 4)} < set(shapes)
+    cluster = SimulatedCluster(workload.world_size, "empty", [PhaseFault(1, 4, "parity")])
+
+    def program(transport):
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+        return run_workload(workload, transport, hooks, report=reported.append)
+
+    outcome = cluster.run(program)
+    assert [kill.rank for kill in outcome.killed] == [1]
+    assert reported == [truth.tables]
 
 
 def test_a_step_has_two_exchanges_also_while_a_shard_is_rebuilt_but_for_the_first_two():
