@@ -24,10 +24,11 @@ class DenseReplica(Protocol):
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes."""
 
-    def apply(self, total: Tensor) -> None:
+    def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take one step with the sum of all slots' contributions, float32 [P].
 
-        The sum may be overwritten.
+        The sum may be overwritten. `states[slot]`, uint8 [N], is what a slot has sent whole; most
+        slots send nothing. They are only lent: what is kept of them must be copied.
         """
 
     def commit(self) -> None:

@@ -43,6 +43,7 @@ from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.requests.routing import (
     DENSE,
     NOTE,
+    SLOT_STATE,
     STOP,
     TROUBLE,
     ShardRequests,
@@ -242,6 +243,7 @@ class Engine:
         rows_soon: Mapping[int, Sequence[Tensor]] | None = None,
         notes: Mapping[int, Tensor] | None = None,
         troubles: Mapping[int, str] | None = None,
+        slot_state: Mapping[int, Tensor] | None = None,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -255,7 +257,9 @@ class Engine:
         slots have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense
         holder: a note on this step, which is there once, however often the step is done.
         `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
-        rank, before anything is changed, and may end the run. Raises StepAborted after a failure.
+        rank, before anything is changed, and may end the run. `slot_state[slot]`, uint8 [N], goes
+        whole to every dense replica, for what cannot be summed. Notes and states are of slots that
+        have a contribution. Raises StepAborted after a failure.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
         with self.recovery.recovering():
@@ -266,7 +270,13 @@ class Engine:
             flight.replay = StepReplay(self.step, lookup, self.view) if foresees else None
             ahead = self._lookup_ahead(rows_ahead, rows_soon)
             results = self._results(
-                lookup, row_gradients, contributions, ahead, notes or {}, troubles or {}
+                lookup,
+                row_gradients,
+                contributions,
+                ahead,
+                notes or {},
+                slot_state or {},
+                troubles or {},
             )
             came = self._exchange_results(lookup, results)
             flight.changed = True
@@ -314,11 +324,13 @@ class Engine:
         contributions: Mapping[int, Tensor],
         ahead: Lookup | None,
         notes: Mapping[int, Tensor],
+        slot_state: Mapping[int, Tensor],
         troubles: Mapping[int, str],
     ) -> dict[int, list[Part]]:
         """What this rank's slots send in a step's first exchange.
 
-        Row gradients to shards, slices and notes to dense holders, and the next lookup's requests.
+        Row gradients to shards, slices, notes and states to dense holders, and the next lookup's
+        requests.
         """
         holders = SlicedSum(self.view.dense)
         outgoing = lookup.slot_side.gradients(row_gradients)
@@ -328,6 +340,8 @@ class Engine:
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
                 if slot in notes:
                     outgoing[holder].extend(((NOTE, slot), notes[slot]))
+                if slot in slot_state:
+                    outgoing[holder].extend(((SLOT_STATE, slot), slot_state[slot]))
         for rank, requests in ahead.requests().items() if ahead is not None else ():
             outgoing.setdefault(rank, []).extend(requests)
         for rank in self.view.live if self.state.hooks.asks() else ():
@@ -378,7 +392,8 @@ class Engine:
         if committing and ahead is not None and held is not None:
             state.protection.retain(ahead.slot_side, replies.replies)
         if state.dense is not None:
-            state.dense.apply(SlicedSum(self.view.dense).assemble(replies.dense))
+            total = SlicedSum(self.view.dense).assemble(replies.dense)
+            state.dense.apply(total, came.states)
             state.log.add(self.step, came.notes)
 
     def commit(self) -> None:

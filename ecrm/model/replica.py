@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +123,7 @@ class FlatDenseReplica:
         self._gradient[-1] = loss_share
         return self._gradient.clone()
 
-    def apply(self, total: Tensor) -> None:
+    def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         self._update(self._flat, total[:-1], self._state, self._learning_rate)
         self.loss_sum += total[-1].double()
 

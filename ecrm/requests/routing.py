@@ -18,7 +18,7 @@ from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE = range(9)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE = range(10)
 
 
 Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
@@ -363,14 +363,15 @@ class StepResults:
     """What slots sent in a step's first exchange.
 
     `gradients` by (slot, shard, space); `dense`, {slot: slice of its contribution}; `notes`, {slot:
-    its note}; `requests`, {rank: its requests for the next step}; `soon`, {(shard, space): local
-    rows that slots want in the step after that, by slot}; `troubles`, {slot: its trouble};
-    `stopping`, ranks that ask to stop.
+    its note}; `states`, {slot: its state}; `requests`, {rank: its requests for the next step};
+    `soon`, {(shard, space): local rows that slots want in the step after that, by slot};
+    `troubles`, {slot: its trouble}; `stopping`, ranks that ask to stop.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
     dense: dict[int, Tensor]
     notes: dict[int, Tensor]
+    states: dict[int, Tensor]
     requests: dict[int, list[Received]]
     soon: dict[ShardSpace, list[Tensor]]
     troubles: dict[int, str]
@@ -378,7 +379,7 @@ class StepResults:
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, set())
+        found = cls({}, {}, {}, {}, {}, {}, {}, set())
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -388,6 +389,8 @@ class StepResults:
                     found.dense[key[0]] = payload
                 elif kind == NOTE:
                     found.notes[key[0]] = payload
+                elif kind == SLOT_STATE:
+                    found.states[key[0]] = payload
                 elif kind == SOON:
                     found.soon.setdefault(key, []).append(payload)
                 elif kind == STOP:

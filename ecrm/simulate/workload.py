@@ -7,7 +7,7 @@ does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class TinyDense:
 
     memory_bytes = 2 * DENSE_WIDTH * 4
 
-    def apply(self, total: Tensor) -> None:
+    def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self.value = (self.value * 0.9 + total).clamp(-8, 8)
 
     def commit(self) -> None:

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 import ecrm.simulate.workload as workload_module
+from ecrm.engine.computed import Computed
 from ecrm.engine.dense import SlicedSum
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import Hooks
+from ecrm.engine.hooks import Hooks, StepAborted
 from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.tables import Table
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.protection.rebuild import Group, Rebuild
 from ecrm.rank.profile import Profile, ProfiledTransport
 from ecrm.simulate.oracle import truth_of
-from ecrm.simulate.workload import Workload, run_workload
+from ecrm.simulate.workload import TinyDense, Workload, make_engine, run_workload, train_step
 from ecrm.transport.base import WrappedTransport
 from ecrm.transport.piggyback import exchange, exchange_rounds
 from ecrm.transport.simulated import PhaseFault, RandomFaults, SimulatedCluster
@@ -94,6 +95,52 @@ def test_that_a_rank_sleeps_reaches_the_transport_within_all_others():
     wrapped = ProfiledTransport(CountedTransport(inner, None), Profile(0))
     wrapped.sleeps = True
     assert inner.sleeps and wrapped.sleeps
+
+
+@pytest.mark.parametrize("dead", [None, 1, 4, 5])
+def test_the_state_of_a_slot_reaches_every_holder_whole_and_once_a_step(monkeypatch, dead):
+    """Slot 1 sends something of another size each step; slot 0 sends nothing.
+
+    A server or a trainer dies after states have come, so that the step is done again.
+    """
+    workload = Workload(steps=5)
+    faults = [] if dead is None else [PhaseFault(dead, 2, "parity")]
+    cluster = SimulatedCluster(workload.world_size, "states", faults)
+    plain = TinyDense.apply
+
+    def state_of(step):
+        return torch.arange(3 * step, dtype=torch.uint8) + step
+
+    def apply_and_note(self, total, states):
+        plain(self, total, states)
+        self.came = [*getattr(self, "came", []), {slot: s.tolist() for slot, s in states.items()}]
+
+    monkeypatch.setattr(TinyDense, "apply", apply_and_note)
+
+    def program(transport):
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+        engine, computed = make_engine(workload, transport, hooks, lambda: 0.0), Computed()
+        apply = engine.apply
+
+        def apply_with_state(*args, **kwargs):
+            states = {1: state_of(engine.step)} if 1 in engine.slots else None
+            apply(*args, **kwargs, slot_state=states)
+
+        engine.apply = apply_with_state
+        while engine.step < workload.steps:
+            try:
+                train_step(workload, engine, computed)
+            except StepAborted:
+                continue
+        return engine.state.dense and engine.state.dense.came
+
+    outcome = cluster.run(program)
+    assert [kill.rank for kill in outcome.killed] == ([] if dead is None else [dead])
+    whole = [{1: state_of(step).tolist()} for step in range(workload.steps)]
+    came = [held for held in outcome.results.values() if held is not None]
+    assert len(came) == 2
+    for held in came:  # one that took the place of the dead has come later
+        assert held == whole[-len(held) :] and len(held) >= workload.steps - 3
 
 
 class Counting(WrappedTransport):

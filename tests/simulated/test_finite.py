@@ -230,10 +230,10 @@ def test_one_loss_that_was_not_finite_costs_no_checkpoint(tmp_path, monkeypatch,
     prepare([str(tmp_path / "rows.txt")], str(tmp_path / "data"), 1000)
     apply = FlatDenseReplica.apply
 
-    def apply_and_spoil(self, total):
+    def apply_and_spoil(self, total, states):
         if self.loss_sum and self.spoil_at == float(self._state[0]):
             total[-1] = float("nan")
-        apply(self, total)
+        apply(self, total, states)
 
     monkeypatch.setattr(FlatDenseReplica, "apply", apply_and_spoil)
     monkeypatch.setattr(FlatDenseReplica, "spoil_at", 2.0, raising=False)
