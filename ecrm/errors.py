@@ -112,6 +112,12 @@ class NotKept(EcrmError):
     exit_code = 7
 
 
+class ScriptFailed(EcrmError):
+    """A training script raised an error, or ended without training. Its traceback comes first."""
+
+    exit_code = 8
+
+
 class DataError(EcrmError):
     """A file exists, but its content is damaged or cut short.
 

@@ -19,6 +19,7 @@ from ecrm.cli.drill import add_parser as add_drill
 from ecrm.cli.export import add_parser as add_export
 from ecrm.cli.simulate import add_parser as add_simulate
 from ecrm.config import effective, load_config, reference
+from ecrm.config.script import Script, is_script
 from ecrm.errors import BROKEN_PIPE_EXIT_CODE, STOPPED_EXIT_CODE, EcrmError, UsageError
 from ecrm.faults.kill import PHASES
 from ecrm.process.preflight import preflight_ulfm, say_once
@@ -27,9 +28,24 @@ if TYPE_CHECKING:
     from ecrm.launch.several_hosts import Elsewhere
 
 
+SHORTS = (
+    (("--servers",), "cluster.servers", "N", "ranks that hold rows"),
+    (("--trainers",), "cluster.trainers", "N", "ranks that run slots"),
+    (("--spares",), "cluster.spares", "N", "ranks that wait"),
+    (("--protection",), "protection.name", "NAME", "what protects rows"),
+    (("-k",), "protection.k", "N", "data rows per stripe"),
+    (("-m",), "protection.m", "N", "parity rows per stripe"),
+)
+"""Options that stand for a config key: words, key, name of the value, meaning."""
+RUN_SCRIPTS = ("train", "launch")
+"""Commands that take a script, with its arguments after `--`."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An EcrmError becomes one line on stderr."""
-    args = make_parser().parse_args(argv)
+    words, of_script = _split(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(words)
+    args.arguments = of_script
     try:
         code = args.run(args)
         sys.stdout.flush()
@@ -46,6 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE_EXIT_CODE
 
 
+def _split(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words for ecrm, and those after `--`, which are a script's own."""
+    if words[:1] and words[0] in RUN_SCRIPTS and "--" in words:
+        at = list(words).index("--")
+        return [*words[:at]], tuple(words[at + 1 :])
+    return [*words], ()
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
@@ -56,15 +80,23 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_data(commands)
 
-    train = commands.add_parser("train", help="train as one rank; mpirun --with-ft ulfm starts it")
+    train = commands.add_parser(
+        "train",
+        help="train as one rank; mpirun --with-ft ulfm starts it",
+        usage=_usage("train"),
+    )
     _add_run_options(train)
+    _add_script(train)
     _add_resume(train)
     train.set_defaults(run=_train)
 
     launch = commands.add_parser(
-        "launch", help="train: print the mpirun line of a run, then run it"
+        "launch",
+        help="train: print the mpirun line of a run, then run it",
+        usage=_usage("launch"),
     )
     _add_run_options(launch)
+    _add_script(launch)
     _add_resume(launch)
     launch.add_argument(
         "--mpirun-args",
@@ -107,6 +139,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _usage(command: str) -> str:
+    return (
+        f"ecrm {command} CONFIG [options]\n"
+        f"       ecrm {command} SCRIPT.py [options] [-- arguments of the script]"
+    )
+
+
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     if importlib.util.find_spec("ecrm.cli.data") is not None:
         from ecrm.cli.data import add_parsers
@@ -115,8 +154,21 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="TOML file or name of a shipped config")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        help="TOML file or name of a shipped config, for the built-in trainer",
+    )
     _add_set(parser)
+    for options, key, metavar, what in SHORTS:
+        parser.add_argument(
+            *options,
+            dest="set",
+            action="append",
+            type=f"{key}={{}}".format,
+            metavar=metavar,
+            help=f"{what}; short for --set {key}={metavar}",
+        )
     parser.add_argument(
         "--scrub-rows-per-step",
         dest="set",
@@ -149,6 +201,16 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         help="kill this rank when this phase of this step begins; repeatable. "
         "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
         f"PHASE is one of {', '.join(PHASES)}; by default input",
+    )
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        dest="file",
+        metavar="FILE",
+        help="with SCRIPT.py, a training script of your own in the place of CONFIG: TOML file with "
+        "[cluster], [protection] and other sections that a script does not decide",
     )
 
 
@@ -213,7 +275,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ecrm.faults.kill import parse_kill
+    from ecrm.faults.kill import check_ranks, parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
@@ -222,22 +284,30 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.run.run_lock import check_run_dir
 
     hold_signals()
+    trained = _trained(args)
     found = look(args.run_dir, args.resume)
-    config = load_config(args.config, args.set, kept_by(found.resume))
+    config = (
+        trained.load_config(args.set)
+        if isinstance(trained, Script)
+        else load_config(trained, args.set, kept_by(found.resume))
+    )
     kills = [parse_kill(kill) for kill in args.kill]
     run_dir = None if args.run_dir is None else str(args.run_dir)
     resume = None if args.resume is None else str(args.resume)
     init_from = None if args.init_from is None else str(args.init_from)
     preflight_ulfm(
         config,
-        shlex.join(train_command(args.config, args.set, run_dir, args.kill, resume, init_from)[1:]),
+        shlex.join(train_command(trained, args.set, run_dir, args.kill, resume, init_from)[1:]),
     )
-    if args.resume == AUTO_RESUME:
+    if args.resume == AUTO_RESUME and not isinstance(trained, Script):
         check_same(args.run_dir, config)
     if found.complete:
         say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
         return 0
-    plan_start(config, args.run_dir, found.resume, kills, args.init_from)
+    if isinstance(trained, Script):
+        check_ranks(kills, config.world_size)
+    else:
+        plan_start(config, args.run_dir, found.resume, kills, args.init_from)
     if config.train.tensorboard and launch_id() is None:
         say_once("ecrm: warning: train.tensorboard: without `ecrm launch` no scalars are written")
     if config.checkpoints and args.run_dir is None:
@@ -253,9 +323,32 @@ def _train(args: argparse.Namespace) -> int:
 
     stop = StopSignals()
     from ecrm.rank.claim import Job
+
+    job = Job(config, args.run_dir, kills, args.resume, args.init_from)
+    if isinstance(trained, Script):
+        from ecrm.session.run_script import run_script
+
+        return run_script(trained, job, guarded, stop)
     from ecrm.train.job import train
 
-    return train(Job(config, args.run_dir, kills, args.resume, args.init_from), guarded, stop)
+    return train(job, guarded, stop)
+
+
+def _trained(args: argparse.Namespace) -> str | Script:
+    """The config or the script that was typed. Raises UsageError."""
+    name: str = args.config
+    if is_script(name):
+        script = Script(Path(name), args.file, args.arguments)
+        script.check()
+        return script
+    if args.file is not None:
+        raise UsageError(f"--config {args.file}: goes with a script, and {name} is a config itself")
+    if args.arguments:
+        raise UsageError(
+            f"{shlex.join(args.arguments)}: arguments after -- go to a script, "
+            f"and {name} is a config"
+        )
+    return name
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -270,7 +363,7 @@ def _launch(args: argparse.Namespace) -> int:
                 f"--mpirun-args {option}: {str(error).lower()}; quote words as in a shell"
             ) from None
     return launch(
-        args.config,
+        _trained(args),
         args.set,
         args.run_dir,
         args.kill,

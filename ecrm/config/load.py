@@ -24,7 +24,7 @@ from ecrm.errors import UsageError
 CHECKPOINT_MINUTES = 30.0
 """Minutes between checkpoints under the protections NEED_CHECKPOINTS, unless the config says."""
 
-_NOT_TOML = (ValueError, RecursionError)
+NOT_TOML = (ValueError, RecursionError)
 """What tomllib raises: its own error, int()'s for thousands of digits, and RecursionError.
 
 The last one comes with thousands of brackets.
@@ -45,10 +45,10 @@ def load_config(
     label, text = read_config(path)
     try:
         raw = tomllib.loads(text)
-    except _NOT_TOML as error:
+    except NOT_TOML as error:
         raise UsageError(f"{label}: not a TOML file: {error}") from None
     changes, problems = parse_overrides(overrides)
-    raw = _apply(raw, changes)
+    raw = apply(raw, changes)
     return make_config(raw, label, problems, kept)
 
 
@@ -138,7 +138,7 @@ def shipped_configs() -> dict[str, Traversable]:
 def _parse_value(text: str, kind: Any) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except _NOT_TOML:
+    except NOT_TOML:
         return text
     value = parsed["value"]
     if len(parsed) != 1 or (kind is str and not isinstance(value, str)):
@@ -146,7 +146,8 @@ def _parse_value(text: str, kind: Any) -> Any:
     return value
 
 
-def _apply(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """{section: {key: value}} with `changes`, {"section.key": value}, made."""
     merged = {
         section: dict(values) if isinstance(values, dict) else values
         for section, values in raw.items()

@@ -37,7 +37,8 @@ class Ledger:
     - `replays`: the step that it can replay if that is next, -1 for none. `told`, by rank: what its
       slots ask of lost shards then.
     - `in_vain`: as in `FailureLog`.
-    - `why`, by rank: what failed, where it was seen. `refusals`, by rank: why all are to end.
+    - `why`, by rank: what failed, where it was seen. `refusals`, by rank: the error with
+      which all are to end, its class and its message.
     """
 
     commits: int

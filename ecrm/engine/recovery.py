@@ -15,11 +15,14 @@ from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
-from ecrm.errors import StrayRow, Unrecoverable
+from ecrm.errors import EcrmError, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
 from ecrm.wording import named
+
+REFUSALS = {kind.__name__: kind for kind in (StrayRow, ScriptFailed)}
+"""Errors with which one rank can end the run on all ranks."""
 
 
 class Recovery:
@@ -61,12 +64,13 @@ class Recovery:
         if self._state.view.live != self._state.transport.live:
             raise PeerFailure("a rank died before the first step")
 
-    def refuse(self, problem: str) -> NoReturn:
+    def refuse(self, problem: str, kind: type[EcrmError] = StrayRow) -> NoReturn:
         """Of this rank alone: end the run.
 
-        All ranks come into a recovery, nobody dies, and each raises StrayRow with `problem`.
+        All ranks come into a recovery, nobody dies, and each raises `kind`, one of REFUSALS, with
+        `problem`.
         """
-        self._refusal = problem
+        self._refusal = f"{kind.__name__} {problem}"
         self.recover()
         raise AssertionError("a recovery went on although a rank refused to")
 
@@ -159,7 +163,8 @@ class Recovery:
         """Raise what ends the run, the same on all ranks: what one refuses, or LostTouch."""
         if agreed.refusals:
             speaker, problem = min(agreed.refusals.items())
-            error = StrayRow(problem)
+            kind, _, problem = problem.partition(" ")
+            error = REFUSALS[kind](problem)
             error.speaker = speaker
             raise error
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)

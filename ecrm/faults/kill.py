@@ -79,11 +79,8 @@ def parse_kill(text: str) -> Kill:
 
 def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
     """Raise UsageError for a kill that names a rank or step outside the run."""
+    check_ranks(kills, world_size)
     for kill in kills:
-        if kill.rank >= world_size:
-            raise UsageError(
-                f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}"
-            )
         last = (
             steps
             if kill.phase in ("scrub", "evaluate", "finish", "repair", "recover", "reshape")
@@ -91,6 +88,15 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
         )
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
+
+
+def check_ranks(kills: Sequence[Kill], world_size: int) -> None:
+    """Raise UsageError for a kill that names a rank outside the run."""
+    for kill in kills:
+        if kill.rank >= world_size:
+            raise UsageError(
+                f"--kill {kill}: there is no rank {kill.rank}, ranks are 0 to {world_size - 1}"
+            )
 
 
 class KillSwitch:

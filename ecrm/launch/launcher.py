@@ -12,10 +12,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ecrm.config import load_config
+from ecrm.config import Config, load_config
+from ecrm.config.script import SUFFIX, Script
 from ecrm.console import Waiting
-from ecrm.errors import STOPPED_EXIT_CODE, DataError, EcrmError, NotKept, UsageError
-from ecrm.faults.kill import parse_kill
+from ecrm.errors import (
+    STOPPED_EXIT_CODE,
+    DataError,
+    EcrmError,
+    NotKept,
+    ScriptFailed,
+    UsageError,
+)
+from ecrm.faults.kill import Kill, check_ranks, parse_kill
 from ecrm.launch.machine import find_mpirun, memory_bytes, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
@@ -24,7 +32,7 @@ from ecrm.launch.several_hosts import Elsewhere
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
 from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
-from ecrm.run.plan import kept_by, plan_start
+from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
 
@@ -47,7 +55,7 @@ class RunFailed(EcrmError):
 
 
 def launch(
-    config_name: str,
+    trained: str | Script,
     overrides: Sequence[str] = (),
     run_dir: Path | None = None,
     kills: Sequence[str] = (),
@@ -57,33 +65,41 @@ def launch(
     resume: Path | None = None,
     init_from: Path | None = None,
 ) -> int:
-    """Run a config under mpirun; returns 0 if the run completed, raises EcrmError otherwise.
+    """Run a config or a script under mpirun; returns 0 if the run completed, raises EcrmError else.
 
     `resume` is a run folder, a checkpoint or a folder of mapped files to go on from, or
     AUTO_RESUME, `init_from` a run folder or a checkpoint whose weights are those of step 0. With
     `elsewhere`, the ranks run on those hosts and not on this machine. Nothing is written or started
-    before all checks have passed; with `dry_run` nothing is at all.
+    before all checks have passed; with `dry_run` nothing is at all. What a script trains, and for
+    how long, is known to its ranks alone: they make the checks that need it.
     """
     found = look(run_dir, resume)
-    config = load_config(config_name, overrides, kept_by(found.resume))
+    script = isinstance(trained, Script)
+    config = (
+        trained.load_config(overrides)
+        if isinstance(trained, Script)
+        else load_config(trained, overrides, kept_by(found.resume))
+    )
     if config.train.tensorboard:
         require_tensorboard()
-    folder = (run_dir if run_dir is not None else fresh_run_dir(config_name)).absolute()
-    if resume == AUTO_RESUME:
+    folder = (run_dir if run_dir is not None else fresh_run_dir(trained)).absolute()
+    if resume == AUTO_RESUME and not script:
         check_same(folder, config)
     if found.complete:
         print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
         return 0
-    start = plan_start(
-        config, folder, found.resume, [parse_kill(kill) for kill in kills], init_from
+    parsed = [parse_kill(kill) for kill in kills]
+    start = (
+        _start_of_script(config, parsed)
+        if script
+        else plan_start(config, folder, found.resume, parsed, init_from)
     )
     if run_dir is not None and resume != AUTO_RESUME:
         check_run_dir(run_dir)
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
-    available = (
-        None if hosts is not None or ELSEWHERE.intersection(mpirun_args) else memory_bytes()[1]
-    )
-    if available is not None:  # this machine alone, whose memory and disks are known
+    somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
+    available = None if script or somewhere else memory_bytes()[1]
+    if available is not None:  # all on this machine, and what they need is known
         warnings = [check_memory(config, start.steps, available)]
         if start.mapped is not None:
             warnings.append(check_room(config, start.steps, start.mapped))
@@ -96,7 +112,7 @@ def launch(
         "-m",
         "ecrm",
         *train_command(
-            config_name,
+            trained,
             overrides,
             str(folder),
             kills,
@@ -124,6 +140,8 @@ def launch(
         )
     print(shlex.join(line), flush=True)
     if dry_run:
+        if script:
+            return 0
         names = None if hosts is None else [host.name for host in hosts.placed]
         for told in (*start.changed, *in_words(config, start.steps, names, available)):
             print(f"# {told}")
@@ -154,12 +172,17 @@ def launch(
     return 0
 
 
-def fresh_run_dir(config_name: str) -> Path:
+def _start_of_script(config: Config, kills: Sequence[Kill]) -> Start:
+    """What is known here of a script's run: nothing but its ranks."""
+    check_ranks(kills, config.world_size)
+    return Start(steps=0, identity={})
+
+
+def fresh_run_dir(trained: str | Script) -> Path:
     """runs/NAME-TIMESTAMP, with a number after it where that is taken."""
-    stem = (
-        Path("runs")
-        / f"{Path(config_name).name.removesuffix('.toml')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    name = trained.path.name if isinstance(trained, Script) else Path(trained).name
+    name = name.removesuffix(".toml").removesuffix(SUFFIX)
+    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = stem, 1
     while folder.exists():
         number += 1
@@ -216,7 +239,7 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
     code = ending.exit_code
     how = f"mpirun died of {_signal_name(-code)}" if code < 0 else f"mpirun ended with {code}"
     # every rank ended so, and the first of them has said why
-    told = code in (UsageError.exit_code, DataError.exit_code)
+    told = code in (UsageError.exit_code, DataError.exit_code, ScriptFailed.exit_code)
     raise RunFailed(f"the run did not complete ({how}){where}", code if 0 < code < 126 else 1, told)
 
 

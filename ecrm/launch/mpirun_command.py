@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrm.config import Config
+from ecrm.config.script import Script
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -22,15 +23,21 @@ def thread_environment(config: Config) -> dict[str, str]:
 
 
 def train_command(
-    config_name: str,
+    trained: str | Script,
     overrides: Sequence[str],
     run_dir: str | None,
     kills: Sequence[str],
     resume: str | None = None,
     init_from: str | None = None,
 ) -> list[str]:
-    """The words of `ecrm train` after the program name."""
-    words = ["train", config_name]
+    """The words of `ecrm train` after the program name; `trained` is a config or a script."""
+    words, arguments = ["train"], []
+    if isinstance(trained, Script):
+        words += [str(trained.path)]
+        words += ["--config", trained.config] if trained.config is not None else []
+        arguments = ["--", *trained.arguments] if trained.arguments else []
+    else:
+        words += [trained]
     for override in overrides:
         words += ["--set", override]
     if run_dir is not None:
@@ -41,7 +48,7 @@ def train_command(
         words += ["--resume", resume]
     if init_from is not None:
         words += ["--init-from", init_from]
-    return words
+    return words + arguments
 
 
 def mpirun_line(

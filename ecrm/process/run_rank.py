@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ecrm.errors import DataError, EcrmError, StrayRow, Unrecoverable
+from ecrm.errors import DataError, EcrmError, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
@@ -94,7 +94,9 @@ def _leave_together(error: EcrmError, transport: Transport, run_dir: Path | None
 
 def say_why(error: EcrmError, run_dir: Path | None) -> None:
     """The last word of a run, in its folder too. Others come before a folder is this run's."""
-    if run_dir is not None and isinstance(error, (Unrecoverable, DataError, StrayRow)):
+    if run_dir is not None and isinstance(
+        error, (Unrecoverable, DataError, StrayRow, ScriptFailed)
+    ):
         RunFolder(run_dir).failure(str(error), error.exit_code)
     with contextlib.suppress(OSError):  # where nobody reads any more
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)

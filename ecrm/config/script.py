@@ -1,0 +1,95 @@
+"""What a user's training script is run with: its config, which lacks what the script decides."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ecrm.config.load import NOT_TOML, apply, make_config, parse_overrides, read_config
+from ecrm.config.schema import Config
+from ecrm.errors import UsageError
+
+SUFFIX = ".py"
+DECIDED_SECTIONS = ("data", "model")
+DECIDED_KEYS = {
+    "train.global_batch": "the batches that the script makes",
+    "train.slots": "ecrm.Session(slots=...)",
+    "train.steps": "session.steps(batches, steps)",
+    "train.epochs": "session.steps(batches, steps)",
+    "train.sparse_optimizer": "apply_optimizer_in_backward",
+    "train.sparse_lr": "apply_optimizer_in_backward",
+    "train.sparse_eps": "apply_optimizer_in_backward",
+    "train.dense_optimizer": "ecrm.Session(dense_optimizer=...)",
+    "train.dense_lr": "ecrm.Session(dense_optimizer=...)",
+    "train.eval_every_steps": "the script, which evaluates its model itself",
+    "train.stop_after_evaluations_without_gain": "the script, which evaluates its model itself",
+    "checkpoint.keep_best": "the script, which evaluates its model itself",
+}
+"""Keys that have no meaning where a script is run, and where that is said instead."""
+
+
+def is_script(name: str) -> bool:
+    """Whether what was typed in the place of a config is a user's script."""
+    return name.endswith(SUFFIX)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script of the user's, with its own `arguments`.
+
+    `config` is a TOML file or the name of a shipped config, None for the defaults of all keys.
+    """
+
+    path: Path
+    config: str | None = None
+    arguments: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise UsageError where there is no such script."""
+        if not self.path.is_file():
+            raise UsageError(f"no script {str(self.path)!r}")
+
+    def load_config(self, overrides: Sequence[str] = ()) -> Config:
+        """The config that the script is run with; `overrides` as in `ecrm.config.load_config`.
+
+        Keys that the script decides have their defaults, and no meaning. Raises UsageError naming
+        every problem found, among them that such a key is given.
+        """
+        label, raw = str(self.path), {}
+        if self.config is not None:
+            label, text = read_config(self.config)
+            try:
+                raw = tomllib.loads(text)
+            except NOT_TOML as error:
+                raise UsageError(f"{label}: not a TOML file: {error}") from None
+        changes, problems = parse_overrides(overrides)
+        given = apply(raw, changes)
+        if decided := decided_by_script(given):
+            raise UsageError(f"{label}: {decided}")
+        return make_config(_without_gaps(given), label, problems)
+
+
+def decided_by_script(raw: Mapping[str, Any]) -> str:
+    """What is wrong with {section: {key: value}} where a script is run; "" for nothing."""
+    for section in DECIDED_SECTIONS:
+        if section in raw:
+            return f"[{section}] is for the built-in trainer; a script has its own {section}"
+    for name, place in DECIDED_KEYS.items():
+        section, _, key = name.partition(".")
+        values = raw.get(section)
+        if isinstance(values, Mapping) and key in values:
+            return f"{name} is for the built-in trainer; here it is decided by {place}"
+    return ""
+
+
+def _without_gaps(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with values for keys that have no default, or whose default may not fit."""
+    filled = {**raw, "data": {"path": ""}}
+    cluster, train = raw.get("cluster"), raw.get("train", {})
+    trainers = cluster.get("trainers") if isinstance(cluster, Mapping) else None
+    if isinstance(train, Mapping) and type(trainers) is int and trainers > 0:
+        filled["train"] = {**train, "global_batch": trainers}  # a multiple of the slots
+    return filled

@@ -1,0 +1,1 @@
+"""Sessions: training scripts of users, on ranks whose tables outlive them."""

@@ -1,0 +1,63 @@
+"""The rank of a run that this process is, where a user's script is run in it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+from ecrm.config.script import Script
+from ecrm.engine.engine import Engine
+from ecrm.errors import UsageError
+from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.claim import Job
+from ecrm.transport.base import Transport
+
+
+class Part(Protocol):
+    """One rank's part in a run that is built: what the end of the script needs of it."""
+
+    @property
+    def engine(self) -> Engine:
+        """This rank's engine."""
+
+    def end(self) -> int:
+        """Collective, once the script has ended on this rank: end the run; returns its exit code.
+
+        Raises an EcrmError, on every rank, where the run cannot end well.
+        """
+
+
+@dataclass
+class ThisRank:
+    """What a rank was started with, and how far its script has come.
+
+    - `met`: whether all ranks have come to a Session, or to the end of their scripts.
+    - `part`: the run that the Session has built, None before.
+    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere.
+    """
+
+    transport: Transport
+    job: Job
+    script: Script
+    stop: StopSignals
+    met: bool = False
+    part: Part | None = None
+    place: str = ""
+
+
+_this: list[ThisRank] = []
+
+
+def be(rank: ThisRank) -> None:
+    """Make this process that rank; at most once."""
+    assert not _this, "a process is one rank"
+    _this.append(rank)
+
+
+def this_rank() -> ThisRank:
+    """The rank that this process is. Raises UsageError where ecrm has not started it."""
+    if not _this:
+        name = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT.py"
+        raise UsageError(f"this script was started without ecrm: type ecrm launch {name}")
+    return _this[0]

@@ -1,0 +1,136 @@
+"""One rank that runs a user's script: the script to its end, and how an error in it ends the run.
+
+What the script raises is no death that others recover from. The rank that has it tells all others,
+and all leave with the same exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from ecrm.config.script import Script
+from ecrm.errors import EcrmError, ScriptFailed, Unrecoverable
+from ecrm.process.guard import Guarded
+from ecrm.process.run_rank import run_rank
+from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.claim import Job
+from ecrm.rank.collective_check import collective_check
+from ecrm.session.rank import ThisRank, be
+
+
+class RunStopped(SystemExit):
+    """The run has stopped because it was asked to: the script goes no further."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a script has failed with: one line, and the user's own traceback, "" for none."""
+
+    problem: str
+    traceback: str = ""
+
+    def raise_it(self) -> NoReturn:
+        raise ScriptFailed(self.problem)
+
+    def show(self) -> None:
+        """Print the traceback."""
+        with contextlib.suppress(OSError):  # where nobody reads any more
+            print(self.traceback, end="", file=sys.stderr, flush=True)
+
+
+def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
+    """Be one rank of a run of a script, and end the process: see `run_rank`."""
+    torch.set_num_threads(job.config.train.threads)
+    run_rank(
+        lambda transport: _run(ThisRank(transport, job, script, stop)),
+        guarded,
+        stop,
+        count_calls=job.config.cluster.stuck_seconds > 0,
+        run_dir=job.run_dir,
+    )
+
+
+def _run(rank: ThisRank) -> int:
+    """Collective: the script, and the end of the run. Returns the exit code.
+
+    Raises ScriptFailed on every rank where the script has failed on one.
+    """
+    be(rank)
+    try:
+        failure = _execute(rank.script, rank)
+    except RunStopped:
+        rank.transport.close()
+        return 0
+    if rank.part is None and failure is None:
+        failure = Failure(f"{rank.script.path} has ended without training: no session.steps() ran")
+    if failure is not None:
+        _fail(rank, failure)
+    assert rank.part is not None
+    code = rank.part.end()
+    rank.transport.close()
+    return code
+
+
+def _execute(script: Script, rank: ThisRank) -> Failure | None:
+    """Run the script as `python SCRIPT` does, and return what it failed with, None for nothing.
+
+    Raises the errors that all ranks have.
+    """
+    path = str(script.path)
+    sys.argv = [path, *script.arguments]
+    sys.path.insert(0, str(script.path.absolute().parent))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except RunStopped:
+        raise
+    except SystemExit as error:
+        if not error.code:
+            return None
+        code = error.code
+        said = f"exit code {code}" if isinstance(code, int) else str(code)
+        return Failure(_said(rank, f"sys.exit: {said}"))
+    except BaseException as error:
+        if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
+            raise
+        if rank.met and rank.part is None:
+            raise  # the others wait for this rank in a call that only its death ends
+        last = traceback.format_exception_only(error)[-1].strip()
+        return Failure(_said(rank, last), _own_traceback(error, script.path))
+    return None
+
+
+def _said(rank: ThisRank, problem: str) -> str:
+    """A failure in one line."""
+    place = f" in {rank.place}" if rank.place else ""
+    line = " ".join(problem.split())
+    return f"{rank.script.path} failed on rank {rank.transport.rank}{place}: {line}"
+
+
+def _own_traceback(error: BaseException, script: Path) -> str:
+    """The traceback of an error from the script's own first line on."""
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename) != script:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
+    """Have all ranks end; the traceback is printed by the rank whose failure it is that counts."""
+    try:
+        if rank.part is not None:
+            rank.part.engine.recovery.refuse(failure.problem, ScriptFailed)
+        rank.met = True
+        collective_check(rank.transport, failure.raise_it)
+    except EcrmError as error:
+        if getattr(error, "speaker", rank.transport.rank) == rank.transport.rank:
+            failure.show()
+        raise
+    raise AssertionError("a run went on although its script has failed")

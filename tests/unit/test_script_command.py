@@ -1,0 +1,150 @@
+"""`ecrm launch SCRIPT.py`: which words and which config a script is run with."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from ecrm.config.check import KEYS
+from ecrm.config.script import DECIDED_KEYS, Script
+from ecrm.errors import UsageError
+from ecrm.session.rank import this_rank
+from ecrm.session.run_script import _execute
+from support.commands import assert_one_line, ecrm
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def launch(script: Path, *words: str):
+    return ecrm("launch", script.name, "--dry-run", *words, cwd=script.parent)
+
+
+def test_short_options_the_config_and_the_scripts_own_words_reach_the_ranks(script):
+    (script.parent / "mine.toml").write_text("[storage]\nprefault = true\n")
+    counts = ("--servers", "4", "--trainers", "3", "--spares", "1", "-k", "2", "-m", "2")
+    rest = ("--config", "mine.toml", "--kill", "1@60:parity", "--run-dir", "x")
+    done = launch(script, *counts, *rest, "--", "--epochs", "2", "a b")
+    assert (done.returncode, done.stderr) == (0, "")
+    words = shlex.split(done.stdout)
+    at = words.index("-n")
+    assert words[at : at + 2] == ["-n", "8"]
+    assert words[at + 2 : at + 9] == [
+        *(sys.executable, "-m", "ecrm", "train"),
+        *("train.py", "--config", "mine.toml"),
+    ]
+    for key in ("cluster.servers=4", "cluster.trainers=3", "protection.k=2", "protection.m=2"):
+        assert words[words.index(key) - 1] == "--set"
+    assert words[-5:] == ["1@60:parity", "--", "--epochs", "2", "a b"]
+    assert not (script.parent / "x").exists()
+
+
+def test_short_options_are_for_configs_too(criteo_rows, tmp_path):
+    data = ("--set", f"data.path={criteo_rows}")
+    done = ecrm("launch", "tiny", "--dry-run", *data, "--spares", "3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "-n 8 " in done.stdout  # 3 servers, 2 trainers
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "train.steps=5"), "train.steps is for the built-in trainer"),
+        (("--set", "model.embedding_dim=8"), "[model] is for the built-in trainer"),
+        (("--config", "steps.toml"), "steps.toml: train.global_batch is for the built-in trainer"),
+        (("--servers", "2"), "protection.k + protection.m = 4 needs at least 4 servers"),
+        (("--kill", "9@3"), "there is no rank 9, ranks are 0 to 6"),
+        (("--run-dir", "full"), "--run-dir full: not empty"),
+    ],
+)
+def test_what_cannot_run_is_told_before_anything_starts(script, words, said):
+    (script.parent / "steps.toml").write_text("[train]\nglobal_batch = 64\n")
+    (script.parent / "full").mkdir()
+    (script.parent / "full" / "notes").touch()
+    assert_one_line(launch(script, *words), said)
+
+
+def test_a_script_that_is_not_there(tmp_path):
+    assert_one_line(ecrm("launch", "nowhere.py", cwd=tmp_path), "no script 'nowhere.py'")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--config", "mine.toml"), "--config mine.toml: goes with a script"),
+        (("--", "--lr", "1"), "--lr 1: arguments after -- go to a script"),
+    ],
+)
+def test_words_for_scripts_are_refused_with_a_config(words, said):
+    assert_one_line(ecrm("launch", "tiny", *words), said)
+
+
+def test_one_rank_without_mpirun_says_what_to_type(script):
+    done = ecrm("train", "train.py", "-k", "2", "--", "--lr", "1", cwd=script.parent)
+    assert_one_line(done, "type ecrm launch train.py --set protection.k=2 -- --lr 1, or mpirun")
+
+
+def test_keys_that_a_script_decides_are_keys():
+    assert set(DECIDED_KEYS) <= set(KEYS)
+
+
+def test_the_config_of_a_script_needs_nothing_but_may_have_any_number_of_trainers(tmp_path):
+    script = Script(tmp_path / "train.py")
+    assert script.load_config().world_size == 7
+    assert script.load_config(["cluster.trainers=3"]).slots == 3  # 2048 samples cannot be split
+    with pytest.raises(UsageError, match='train.py: cluster.trainers is "many": must be'):
+        script.load_config(["cluster.trainers=many"])
+
+
+def test_a_script_started_by_python_is_told_what_to_type(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["my/train.py"])
+    with pytest.raises(UsageError, match="without ecrm: type ecrm launch my/train.py"):
+        this_rank()
+
+
+class FakeRank:
+    """What `_execute` needs of a rank that has met nobody."""
+
+    met, part, place = False, None, ""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.transport = script, type("Transport", (), {"rank": 4})()
+
+
+def execute(tmp_path, monkeypatch, text: str, *arguments: str):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    (tmp_path / "beside.py").write_text(
+        "def fails():\n    raise ValueError('too  long\\nby far')\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["ecrm"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    script = Script(path, arguments=arguments)
+    return _execute(script, FakeRank(script))
+
+
+def test_a_script_runs_as_python_runs_it(tmp_path, monkeypatch, capsys):
+    text = (
+        "import sys, beside\nif __name__ == '__main__':\n    print(sys.argv[1:])\n    sys.exit()\n"
+    )
+    assert execute(tmp_path, monkeypatch, text, "--lr", "1") is None
+    assert capsys.readouterr().out == "['--lr', '1']\n"
+
+
+def test_an_error_in_a_script_is_one_line_and_its_own_traceback(tmp_path, monkeypatch):
+    failure = execute(tmp_path, monkeypatch, "import beside\n\nbeside.fails()\n")
+    assert failure.problem.endswith("train.py failed on rank 4: ValueError: too long by far")
+    lines = failure.traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith('train.py", line 3, in <module>')
+    assert "runpy" not in failure.traceback and "ecrm/" not in failure.traceback
+    assert execute(tmp_path, monkeypatch, "import beside, sys\nsys.exit(3)\n").problem.endswith(
+        "sys.exit: exit code 3"
+    )
+    assert "SyntaxError" in execute(tmp_path, monkeypatch, "def (:\n").traceback
