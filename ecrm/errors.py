@@ -128,6 +128,10 @@ class DataError(EcrmError):
     rows: tuple[int, int] = (0, 0)
 
 
+class StrayId(DataError, IndexError):
+    """A batch has an id that its table does not have. The message names feature, table and id."""
+
+
 def _typed(value: Any) -> str:
     """A config value the way it is typed behind --set."""
     if isinstance(value, list | tuple):

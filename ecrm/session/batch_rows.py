@@ -1,0 +1,164 @@
+"""Which rows the batch of one slot asks for, and where each of its ids finds its row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from ecrm.errors import UsageError
+from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.session.layout import Group, Layout
+
+_DEEPEST = 3
+"""How many levels of containers `find_kjts` looks into."""
+
+
+class BatchRows:
+    """The rows of one slot's batch.
+
+    `rows[space]` are unique row numbers of a row space, int64 [U], ascending.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Tensor],
+        places: Mapping[tuple[int, int], Sequence[Tensor]],
+        kjts: Sequence[object],
+    ) -> None:
+        self.rows, self._places = tuple(rows), places
+        self._kjts = tuple(kjts)  # held: a number of id() stays theirs
+
+    @classmethod
+    def of(cls, kjts: Iterable[Any], layouts: Iterable[Layout], spaces: int) -> BatchRows:
+        """The rows that collections with these layouts may look up in a batch.
+
+        `kjts` are KeyedJaggedTensors or TensorDicts, as the model will get them. `spaces` is how
+        many row spaces there are. An id that its table does not have asks for no row, and is no
+        error here: the collection raises it where the model looks that id up. So a model may mend
+        ids before it looks them up. Not checked: that nobody changes the ids afterwards.
+        """
+        kjts, layouts = list({id(kjt): kjt for kjt in kjts}.values()), list(layouts)
+        parts: list[list[Tensor]] = [[] for _ in range(spaces)]
+        counts = [0] * spaces
+        spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for kjt in kjts:
+            features = maybe_td_to_kjt(kjt, None).to_dict()
+            for layout in layouts:
+                pair, all_there = [], True
+                for group in layout.groups:
+                    wanted, whole = _wanted(group, features)
+                    start = counts[group.space]
+                    parts[group.space] += wanted
+                    counts[group.space] += sum(ids.numel() for ids in wanted)
+                    pair.append((group.space, start, counts[group.space]))
+                    all_there &= whole
+                if all_there:
+                    spans[id(kjt), layout.number] = pair
+        found = [_unique(ids) for ids in parts]
+        places = {
+            key: [found[space][1][start:end] for space, start, end in pair]
+            for key, pair in spans.items()
+        }
+        return cls([rows for rows, _ in found], places, kjts)
+
+    def places(
+        self, kjt: object, features: Mapping[str, JaggedTensor], layout: Layout
+    ) -> Sequence[Tensor]:
+        """Places among `rows` of the ids that a collection looks up, int64 [n], group by group.
+
+        `features` are those of `kjt`. They are searched for if `kjt` is none of the batch, such as
+        one that the model made itself.
+
+        Raises StrayId for an id that its table does not have, DataError for ids that are no whole
+        numbers, UsageError for an id whose row was not fetched, and KeyError for a missing feature.
+        """
+        known = self._places.get((id(kjt), layout.number))
+        if known is not None:
+            return known
+        return [self._search(group, features) for group in layout.groups]
+
+    def _search(self, group: Group, features: Mapping[str, JaggedTensor]) -> Tensor:
+        rows, found = self.rows[group.space], []
+        for entry in group.entries:
+            jagged = features[entry.feature]
+            entry.check(jagged)
+            wanted = entry.row_numbers(jagged.values())
+            places = torch.searchsorted(rows, wanted)
+            missing = places == rows.numel()
+            if rows.numel():
+                missing |= rows[places.clamp(max=rows.numel() - 1)] != wanted
+            if missing.any():
+                told = entry.in_words(jagged, int(missing.nonzero()[0]))
+                raise UsageError(
+                    f"{told} of table {entry.table} was not fetched for this batch",
+                    otherwise="give the session a sparse= that returns every KeyedJaggedTensor "
+                    "whose ids the model looks up",
+                )
+            found.append(places)
+        return torch.cat(found)
+
+
+def find_kjts(batch: object) -> list[Any]:
+    """Every KeyedJaggedTensor in a batch, and every TensorDict of jagged features.
+
+    Looks into tuples, lists, dicts, dataclasses and objects with attributes, and three levels deep.
+    They come in the order of the fields, each object once.
+    """
+    return list({id(kjt): kjt for kjt in _kjts_in(batch, _DEEPEST)}.values())
+
+
+def _kjts_in(value: object, levels: int) -> Iterator[Any]:
+    if isinstance(value, KeyedJaggedTensor) or (
+        isinstance(value, TensorDict) and _has_jagged_features(value)
+    ):
+        yield value
+    elif levels and not isinstance(value, (Tensor, nn.Module, type)):
+        for part in _parts(value):
+            yield from _kjts_in(part, levels - 1)
+
+
+def _has_jagged_features(tensors: TensorDict) -> bool:
+    """Whether TorchRec can take it for a KeyedJaggedTensor."""
+    features = list(tensors.values())
+    return bool(features) and all(
+        isinstance(getattr(feature, "_values", None), Tensor) for feature in features
+    )
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, (Mapping, TensorDict)):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return value
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Tensor], bool]:
+    """Row numbers for the features that are there, and whether they are all that a group needs."""
+    wanted, whole = [], True
+    for entry in group.entries:
+        jagged = features.get(entry.feature)
+        if jagged is None:
+            whole = False
+            continue
+        ids = jagged.values()
+        if not entry.may_look_up(ids):
+            whole, ids = False, entry.within(ids)
+        wanted.append(entry.row_numbers(ids))
+    return wanted, whole
+
+
+def _unique(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Unique row numbers, int64 [U], ascending, and the place of each among them, int64 [n]."""
+    if not parts:
+        return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    return unique_by_unit(parts[0].contiguous() if len(parts) == 1 else torch.cat(parts), units=1)

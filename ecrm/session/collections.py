@@ -1,0 +1,200 @@
+"""EmbeddingBagCollection and EmbeddingCollection, which a session puts in TorchRec's place.
+
+Legend: B samples, U fetched rows of one row space, D floats of a row, n ids looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torchrec
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
+from torchrec.modules.embedding_configs import pooling_type_to_str
+from torchrec.modules.embedding_modules import process_pooled_embeddings, reorder_inverse_indices
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from ecrm.errors import UsageError
+from ecrm.kernels.scatter_add import scatter_add
+from ecrm.placement.tables import RowSpace
+from ecrm.session.layout import Entry, Layout, check_ids
+from ecrm.session.row_source import RowSource
+
+
+class _Rows:
+    """What both collections have: a source of rows, in a session.
+
+    The weights are then parameters on the meta device, which keep their names in the state_dict.
+    """
+
+    _source: RowSource | None = None
+    _table_names: tuple[str, ...] = ()
+    _layout: Layout | None = None
+
+    def take_rows_from(self, source: RowSource, table_names: Sequence[str]) -> None:
+        """Look up the rows of `source` from now on.
+
+        `table_names` are the names that the collection's tables have in the row spaces.
+        """
+        self._source, self._table_names, self._layout = source, tuple(table_names), None
+
+    def lay_out(self, number: int, spaces: Sequence[RowSpace]) -> Layout:
+        """Find the collection's tables in the row spaces. No other collection has this `number`."""
+        names = dict(zip((config.name for config in self.configs()), self._table_names))
+        entries = [(names[entry.table], entry) for entry in self.entries()]
+        self._layout = Layout.of(number, entries, spaces)
+        return self._layout
+
+    def configs(self) -> Sequence[Any]:
+        """TorchRec's configs of the tables."""
+        raise NotImplementedError
+
+    def entries(self) -> list[Entry]:
+        """One entry per feature of each table, in the order of the output."""
+        uses = [(config, feature) for config in self.configs() for feature in config.feature_names]
+        return [
+            Entry(number, feature, config.name, config.num_embeddings, self._pooling(config))
+            for number, (config, feature) in enumerate(uses)
+        ]
+
+    def _pooling(self, config: Any) -> str:
+        return ""
+
+    def _looked_up(
+        self, features: object, jagged: dict[str, JaggedTensor]
+    ) -> list[tuple[tuple[Entry, ...], str, Tensor, Tensor]]:
+        """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
+        fetched = self._source.current if self._source is not None else None
+        if fetched is None or self._layout is None:
+            raise UsageError(
+                f"rows of table {self.configs()[0].name} are looked up, and no step fetched any",
+                otherwise="call the model inside session.steps or session.eval_batches",
+            )
+        places = fetched.batch.places(features, jagged, self._layout)
+        return [
+            (group.entries, group.pooling, fetched.leaves[group.space], found)
+            for group, found in zip(self._layout.groups, places)
+        ]
+
+
+class EmbeddingBagCollection(_Rows, torchrec.EmbeddingBagCollection):  # type: ignore[misc]
+    """TorchRec's EmbeddingBagCollection, whose rows a session keeps.
+
+    Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
+    session it pools rows that were fetched for the batch, by one operation per row space and
+    pooling. Gradients of the rows are summed in a fixed order.
+
+    Raises StrayId for an id that its table does not have. It is a DataError and an IndexError, and
+    names feature, sample, id and table. Other errors are TorchRec's.
+    """
+
+    def configs(self) -> Sequence[Any]:
+        """TorchRec's configs of the tables."""
+        return list(self.embedding_bag_configs())
+
+    def _pooling(self, config: Any) -> str:
+        return str(pooling_type_to_str(config.pooling))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
+        kjt = maybe_td_to_kjt(features, None)
+        jagged = kjt.to_dict()
+        if self._source is None:
+            check_ids(self.entries(), jagged)
+            return super().forward(kjt)
+        inverse = reorder_inverse_indices(
+            kjt.inverse_indices_or_none(), list(chain.from_iterable(self._feature_names))
+        )
+        pooled = [torch.empty(0)] * len(self._embedding_names)
+        for entries, pooling, rows, places in self._looked_up(features, jagged):
+            members = [jagged[entry.feature] for entry in entries]
+            lengths = [member.lengths() for member in members]
+            bags = embedding_bag(
+                places,
+                rows,
+                torch.ops.fbgemm.asynchronous_complete_cumsum(torch.cat(lengths).long()),
+                mode=pooling,
+                per_sample_weights=torch.cat([member.weights() for member in members])
+                if self.is_weighted()
+                else None,
+                include_last_offset=True,
+            )
+            parts = bags.split([length.numel() for length in lengths])
+            for entry, part in zip(entries, parts):
+                pooled[entry.number] = part
+        return KeyedTensor(
+            keys=self._embedding_names,
+            length_per_key=self._lengths_per_embedding,
+            values=process_pooled_embeddings(pooled, inverse),
+        )
+
+
+class EmbeddingCollection(_Rows, torchrec.EmbeddingCollection):  # type: ignore[misc]
+    """TorchRec's EmbeddingCollection, whose rows a session keeps.
+
+    Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
+    session it gives rows that were fetched for the batch. Gradients of the rows are summed in a
+    fixed order.
+
+    Raises StrayId for an id that its table does not have. It is a DataError and an IndexError, and
+    names feature, sample, id and table. Other errors are TorchRec's.
+    """
+
+    def configs(self) -> Sequence[Any]:
+        """TorchRec's configs of the tables."""
+        return list(self.embedding_configs())
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """The rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""
+        kjt = maybe_td_to_kjt(features, None)
+        jagged = kjt.to_dict()
+        if self._source is None:
+            check_ids(self.entries(), jagged)
+            return dict(super().forward(kjt))
+        names = list(chain.from_iterable(self.embedding_names_by_table()))
+        found: dict[str, JaggedTensor] = {}
+        for entries, _, rows, places in self._looked_up(features, jagged):
+            members = [jagged[entry.feature] for entry in entries]
+            parts = _spread(rows, places.split([member.values().numel() for member in members]))
+            for entry, member, values in zip(entries, members, parts):
+                found[names[entry.number]] = JaggedTensor(
+                    values=values,
+                    lengths=member.lengths(),
+                    weights=member.values() if self.need_indices() else None,
+                )
+        return {name: found[name] for name in names}
+
+
+class _Spread(torch.autograd.Function):
+    """Copies rows to where they are used, a tensor for each part of the places.
+
+    The gradients of a row are summed in the order of the places. Torch's own operation promises no
+    order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*places)
+        ctx.shape = rows.shape
+        return tuple(rows.index_select(0, part) for part in places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        sums = torch.zeros(ctx.shape)
+        for places, part in zip(ctx.saved_tensors, gradients):
+            scatter_add(sums, places, part.contiguous())
+        return sums, *[None] * len(gradients)
+
+
+_apply_spread: Callable[..., tuple[Tensor, ...]] = _Spread.apply
+
+
+def _spread(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Rows, [U, D], at the places, int64 [n] each: a tensor [n, D] for each."""
+    return _apply_spread(rows, *places)

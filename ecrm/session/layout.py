@@ -1,0 +1,115 @@
+"""Which row space each output of a collection comes from, and which rows it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from ecrm.errors import DataError, StrayId
+from ecrm.placement.tables import RowSpace
+
+_ID_TYPES = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One feature looked up in one table of `rows` rows.
+
+    `number` is its place in the output of its collection. `first` is the table's first row in its
+    row space. `pooling` is `sum` or `mean`, and empty for rows that are not pooled.
+    """
+
+    number: int
+    feature: str
+    table: str
+    rows: int
+    pooling: str
+    first: int = 0
+
+    def may_look_up(self, ids: Tensor) -> bool:
+        """Whether ids, [n], are whole numbers, and all of them rows of the table."""
+        if not ids.numel():
+            return True
+        if ids.dtype not in _ID_TYPES:
+            return False
+        lowest, highest = torch.aminmax(ids)
+        return int(lowest) >= 0 and int(highest) < self.rows
+
+    def check(self, jagged: JaggedTensor) -> None:
+        """Raise DataError for ids that are no whole numbers, StrayId for one that is no row."""
+        ids = jagged.values()
+        if self.may_look_up(ids):
+            return
+        if ids.dtype not in _ID_TYPES:
+            raise DataError(
+                f'ids of feature "{self.feature}" are {ids.dtype}, '
+                "needed: torch.int64 or torch.int32"
+            )
+        place = int(((ids < 0) | (ids >= self.rows)).nonzero()[0])
+        raise StrayId(
+            f"{self.in_words(jagged, place)} is not in table {self.table}, "
+            f"whose ids are 0 to {self.rows - 1}"
+        )
+
+    def in_words(self, jagged: JaggedTensor, place: int) -> str:
+        """The id at a place of the feature's values, with the sample that has it."""
+        ends = jagged.lengths().cumsum(0)
+        sample = int(torch.searchsorted(ends, place, right=True))
+        return f'feature "{self.feature}" of sample {sample}: id {int(jagged.values()[place])}'
+
+    def within(self, ids: Tensor) -> Tensor:
+        """Those ids that are whole numbers and rows of the table, in order."""
+        if ids.dtype not in _ID_TYPES:
+            return torch.empty(0, dtype=torch.int64)
+        return ids[(ids >= 0) & (ids < self.rows)]
+
+    def row_numbers(self, ids: Tensor) -> Tensor:
+        """Where ids, [n], of the table lie in the row space, int64 [n]."""
+        numbers: Tensor = ids.long()
+        return numbers + self.first if self.first else numbers
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries that one operation gives: those of one row space and one pooling."""
+
+    space: int
+    pooling: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The outputs of one collection by groups. `number` tells collections apart."""
+
+    number: int
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(
+        cls, number: int, entries: Iterable[tuple[str, Entry]], spaces: Sequence[RowSpace]
+    ) -> Layout:
+        """From entries, each with the name that its table has in the row spaces."""
+        homes = {
+            table.name: (space, first)
+            for space, row_space in enumerate(spaces)
+            for table, first in zip(row_space.tables, row_space.offsets)
+        }
+        groups: dict[tuple[int, str], list[Entry]] = {}
+        for name, entry in entries:
+            space, first = homes[name]
+            groups.setdefault((space, entry.pooling), []).append(replace(entry, first=first))
+        return cls(number, tuple(Group(*key, tuple(members)) for key, members in groups.items()))
+
+
+def check_ids(entries: Iterable[Entry], features: Mapping[str, JaggedTensor]) -> None:
+    """Raise for ids that the entries cannot look up, as `Entry.check` does.
+
+    Raises KeyError for a feature that is missing.
+    """
+    for entry in entries:
+        entry.check(features[entry.feature])

@@ -1,0 +1,451 @@
+"""The collections of a session against TorchRec's, with plain parameters, bit for bit."""
+
+import copy
+import dataclasses
+import random
+from collections import namedtuple
+
+import pytest
+import torch
+import torchrec
+from tensordict import TensorDict
+from torch import nn
+from torchrec import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+
+from ecrm.errors import DataError, StrayId, UsageError
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.session.batch_rows import BatchRows, find_kjts
+from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.session.row_source import FetchedRows, RowSource
+
+
+class InSession:
+    """Collections that look up rows of the weights of TorchRec's collections."""
+
+    def __init__(self, *originals):
+        self.source, self.originals = RowSource(), originals
+        self.collections = [of_ours(original) for original in originals]
+        self.weights = {
+            f"{number}.{config.name}": weight_of(original, config.name)
+            for number, original in enumerate(originals)
+            for config in configs_of(original)
+        }
+        self.spaces = row_spaces([Table(n, *w.shape) for n, w in self.weights.items()])
+        self.layouts = []
+        for number, collection in enumerate(self.collections):
+            names = [f"{number}.{config.name}" for config in collection.configs()]
+            collection.take_rows_from(self.source, names)
+            self.layouts.append(collection.lay_out(number, self.spaces))
+
+    def fetch(self, *kjts, training=True):
+        batch = BatchRows.of(kjts, self.layouts, len(self.spaces))
+        leaves = []
+        for space, rows in zip(self.spaces, batch.rows, strict=True):
+            assert rows.dtype == torch.int64 and torch.equal(rows, rows.unique())
+            values = torch.cat([self.weights[table.name].detach() for table in space.tables])
+            leaves.append(values[rows].requires_grad_(training))
+        self.source.current = FetchedRows(leaves, batch)
+        return self.source.current
+
+    def gradients(self):
+        """The gradient of every table, as a dense one is."""
+        fetched, found = self.source.current, {}
+        for space, rows, leaf in zip(self.spaces, fetched.batch.rows, fetched.leaves, strict=True):
+            dense = torch.zeros(space.rows, space.dim)
+            dense[rows] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for table, part in zip(
+                space.tables, dense.split([t.rows for t in space.tables]), strict=True
+            ):
+                found[table.name] = part
+        return found
+
+    def check_gradients(self):
+        for name, gradient in self.gradients().items():
+            expected = self.weights[name].grad
+            expected = torch.zeros_like(gradient) if expected is None else expected
+            torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
+
+
+def configs_of(collection):
+    bags = isinstance(collection, torchrec.EmbeddingBagCollection)
+    return collection.embedding_bag_configs() if bags else collection.embedding_configs()
+
+
+def weight_of(collection, name):
+    bags = isinstance(collection, torchrec.EmbeddingBagCollection)
+    return (collection.embedding_bags if bags else collection.embeddings)[name].weight
+
+
+def of_ours(original):
+    meta = torch.device("meta")
+    if isinstance(original, torchrec.EmbeddingBagCollection):
+        return EmbeddingBagCollection(configs_of(original), original.is_weighted(), device=meta)
+    return EmbeddingCollection(configs_of(original), meta, original.need_indices())
+
+
+def a_batch(draw, sizes, samples, weighted=False, id_type=torch.int64, empty=()):
+    """A KeyedJaggedTensor of features that have `sizes` ids to choose from."""
+    lengths = [0 if f in empty else draw.randrange(5) for f in sizes for _ in range(samples)]
+    counts = [sum(lengths[i * samples : (i + 1) * samples]) for i in range(len(sizes))]
+    ids = [draw.randrange(size) for size, n in zip(sizes.values(), counts) for _ in range(n)]
+    weights = torch.tensor([draw.random() for _ in ids]) if weighted else None
+    return KeyedJaggedTensor(
+        list(sizes), torch.tensor(ids, dtype=id_type), weights, torch.tensor(lengths)
+    )
+
+
+def random_tables(draw, config_type, dims, **extra):
+    """Tables over features a to f, some of which several tables share, and the features' sizes."""
+    tables = []
+    for name in "stuvw"[: draw.randrange(1, 6)]:
+        features = draw.sample("abcdef", draw.randrange(1, 4))
+        pooling = {} if not extra else {"pooling": draw.choice(extra["poolings"])}
+        tables.append(
+            config_type(
+                name=name,
+                num_embeddings=draw.randrange(1, 30),
+                embedding_dim=draw.choice(dims),
+                feature_names=features,
+                **pooling,
+            )
+        )
+    sizes = {}
+    for table in tables:
+        for feature in table.feature_names:
+            sizes[feature] = min(sizes.get(feature, 99), table.num_embeddings)
+    for unused in draw.sample("xyz", draw.randrange(3)):
+        sizes[unused] = 1000
+    features = list(sizes.items())
+    draw.shuffle(features)
+    return tables, dict(features)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bags_are_those_of_torchrec(seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    weighted = draw.random() < 0.4
+    poolings = [PoolingType.SUM] if weighted else [PoolingType.SUM, PoolingType.MEAN]
+    tables, sizes = random_tables(draw, EmbeddingBagConfig, [1, 4, 8], poolings=poolings)
+    original = torchrec.EmbeddingBagCollection(tables, is_weighted=weighted)
+    session, samples = InSession(original), draw.randrange(1, 6)
+    assert session.collections[0].state_dict().keys() == original.state_dict().keys()
+    id_type = draw.choice([torch.int64, torch.int32])
+    empty = draw.sample(list(sizes), draw.randrange(len(sizes) + 1)) if seed % 3 == 0 else ()
+    kjt = a_batch(draw, sizes, samples, weighted or seed % 5 == 0, id_type, empty)
+    session.fetch(kjt)
+    ours, theirs = session.collections[0](kjt), original(kjt)
+    assert (ours.keys(), ours.length_per_key()) == (theirs.keys(), theirs.length_per_key())
+    assert ours.values().dtype == torch.float32
+    assert torch.equal(ours.values(), theirs.values())
+    slope = torch.randn_like(theirs.values())
+    (ours.values() * slope).sum().backward()
+    (theirs.values() * slope).sum().backward()
+    session.check_gradients()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_rows_are_those_of_torchrec(seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    tables, sizes = random_tables(draw, EmbeddingConfig, [draw.choice([1, 4, 8])])
+    original = torchrec.EmbeddingCollection(tables, need_indices=seed % 2 == 0)
+    session = InSession(original)
+    kjt = a_batch(draw, sizes, draw.randrange(1, 6), seed % 5 == 0)
+    session.fetch(kjt)
+    ours, theirs = session.collections[0](kjt), original(kjt)
+    assert list(ours) == list(theirs)
+    total = torch.zeros(())
+    for name, expected in theirs.items():
+        found = ours[name]
+        assert torch.equal(found.values(), expected.values())
+        assert torch.equal(found.lengths(), expected.lengths())
+        assert (found.weights_or_none() is None) == (expected.weights_or_none() is None)
+        if seed % 2 == 0:
+            assert torch.equal(found.weights(), expected.weights())
+        slope = torch.randn_like(expected.values())
+        total = total + (found.values() * slope).sum() + (expected.values() * slope).sum()
+    total.backward()
+    session.check_gradients()
+
+
+def test_outputs_of_an_embedding_collection_may_be_changed_in_place():
+    session = InSession(torchrec.EmbeddingCollection([item_table(EmbeddingConfig)]))
+    session.fetch(kjt := clicks([3, 3]))
+    values = session.collections[0](kjt)["clicked"].values()
+    values.mul_(2)
+    values.sum().backward()
+    assert session.gradients()["0.item"][3].tolist() == [4.0] * 4
+
+
+def item_table(config_type=EmbeddingBagConfig, **more):
+    return config_type(
+        name="item", num_embeddings=90, embedding_dim=4, feature_names=["clicked"], **more
+    )
+
+
+def clicks(ids, lengths=None, feature="clicked", id_type=torch.int64):
+    lengths = torch.tensor([1] * len(ids) if lengths is None else lengths)
+    return KeyedJaggedTensor([feature], torch.tensor(ids, dtype=id_type), lengths=lengths)
+
+
+def test_one_operation_per_row_space_and_pooling(monkeypatch):
+    import ecrm.session.collections as collections_module
+
+    calls, real = [], collections_module.embedding_bag
+    monkeypatch.setattr(
+        collections_module,
+        "embedding_bag",
+        lambda *a, **k: calls.append(k["mode"]) or real(*a, **k),
+    )
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{i}",
+            num_embeddings=9,
+            embedding_dim=4 if i % 2 else 8,
+            feature_names=[f"f{i}"],
+            pooling=PoolingType.MEAN if i in (1, 3) else PoolingType.SUM,
+        )
+        for i in range(8)
+    ]
+    session = InSession(torchrec.EmbeddingBagCollection(tables))
+    kjt = a_batch(random.Random(0), {f"f{i}": 9 for i in range(8)}, 3)
+    session.fetch(kjt)
+    session.collections[0](kjt)
+    assert sorted(calls) == ["mean", "sum", "sum"]
+
+
+def test_inverse_indices_and_a_batch_size_per_feature():
+    tables = [
+        EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["a", "b"]),
+        EmbeddingBagConfig(name="u", num_embeddings=9, embedding_dim=8, feature_names=["a"]),
+    ]
+    original = torchrec.EmbeddingBagCollection(tables)
+    session = InSession(original)
+    kjt = KeyedJaggedTensor(
+        ["b", "a"],
+        torch.tensor([1, 2, 3, 8, 4]),
+        lengths=torch.tensor([2, 1, 0, 2]),
+        stride_per_key_per_rank=[[3], [1]],
+        inverse_indices=(["a", "b"], torch.tensor([[0, 0, 0, 0], [2, 1, 0, 0]])),
+    )
+    session.fetch(kjt)
+    ours, theirs = session.collections[0](kjt), original(kjt)
+    assert ours.values().shape == (4, 16)
+    assert torch.equal(ours.values(), theirs.values())
+    (ours.values() ** 2 + theirs.values() ** 2).sum().backward()
+    session.check_gradients()
+
+
+@pytest.mark.parametrize("kind", ["bags", "rows"])
+def test_a_tensor_dict_is_taken_for_a_keyed_jagged_tensor(kind):
+    if kind == "bags":
+        original = torchrec.EmbeddingBagCollection([item_table()])
+    else:
+        original = torchrec.EmbeddingCollection([item_table(EmbeddingConfig)])
+    session = InSession(original)
+    ids, ends = torch.tensor([3, 89, 3, 0]), torch.tensor([0, 2, 2, 4])
+    features = TensorDict({"clicked": torch.nested.nested_tensor_from_jagged(ids, ends)})
+    assert find_kjts({"label": ids, "features": features}) == [features]
+    session.fetch(features)
+    ours, theirs = session.collections[0](features), original(features)
+    if kind == "rows":
+        ours, theirs = ours["clicked"], theirs["clicked"]
+    assert torch.equal(ours.values(), theirs.values())
+
+
+def test_two_collections_share_a_row_space_and_a_batch():
+    user = torchrec.EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="user", num_embeddings=5, embedding_dim=4, feature_names=["u"])]
+    )
+    item = torchrec.EmbeddingCollection([item_table(EmbeddingConfig)])
+    session = InSession(user, item)
+    assert len(session.spaces) == 1
+    kjts = clicks([4, 0], feature="u"), clicks([80, 3], [0, 2])
+    fetched = session.fetch(*kjts)
+    assert fetched.batch.rows[0].tolist() == [0, 4, 5 + 3, 5 + 80]
+    assert torch.equal(session.collections[0](kjts[0]).values(), user(kjts[0]).values())
+    assert torch.equal(
+        session.collections[1](kjts[1])["clicked"].values(), item(kjts[1])["clicked"].values()
+    )
+
+
+def test_a_kjt_that_the_model_made_is_searched_for():
+    original = torchrec.EmbeddingBagCollection([item_table()])
+    session = InSession(original)
+    session.fetch(clicks([7, 3, 50, 3]))
+    other = clicks([3, 50], [2, 0])
+    assert torch.equal(session.collections[0](other).values(), original(other).values())
+    with pytest.raises(UsageError) as error:
+        session.collections[0](clicks([3, 4], [0, 2]))
+    assert str(error.value) == (
+        'feature "clicked" of sample 1: id 4 of table item was not fetched for this batch: '
+        "give the session a sparse= that returns every KeyedJaggedTensor whose ids the model "
+        "looks up"
+    )
+    session.fetch()
+    with pytest.raises(UsageError, match="id 3 of table item was not fetched"):
+        session.collections[0](clicks([3]))
+
+
+def test_a_model_may_mend_ids_before_it_looks_them_up():
+    """The session asks for no row of an id that no table has, nor reads one of the next table."""
+    tables = [item_table(), EmbeddingBagConfig(name="next", num_embeddings=9, embedding_dim=4)]
+    original = torchrec.EmbeddingBagCollection(tables)
+    session = InSession(original)
+    ids = KeyedJaggedTensor(
+        ["clicked", "next"], torch.tensor([-1, 91, 5, 8]), lengths=torch.tensor([2, 1, 0, 1])
+    )
+    assert session.fetch(ids).batch.rows[0].tolist() == [5, 98]
+    mended = KeyedJaggedTensor(
+        ["clicked", "next"], torch.tensor([5, 8]), lengths=torch.tensor([0, 1, 0, 1])
+    )
+    assert torch.equal(session.collections[0](mended).values(), original(mended).values())
+    with pytest.raises(StrayId, match='feature "clicked" of sample 0: id -1'):
+        session.collections[0](ids)
+
+
+@pytest.mark.parametrize("where", ["session", "derived", "alone"])
+@pytest.mark.parametrize("kind", ["bags", "rows"])
+def test_an_id_that_its_table_does_not_have(kind, where):
+    kjt = clicks([0, 89, 7, 91, 3], [1, 0, 1, 3])
+    ours = {
+        "bags": lambda: EmbeddingBagCollection([item_table()]),
+        "rows": lambda: EmbeddingCollection([item_table(EmbeddingConfig)]),
+    }[kind]()
+    if where != "alone":
+        session = InSession(ours)
+        session.fetch(kjt if where == "session" else clicks([0]))
+        ours = session.collections[0]
+    with pytest.raises(StrayId) as error:
+        ours(kjt)
+    assert str(error.value) == (
+        'feature "clicked" of sample 3: id 91 is not in table item, whose ids are 0 to 89'
+    )
+    assert isinstance(error.value, IndexError) and isinstance(error.value, DataError)
+
+
+def test_errors_that_torchrec_raises_too():
+    original = torchrec.EmbeddingBagCollection([item_table()], is_weighted=True)
+    session = InSession(original)
+    other, unweighted = clicks([1], feature="other"), clicks([1])
+    session.fetch(other, unweighted)
+    for collection in (original, session.collections[0]):
+        with pytest.raises(KeyError, match="clicked"):
+            collection(other)
+        with pytest.raises(AssertionError, match="doesn't have weights"):
+            collection(unweighted)
+    for kind in (torchrec.EmbeddingBagCollection, EmbeddingBagCollection):
+        with pytest.raises(ValueError, match="Duplicate table name item"):
+            kind([item_table(), item_table()])
+    for kind in (torchrec.EmbeddingCollection, EmbeddingCollection):
+        narrow = EmbeddingConfig(name="narrow", num_embeddings=1, embedding_dim=2)
+        with pytest.raises(ValueError, match="same embedding dimension"):
+            kind([item_table(EmbeddingConfig), narrow])
+
+
+def test_ids_that_are_no_whole_numbers():
+    session = InSession(torchrec.EmbeddingBagCollection([item_table()]))
+    session.fetch(kjt := clicks([1.5], id_type=torch.float32))
+    assert session.source.current.batch.rows[0].numel() == 0
+    with pytest.raises(DataError) as error:
+        session.collections[0](kjt)
+    assert str(error.value) == (
+        'ids of feature "clicked" are torch.float32, needed: torch.int64 or torch.int32'
+    )
+
+
+def test_a_lookup_outside_a_step():
+    session = InSession(torchrec.EmbeddingBagCollection([item_table()]))
+    with pytest.raises(UsageError) as error:
+        session.collections[0](clicks([1]))
+    assert str(error.value) == (
+        "rows of table item are looked up, and no step fetched any: "
+        "call the model inside session.steps or session.eval_batches"
+    )
+
+
+def test_evaluation_builds_no_graph():
+    session = InSession(torchrec.EmbeddingBagCollection([item_table()]))
+    session.fetch(kjt := clicks([1]), training=False)
+    assert not session.collections[0](kjt).values().requires_grad
+
+
+def test_a_copy_of_the_model_looks_up_the_same_rows():
+    session = InSession(torchrec.EmbeddingBagCollection([item_table()]))
+    session.fetch(kjt := clicks([1, 5]))
+    average = copy.deepcopy(session.collections[0])
+    session.fetch(kjt := clicks([7, 8]))
+    assert torch.equal(average(kjt).values(), session.collections[0](kjt).values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_built_by_themselves_they_are_torchrecs(seed):
+    draw = random.Random(seed)
+    tables, sizes = random_tables(
+        draw, EmbeddingBagConfig, [4, 8], poolings=[PoolingType.SUM, PoolingType.MEAN]
+    )
+    rows, row_sizes = random_tables(draw, EmbeddingConfig, [4])
+    for ours, theirs, kjt in (
+        (EmbeddingBagCollection(tables), torchrec.EmbeddingBagCollection(tables), sizes),
+        (EmbeddingCollection(rows), torchrec.EmbeddingCollection(rows), row_sizes),
+    ):
+        kjt = a_batch(draw, kjt, 3)
+        theirs.load_state_dict(ours.state_dict())
+        found, expected = ours(kjt), theirs(kjt)
+        if isinstance(found, dict):
+            assert list(found) == list(expected)
+            pairs = [(found[name].values(), expected[name].values()) for name in expected]
+        else:
+            pairs = [(found.values(), expected.values())]
+        assert all(torch.equal(a, b) for a, b in pairs)
+        sum((a.sum() + b.sum() for a, b in pairs), torch.zeros(())).backward()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or torch.equal(a.grad, b.grad)
+
+
+def test_gradients_of_an_embedding_collection_are_summed_in_the_order_of_the_ids():
+    """Sums of floats depend on their order: many threads must not change it."""
+    session = InSession(torchrec.EmbeddingCollection([item_table(EmbeddingConfig)]))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 3, (4000,), generator=generator)
+    slope = torch.randn(4000, 4, generator=generator)
+    session.fetch(kjt := clicks(ids.tolist()))
+    (session.collections[0](kjt)["clicked"].values() * slope).sum().backward()
+    expected = torch.zeros(90, 4)
+    for number, part in zip(ids.tolist(), slope):
+        expected[number] += part
+    assert torch.equal(session.gradients()["0.item"], expected)
+
+
+def test_kjts_are_found_in_batches_of_any_kind():
+    a, b, c = (clicks([i]) for i in range(3))
+    pair = namedtuple("pair", "first, second")
+
+    @dataclasses.dataclass
+    class Batch:
+        dense: torch.Tensor
+        sparse: KeyedJaggedTensor
+        more: object
+
+    class Plain:
+        def __init__(self, **fields):
+            self.__dict__.update(fields)
+
+    dense = torch.zeros(2)
+    assert find_kjts(a) == [a]
+    assert find_kjts((dense, a, {"x": [b, c]})) == [a, b, c]
+    assert find_kjts({"x": a, "y": dense, "z": a}) == [a]
+    assert find_kjts(Batch(dense, b, pair(a, "text"))) == [b, a]
+    assert find_kjts(Plain(x=3, y=c, z=Plain(u=None, v=a))) == [c, a]
+    assert find_kjts(TensorDict({"dense": dense})) == []
+    assert find_kjts([[[[a]]]]) == [] and find_kjts([[[a]]]) == [a]
+    assert find_kjts(nn.Linear(1, 1)) == [] and find_kjts(None) == []
+    assert find_kjts(JaggedTensor(a.values(), lengths=a.lengths())) == []
