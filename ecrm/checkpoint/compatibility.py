@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.folder import Checkpoint, locate
+from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.data.dataset_info import read_manifest
 from ecrm.errors import UsageError
@@ -85,6 +86,7 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
 
     `said` is the identity of that run.
     """
+    _check_that_it_is_built_in(path, said)
     mine = identity(config)
     kept = KEPT if said["data"] != mine["data"] else (*KEPT, HELD_OUT)
     other = {key: said.get(key) for key in kept if said.get(key) != mine[key]}
@@ -103,11 +105,27 @@ def check_identity(path: Path, said: dict[str, Any], config: Config) -> None:
         )
 
 
+def check_data(path: Path, said: dict[str, Any], config: Config) -> None:
+    """Raise UsageError, with what to type, unless mapped files at `path` are of the same data."""
+    if said["data"] != identity(config)["data"]:
+        raise UsageError(
+            f"{path} was made from other data than {config.data.path}, "
+            "and mapped files go on with their own: set data.path as it was, "
+            f"go on from a checkpoint, or {ANEW}"
+        )
+
+
+def _check_that_it_is_built_in(path: Path, said: dict[str, Any]) -> None:
+    if "data" not in said:
+        raise UsageError(f"{path} is of the model of a script: start that script, or {ANEW}")
+
+
 def check_init(path: Path, said: dict[str, Any], config: Config) -> None:
     """Raise UsageError, with what to type, if the weights do not fit a config's model and tables.
 
     `said` is the identity of the run at `path` that trained them.
     """
+    _check_that_it_is_built_in(path, said)
     mine = identity(config)
     other = {key: said[key] for key in MODEL if said[key] != mine[key]}
     if other:
@@ -178,7 +196,7 @@ def _caps(config: Config, wanted: dict[str, int]) -> list[dict[str, int]]:
     return [{"model.max_rows_per_table": cap} for cap in caps[:1]]
 
 
-def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], list[str]]:
+def plan_resume(given: Path | None, trained: Trained) -> tuple[list[Checkpoint], list[str]]:
     """The checkpoints to go on from, newest first, and why others are not used.
 
     There are none without a folder given. Only the newest is used where what is trained has changed
@@ -189,8 +207,8 @@ def plan_resume(given: Path | None, config: Config) -> tuple[list[Checkpoint], l
         return [], []
     found, refused = locate(given)
     said = found[0].manifest.identity
-    check_identity(found[0].path, said, config)
-    mine = identity(config, began(found[0], config), begun_as(said))
+    trained.check_identity(found[0].path, said)
+    mine = trained.identity(trained.began(found[0]), begun_as(said))
     return [
         found[0],
         *(other for other in found[1:] if same_bits(other.manifest.identity, mine)),

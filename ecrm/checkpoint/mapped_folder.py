@@ -10,9 +10,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ecrm.checkpoint.compatibility import ANEW, check_identity, check_steps, identity
+from ecrm.checkpoint.compatibility import check_steps
 from ecrm.checkpoint.disk import Disk
 from ecrm.checkpoint.folder import locate
+from ecrm.checkpoint.trained import Trained
 from ecrm.config.schema import Config
 from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.mapped.file_access import open_file, read_words
@@ -24,26 +25,31 @@ VERSION = 2
 HOLD_SECONDS = 5.0
 
 
-def folder_of(config: Config, steps: int, run_dir: Path | None, resume: Path | None) -> Path:
-    """Where the files are, or will be.
+def folder_to_go_on(config: Config, trained: Trained, steps: int, resume: Path) -> Path:
+    """Where the files of the run are that `resume` leads to: its folder, or that of the files.
 
-    `resume` is the folder of a run, or that of the files, to go on from. Raises UsageError, with
-    what to type, where they cannot be used.
+    Raises UsageError, with what to type, where they cannot be used.
     """
-    if resume is not None:
-        folder = files_at(resume)
-        if folder is None:
-            ways_out = []
-            with contextlib.suppress(EcrmError):
-                ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
-            raise UsageError(
-                f"--resume {resume}: holds no mapped files; "
-                "name the run folder or mapped.path of a run with protection.name=mapped",
-                *ways_out,
-            )
-        _check_fit(folder, config)
-        _check_files(folder, steps)
-        return folder
+    folder = files_at(resume)
+    if folder is None:
+        ways_out = []
+        with contextlib.suppress(EcrmError):
+            ways_out = [{"protection.name": "erasure"}] if locate(resume)[0] else []
+        raise UsageError(
+            f"--resume {resume}: holds no mapped files; "
+            "name the run folder or mapped.path of a run with protection.name=mapped",
+            *ways_out,
+        )
+    _check_fit(folder, config, trained)
+    _check_files(folder, steps)
+    return folder
+
+
+def new_folder(config: Config, run_dir: Path | None) -> Path:
+    """Where the files of a run that begins will be.
+
+    Raises UsageError, with what to type, where they cannot be there.
+    """
     if config.mapped.path:
         folder = Path(config.mapped.path)
     elif run_dir is not None:
@@ -70,7 +76,7 @@ def files_at(given: Path) -> Path | None:
     return next((path for path in (given, given / FOLDER) if (path / MANIFEST).exists()), None)
 
 
-def make_folder(folder: Path, config: Config, first: bool) -> None:
+def make_folder(folder: Path, servers: int, identity: dict[str, Any], first: bool) -> None:
     """Make the folder; the `first` rank writes there what the files will belong to.
 
     That never changes. Raises OSError.
@@ -79,9 +85,10 @@ def make_folder(folder: Path, config: Config, first: bool) -> None:
     disk.make_folder(folder)
     if not first:
         return
+    about = {"version": VERSION, "servers": servers, "identity": identity}
     new = folder / f".{MANIFEST}"
     file = disk.create(new)
-    disk.write(file, json.dumps(_about(config), indent=1).encode())
+    disk.write(file, json.dumps(about, indent=1).encode())
     disk.close(file)
     disk.rename(new, folder / MANIFEST)
     disk.sync_folder(folder)
@@ -148,10 +155,6 @@ def _check_files(folder: Path, steps: int) -> None:
         check_steps(folder, words["committed"], steps)
 
 
-def _about(config: Config) -> dict[str, Any]:
-    return {"version": VERSION, "servers": config.cluster.servers, "identity": identity(config)}
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """What the files in a folder belong to: {"version", "servers", "identity"}.
 
@@ -166,16 +169,11 @@ def read_about(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder}: written in format {said['version']}, this program has {VERSION}")
 
 
-def _check_fit(folder: Path, config: Config) -> None:
+def _check_fit(folder: Path, config: Config, trained: Trained) -> None:
     said = read_about(folder)
     if said["servers"] != config.cluster.servers:
         raise UsageError(
             f"{folder}: files of {said['servers']} servers", {"cluster.servers": said["servers"]}
         )
-    check_identity(folder, said["identity"], config)
-    if said["identity"]["data"] != identity(config)["data"]:
-        raise UsageError(
-            f"{folder} was made from other data than {config.data.path}, "
-            "and mapped files go on with their own: set data.path as it was, "
-            f"go on from a checkpoint, or {ANEW}"
-        )
+    trained.check_identity(folder, said["identity"])
+    trained.check_data(folder, said["identity"])

@@ -278,7 +278,7 @@ def _train(args: argparse.Namespace) -> int:
     from ecrm.faults.kill import check_ranks, parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
-    from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+    from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
     from ecrm.run.plan import kept_by, plan_start
     from ecrm.run.reading import launch_id
     from ecrm.run.run_lock import check_run_dir
@@ -300,7 +300,7 @@ def _train(args: argparse.Namespace) -> int:
         shlex.join(train_command(trained, args.set, run_dir, args.kill, resume, init_from)[1:]),
     )
     if args.resume == AUTO_RESUME and not isinstance(trained, Script):
-        check_same(args.run_dir, config)
+        check_same(args.run_dir, about(config))
     if found.complete:
         say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
         return 0

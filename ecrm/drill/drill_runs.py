@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ecrm.atomic_files import staged_file
-from ecrm.checkpoint.mapped_folder import folder_of
+from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
 from ecrm.drill.options import Disturbance, HostKill, check_survivable, parse_disturbance
 from ecrm.drill.page import page
@@ -159,7 +159,7 @@ def _own_files(config: Config, which: str) -> list[str]:
     if config.protection.name != "mapped" or not config.mapped.path:
         return []
     own = replace(config, mapped=replace(config.mapped, path=str(Path(config.mapped.path) / which)))
-    return [f"mapped.path={folder_of(own, 0, None, None)}"]
+    return [f"mapped.path={new_folder(own, None)}"]
 
 
 def _launch(

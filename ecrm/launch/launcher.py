@@ -31,7 +31,7 @@ from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
-from ecrm.run.auto_resume import AUTO_RESUME, check_same, look
+from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
 from ecrm.run.run_lock import check_run_dir, is_empty, remove_empty
@@ -84,7 +84,7 @@ def launch(
         require_tensorboard()
     folder = (run_dir if run_dir is not None else fresh_run_dir(trained)).absolute()
     if resume == AUTO_RESUME and not script:
-        check_same(folder, config)
+        check_same(folder, about(config))
     if found.complete:
         print(f"{run_dir} holds the complete run: nothing is left to do", flush=True)
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ecrm.checkpoint.mapped_folder import hold, leave_link, make_folder
+from ecrm.checkpoint.trained import Trained
 from ecrm.config.check import NEED_CHECKPOINTS
 from ecrm.config.schema import Config
 from ecrm.console import say
@@ -44,6 +45,7 @@ class ClaimedRun:
     """
 
     config: Config
+    trained: Trained
     kills: Sequence[Kill]
     folder: RunFolder
     resume: Path | None
@@ -59,7 +61,9 @@ class ClaimedRun:
         return self.resume is not None or self.start.begins_with is not None
 
 
-def claim_run(transport: Transport, job: Job, waiting: Callable[[str], None]) -> ClaimedRun | None:
+def claim_run(
+    transport: Transport, job: Job, trained: Trained, waiting: Callable[[str], None]
+) -> ClaimedRun | None:
     """Collective: take the run folder and settle the start; None where the run is complete already.
 
     Raises UsageError, DataError and Unrecoverable, each on every rank.
@@ -68,18 +72,20 @@ def claim_run(transport: Transport, job: Job, waiting: Callable[[str], None]) ->
     folder, lock = _take_folder(transport, job)
     waiting("what the run goes on from is looked for" if resume else "the run folder is checked")
     if resume == AUTO_RESUME:
-        resume, complete, ended_before = _earlier_start(transport, config, folder)
+        resume, complete, ended_before = _earlier_start(transport, trained, folder)
         if complete:
             return None
     start = collective_check(
-        transport, lambda: plan_start(config, job.run_dir, resume, job.kills, job.init_from)
+        transport,
+        lambda: plan_start(config, job.run_dir, resume, job.kills, job.init_from, trained),
     )
     mapped = None
     if start.mapped is not None:
-        _make_mapped_folder(transport, job, start.mapped)
+        _make_mapped_folder(transport, job, start.mapped, start.identity)
         mapped = hold(start.mapped)
     return ClaimedRun(
         config,
+        trained,
         job.kills,
         folder,
         resume,
@@ -128,7 +134,7 @@ def check_shared(
 
 
 def _earlier_start(
-    transport: Transport, config: Config, folder: RunFolder
+    transport: Transport, trained: Trained, folder: RunFolder
 ) -> tuple[Path | None, bool, str]:
     """Collective, once the folder is this run's: what an earlier start of the run left in it.
 
@@ -142,7 +148,7 @@ def _earlier_start(
             return None
         found = look(run_dir, AUTO_RESUME, mine=True)
         assert run_dir is not None  # `look` refuses to go on without
-        check_same(run_dir, config)
+        check_same(run_dir, trained.about())
         if found.complete:
             say(f"{run_dir} holds the complete run: nothing is left to do")
         ended = "" if found.complete else tidy(run_dir)
@@ -160,10 +166,14 @@ def _earlier_start(
     return Path(resume) if resume else None, complete, ended
 
 
-def _make_mapped_folder(transport: Transport, job: Job, mapped: Path) -> None:
+def _make_mapped_folder(
+    transport: Transport, job: Job, mapped: Path, identity: dict[str, Any]
+) -> None:
     """Collective: make the folder of mapped files, and a link to it in the run folder."""
     first = transport.rank == transport.live[0]
     run_dir = job.run_dir
     if run_dir is not None:
         collective_check(transport, lambda: leave_link(run_dir, mapped) if first else None)
-    collective_check(transport, lambda: make_folder(mapped, job.config, first))
+    collective_check(
+        transport, lambda: make_folder(mapped, job.config.cluster.servers, identity, first)
+    )

@@ -83,8 +83,8 @@ def _look(run_dir: Path, mine: bool) -> Found:
     return Found(resume, read_json(run_dir / "summary.json").get("completed") is True)
 
 
-def check_same(run_dir: Path, config: Config) -> None:
-    """Raise UsageError unless the run in `run_dir` is that of this config and data.
+def check_same(run_dir: Path, mine: dict[str, Any]) -> None:
+    """Raise UsageError unless the run in `run_dir` is `mine`, as `about` has it.
 
     A run that has not begun is.
     """
@@ -93,7 +93,7 @@ def check_same(run_dir: Path, config: Config) -> None:
     ]
     if not starts:
         return
-    said, now = starts[0]["run"], json.loads(json.dumps(about(config)))
+    said, now = starts[0]["run"], json.loads(json.dumps(mine))
     other = sorted(
         (name for name in now if said.get(name) != now[name]),
         key=lambda name: ("." not in name, name),

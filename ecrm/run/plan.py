@@ -12,22 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ecrm.checkpoint.compatibility import (
-    KEPT,
-    began,
-    begun_as,
-    changes,
-    check_init,
-    check_steps,
-    identity,
-    plan_resume,
-)
+from ecrm.checkpoint import compatibility
+from ecrm.checkpoint.compatibility import KEPT, begun_as, check_steps, plan_resume
 from ecrm.checkpoint.folder import Checkpoint, locate
-from ecrm.checkpoint.mapped_folder import files_at, folder_of, read_about
+from ecrm.checkpoint.mapped_folder import files_at, folder_to_go_on, new_folder, read_about
+from ecrm.checkpoint.trained import Trained
 from ecrm.config import Config
 from ecrm.data.dataset_info import check_files, read_manifest, split_rows
 from ecrm.errors import EcrmError, UsageError
 from ecrm.faults.kill import Kill, check_kills
+from ecrm.run.auto_resume import about
 from ecrm.wording import counted
 
 if TYPE_CHECKING:
@@ -79,6 +73,39 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
 
 
 @dataclass(frozen=True)
+class BuiltIn:
+    """The built-in model over the data of a `config`: a `Trained`."""
+
+    config: Config
+
+    def steps(self, data_began: int = 0) -> int:
+        return plan(self.config, (), data_began)
+
+    def identity(
+        self, data_began: int = 0, began_as: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return compatibility.identity(self.config, data_began, began_as)
+
+    def about(self) -> dict[str, Any]:
+        return about(self.config)
+
+    def check_identity(self, path: Path, said: dict[str, Any]) -> None:
+        compatibility.check_identity(path, said, self.config)
+
+    def check_data(self, path: Path, said: dict[str, Any]) -> None:
+        compatibility.check_data(path, said, self.config)
+
+    def check_init(self, path: Path, said: dict[str, Any]) -> None:
+        compatibility.check_init(path, said, self.config)
+
+    def began(self, checkpoint: Checkpoint) -> int:
+        return compatibility.began(checkpoint, self.config)
+
+    def changes(self, said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+        return compatibility.changes(said, mine)
+
+
+@dataclass(frozen=True)
 class Start:
     """What a run does and begins with.
 
@@ -111,30 +138,42 @@ def plan_start(
     resume: Path | None,
     kills: Sequence[Kill] = (),
     init_from: Path | None = None,
+    trained: Trained | None = None,
 ) -> Start:
-    """What a run of `config` does and begins with.
+    """What a run of `config` does and begins with; `trained` is by default the built-in model.
 
     It goes on from `resume`, or else begins with the weights of `init_from`. Raises UsageError and
     DataError, with what to type, where the config cannot be run so.
     """
+    if trained is None:
+        trained = BuiltIn(config)
     if init_from is not None and resume is None:
-        return _begin(config, kills, init_from)
+        return _begin(config, trained, kills, init_from)
     if config.protection.name == "mapped":
-        mine, steps = identity(config), plan(config, kills)
-        folder = folder_of(config, steps, run_dir, resume)
-        changed = changes(read_about(folder)["identity"], mine) if resume is not None else []
+        mine, steps = trained.identity(), _steps_of(config, trained, kills)
+        if resume is None:
+            return Start(steps, mine, mapped=new_folder(config, run_dir))
+        folder = folder_to_go_on(config, trained, steps, resume)
+        changed = trained.changes(read_about(folder)["identity"], mine)
         return Start(steps, mine, mapped=folder, changed=changed)
-    found, refused = plan_resume(resume, config)
+    found, refused = plan_resume(resume, trained)
     if not found:
-        return Start(plan(config, kills), identity(config))
+        return Start(_steps_of(config, trained, kills), trained.identity())
     said = found[0].manifest.identity
-    mine = identity(config, began(found[0], config), begun_as(said))
-    steps = plan(config, kills, mine["data_began"])
+    mine = trained.identity(trained.began(found[0]), begun_as(said))
+    steps = _steps_of(config, trained, kills, mine["data_began"])
     check_steps(found[0].path, found[0].step, steps)
-    return Start(steps, mine, found, refused, changed=changes(said, mine))
+    return Start(steps, mine, found, refused, changed=trained.changes(said, mine))
 
 
-def _begin(config: Config, kills: Sequence[Kill], init_from: Path) -> Start:
+def _steps_of(config: Config, trained: Trained, kills: Sequence[Kill], data_began: int = 0) -> int:
+    """The number of steps. Raises UsageError where a kill names a rank or step outside of it."""
+    steps = trained.steps(data_began)
+    check_kills(kills, config.world_size, steps)
+    return steps
+
+
+def _begin(config: Config, trained: Trained, kills: Sequence[Kill], init_from: Path) -> Start:
     """A run at step 0 with the weights of the newest checkpoint at `init_from`.
 
     Rows that the checkpoint does not have begin as they began there.
@@ -146,9 +185,10 @@ def _begin(config: Config, kills: Sequence[Kill], init_from: Path) -> Start:
             {"protection.name": "erasure"},
         )
     newest = locate(init_from)[0][0]
-    check_init(newest.path, newest.manifest.identity, config)
+    trained.check_init(newest.path, newest.manifest.identity)
     began_as = {**begun_as(newest.manifest.identity), "init_from": newest.manifest.checksum}
-    return Start(plan(config, kills), identity(config, 0, began_as), begins_with=newest)
+    steps = _steps_of(config, trained, kills)
+    return Start(steps, trained.identity(0, began_as), begins_with=newest)
 
 
 def kept_by(resume: Path | None) -> dict[str, Any]:
@@ -167,7 +207,7 @@ def kept_by(resume: Path | None) -> dict[str, Any]:
         )
     except EcrmError:
         return {}  # plan_start says so
-    return {key: said[key] for key in KEPT}
+    return {key: said[key] for key in KEPT if key in said}
 
 
 def view_over(config: Config, protection: Protection, names: Sequence[str]) -> View:

@@ -18,7 +18,6 @@ from ecrm.model.dlrm import resolve_dense_arch
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.rank.claim import ClaimedRun
 from ecrm.rank.connect import Cluster
-from ecrm.run.auto_resume import about as run_of
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage import resolve_backend
 from ecrm.train.build_rank import Rank
@@ -40,7 +39,7 @@ def start_fields(run: ClaimedRun, cluster: Cluster, rank: Rank) -> dict[str, Any
         "kills": [str(kill) for kill in run.kills],
     }
     if run.folder.path is not None:
-        fields["run"] = run_of(config)
+        fields["run"] = run.trained.about()
     if run.folder.earlier:
         fields["before"] = run.ended_before
     if run.resume is not None:

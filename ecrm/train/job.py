@@ -14,6 +14,7 @@ from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import ClaimedRun, Job, claim_run
 from ecrm.rank.connect import Cluster, connect
+from ecrm.run.plan import BuiltIn
 from ecrm.train.announce import print_result, say_kept, start_fields, start_in_words
 from ecrm.train.build_rank import Rank, build_rank
 from ecrm.train.check_inputs import check_inputs
@@ -45,7 +46,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
     with Waiting(say_on_first) as waiting:
         waiting("the data and the config are checked")
         dataset = check_inputs(transport, job.config)
-        run = claim_run(transport, job, waiting)
+        run = claim_run(transport, job, BuiltIn(job.config), waiting)
         if run is None:
             transport.close()
             return 0

@@ -169,7 +169,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         check_advice(partial(accepts, config="tiny", init_from=run), [*data, *overrides])
 
     mapped = [*data, "protection.name=mapped", "cluster.servers=3"]
-    make_folder(tmp_path / "mapped", load_config("tiny", mapped), first=True)
+    made = load_config("tiny", mapped)
+    make_folder(tmp_path / "mapped", made.cluster.servers, identity(made), first=True)
     for overrides in (
         ["cluster.servers=2"],
         ["train.seed=9"],

@@ -93,7 +93,7 @@ def test_what_is_held_out_changes_only_with_the_data(tmp_path, data, path):
     if path == "mapped":
         given = tmp_path / "files"
         config = load_config("tiny", [f"data.path={data}", "protection.name=mapped"])
-        make_folder(given, config, first=True)
+        make_folder(given, config.cluster.servers, identity(config), first=True)
     else:
         given = run(tmp_path / "run", data)
     with pytest.raises(
@@ -119,7 +119,8 @@ def test_other_tables_are_named_one_by_one(tmp_path, data):
 
 def test_mapped_files_go_on_with_another_rate_and_not_with_other_data(tmp_path, data):
     overrides = [f"data.path={data}", "protection.name=mapped"]
-    make_folder(tmp_path / "files", load_config("tiny", overrides), first=True)
+    made = load_config("tiny", overrides)
+    make_folder(tmp_path / "files", made.cluster.servers, identity(made), first=True)
     begun = start(data, tmp_path / "files", "protection.name=mapped", "train.sparse_lr=1")
     assert begun.changed == ["train.sparse_lr 0.05 -> 1.0"]
     with pytest.raises(
