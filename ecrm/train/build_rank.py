@@ -16,13 +16,13 @@ from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import ClaimedRun
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.connect import Cluster
+from ecrm.rank.finite import FiniteWatch
 from ecrm.rank.inject_faults import InjectedFaults
 from ecrm.rank.profile import Profile, ProfiledTransport
+from ecrm.rank.progress import MOST_FINISHED
+from ecrm.rank.reporter import Reporter
 from ecrm.rank.traffic import Traffic
 from ecrm.train.build_engine import build_engine
-from ecrm.train.finite import FiniteWatch
-from ecrm.train.progress import MOST_FINISHED
-from ecrm.train.reporter import Reporter
 from ecrm.transport.base import Transport
 
 

@@ -19,13 +19,15 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import DataError
 from ecrm.model.slot_batch import SlotBatch, SlotResult, backward, forward
 from ecrm.process.agreed_stop import agree_on_stop
+from ecrm.rank.finite import FiniteWatch
+from ecrm.rank.progress import Tell
 from ecrm.train.bad_data import Readings
 from ecrm.train.build_engine import dense_of
 from ecrm.train.ending import Ending, Record
 from ecrm.train.evaluator import Evaluator
-from ecrm.train.finite import FiniteWatch, origin
+from ecrm.train.finite import origin
 from ecrm.train.history import History
-from ecrm.train.progress import Progress, Tell
+from ecrm.train.progress import Progress
 
 
 class Trainer:

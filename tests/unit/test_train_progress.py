@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ecrm.engine.step_log import StepLog
+from ecrm.rank import progress as module
+from ecrm.rank.progress import window_start
 from ecrm.run.run_folder import RunFolder
-from ecrm.train import progress as module
-from ecrm.train.progress import Progress, note_of, read_note, window_start
+from ecrm.train.progress import Progress, note_of, read_note
 
 LOGITS, LABELS = torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0])
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ecrm.rank.reporter import KEPT_COMMITS, Reporter
 from ecrm.run.run_folder import RunFolder
-from ecrm.train.reporter import KEPT_COMMITS, Reporter
 
 
 def rank(number: int, folder: RunFolder, cluster: SimpleNamespace) -> Reporter:

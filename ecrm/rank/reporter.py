@@ -14,8 +14,8 @@ from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
+from ecrm.rank.finite import REMEDY
 from ecrm.run.run_folder import RunFolder
-from ecrm.train.finite import REMEDY
 from ecrm.wording import counted, named, survives_in_words
 
 PROGRESS = "progress"
@@ -82,7 +82,10 @@ def _names(events: list[dict[str, Any]]) -> set[Name]:
 
 
 class Reporter:
-    """Passes an engine's events on; only the rank that is the view's reporter writes and prints."""
+    """Passes an engine's events on; only the rank that is the view's reporter writes and prints.
+
+    `remedy` is what a person may do about losses that are not finite.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Reporter:
         protected: int,
         durable: str = "",
         any_shards: bool = False,
+        remedy: str = REMEDY,
     ) -> None:
         self._folder, self._processes, self._protected, self._durable = (
             folder,
@@ -98,7 +102,7 @@ class Reporter:
             protected,
             durable,
         )
-        self._any_shards = any_shards
+        self._any_shards, self._remedy = any_shards, remedy
         self._engine: Engine | None = None
         self._kept: list[tuple[int, Name, Callable[[], tuple[dict[str, Any], str]]]] = []
         self._last_rollback = -1
@@ -286,7 +290,7 @@ class Reporter:
         )
 
     def _not_finite(self, fields: dict[str, Any]) -> str:
-        return f"! {fields['why']}; {REMEDY}; training goes on"
+        return f"! {fields['why']}; {self._remedy}; training goes on"
 
     def _corruption(self, fields: dict[str, Any]) -> str:
         first, last = fields["rows"]

@@ -1,0 +1,151 @@
+"""Progress: what a run tells every so many steps, and the times of steps."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ecrm.engine.engine import Engine
+from ecrm.rank.reporter import KEPT_COMMITS
+
+MOST_FINISHED = 1000
+"""Most steps between progress steps, however rarely a line is printed.
+
+It bounds what a rank keeps, and what its death loses.
+"""
+
+Told = tuple[dict[str, Any], str]
+"""The fields of a progress event, and its line, empty for none."""
+
+Tell = Callable[[int, Callable[[], Told]], None]
+"""See `Progress`."""
+
+
+Measured = Callable[[], dict[str, Any]]
+"""Gives what was measured, when that is told."""
+
+
+def window_start(step: int, every: int) -> int:
+    """The last progress step before `step`, or 0.
+
+    Progress steps are multiples of `every` (0: none) and, from each on, of MOST_FINISHED steps.
+    """
+    before = step - 1
+    line = before - before % every if every else 0
+    return line + (before - line) // MOST_FINISHED * MOST_FINISHED
+
+
+class StepProgress(ABC):
+    """Every rank keeps the times and, at progress steps and the last one, calls `tell(step, make)`.
+
+    `make()`, on a holder of the dense replica, gives what is told. A line comes every `every` steps
+    (0: only at the end), an event without a line every `MOST_FINISHED` steps. What is measured,
+    besides times, is the business of those that derive from this.
+    """
+
+    def __init__(self, steps: int, every: int, tell: Tell) -> None:
+        self._steps, self._every, self._tell = steps, every, tell
+        self.step_seconds: list[float] = []
+        self._reported = self._forgotten = 0
+        # commits by then, and the first step needed, of what may have to be told by another
+        self._told: list[tuple[int, int]] = []
+        self._last = self._window_start = time.monotonic()
+        self._finished_at: list[tuple[int, float]] = []
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step (start, evaluation)."""
+        now = time.monotonic()
+        self._window_start += now - self._last
+        self._last = now
+
+    def begins_at(self, engine: Engine) -> None:
+        """The first step is the engine's next: not 0 in a run that goes on from a checkpoint."""
+        self._reported = engine.step
+
+    def went_back(self, engine: Engine) -> None:
+        """Steps were undone, and are told when they are finished once more.
+
+        Or this rank has only now learned that the last one is finished.
+        """
+        self._reported = min(self._reported, engine.step)
+        self._forgotten = 0
+        self._report_if_due(engine)
+
+    def step_finished(self, engine: Engine) -> None:
+        """Count a finished step; print and write when due."""
+        now = time.monotonic()
+        self.step_seconds.append(now - self._last)
+        self._last = now
+        self._finished_at.append((engine.step, time.time()))
+        self._report_if_due(engine)
+        self._forget(engine)
+
+    def _is_due(self, step: int) -> bool:
+        return step == self._steps or window_start(step + 1, self._every) == step
+
+    def _report_if_due(self, engine: Engine) -> None:
+        step = engine.step
+        if step <= self._reported or not self._is_due(step):
+            return
+        first = window_start(step, self._every)
+        seconds = max(self._last - self._window_start, 1e-9)
+        fields = {
+            "step": step,
+            "committed": engine.committed,
+            **self.counted(step, len(self._finished_at) / seconds),
+            "failures_left": engine.state.failures_left,
+            "rebuilt": engine.state.rebuild_fraction,
+            "finished": self._finished_at,
+        }
+        self._told.append((engine.state.commits, first))
+        self._tell(step, partial(self._made, first, fields, self.measured(engine, first)))
+        self._reported, self._window_start, self._finished_at = step, self._last, []
+
+    def _made(self, first: int, fields: dict[str, Any], measured: Measured) -> Told:
+        step = fields["step"]
+        fields = {**fields, **measured()}
+        line = step == self._steps or (self._every and step % self._every == 0)
+        return fields, self.in_words(fields, step - first) if line else ""
+
+    @abstractmethod
+    def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
+        """What every rank can say of `step` steps and their pace."""
+
+    @abstractmethod
+    def measured(self, engine: Engine, first: int) -> Measured:
+        """What a holder of the dense replica says of the steps from `first` up to the engine's.
+
+        What is returned may be called commits later.
+        """
+
+    @abstractmethod
+    def in_words(self, fields: dict[str, Any], window: int) -> str:
+        """The line of a progress step, `window` steps after the last one."""
+
+    def _forget(self, engine: Engine) -> None:
+        """Have the engine forget notes of steps that are not told, or told again, any more."""
+        self._told = [
+            (at, first) for at, first in self._told if at >= engine.state.commits - KEPT_COMMITS
+        ]
+        needed = min(
+            [first for _, first in self._told] + [window_start(engine.committed + 1, self._every)]
+        )
+        if needed > self._forgotten:
+            self._forgotten = needed
+            engine.state.log.forget(needed)
+
+    def quantiles(self) -> dict[str, float | None]:
+        """Median, 99th percentile and maximum of the seconds a step took on this rank."""
+        if not self.step_seconds:
+            return {"p50": None, "p99": None, "max": None}
+        seconds = np.array(self.step_seconds)
+        return {
+            "p50": float(np.quantile(seconds, 0.5)),
+            "p99": float(np.quantile(seconds, 0.99)),
+            "max": float(seconds.max()),
+        }
