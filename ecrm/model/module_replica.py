@@ -1,0 +1,396 @@
+"""A replica of any torch module with its optimizer and scheduler, which can undo steps in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ecrm.errors import UsageError
+from ecrm.model.buffers import live_buffers, put_buffers
+from ecrm.model.nested_state import leaves, packed, placed, read, same_bits, unpacked, written
+from ecrm.model.optimizer_state import OptimizerState
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
+_AT = 16
+"""Gradients begin at multiples of so many floats, so that their addresses are those of tensors."""
+
+
+class Stateful(Protocol):
+    """Anything whose state can be taken and given back, such as an average of weights."""
+
+    def state_dict(self) -> Any:
+        """Nested state of tensors and numbers; it may be live."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take such a state, which may be kept."""
+
+
+class ModuleReplica:
+    """Holds a module, an optimizer over it and a scheduler, the same on every holder.
+
+    `module` stays the same object, and so do its parameters: whatever changes them writes in place.
+    Trained are its parameters with `requires_grad` that are not on the meta device: the arguments
+    of `make_optimizer` and `before_step`. The latter is called just before the optimizer's step,
+    with the summed gradients. No optimizer is needed where nothing is trained. `extra` are further
+    objects by name, undone and given to other holders like the rest.
+
+    Part of the state is everything that the module, the optimizer (`OptimizerState` says what that
+    is), the scheduler and the extra objects hold, also frozen parameters. Meta tensors and sparse
+    buffers are not.
+
+    A slot begins with `begin_slot`; after its backward, `contribution` and `slot_state` are what it
+    sends. Each slot's loss is a mean over its samples: gradients are divided by the number of slots
+    and summed. Every slot begins with the same buffers, and those that slot 0 ends with count, as
+    in torch's DistributedDataParallel.
+
+    Raises UsageError for what cannot be trained so.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None,
+        make_scheduler: Callable[[Optimizer], Any] | None = None,
+        before_step: Callable[[list[nn.Parameter]], object] | None = None,
+        extra: Mapping[str, Stateful] = MappingProxyType({}),
+    ) -> None:
+        self.module, self._before_step = module, before_step
+        named = {name: p for name, p in module.named_parameters() if not p.is_meta}
+        self._all = named
+        self._trained = {name: p for name, p in named.items() if p.requires_grad}
+        _check_parameters(named, self._trained)
+        self._starts, self._flags_at = [], 0
+        for parameter in self._trained.values():
+            self._starts.append(self._flags_at)
+            self._flags_at += -(-parameter.numel() // _AT) * _AT
+        if self._trained and make_optimizer is None:
+            raise UsageError(
+                f"the model trains {len(self._trained)} parameters and has no dense optimizer: "
+                "give one, such as lambda parameters: torch.optim.Adam(parameters)"
+            )
+        self.optimizer = (
+            make_optimizer(self.parameters) if make_optimizer and self._trained else None
+        )
+        self._optimizer_state = OptimizerState(
+            self.optimizer, {id(p): name for name, p in module.named_parameters()}
+        )
+        self.scheduler = (
+            make_scheduler(self.optimizer) if make_scheduler and self.optimizer else None
+        )
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise UsageError("ReduceLROnPlateau steps by a metric: give a scheduler of steps alone")
+        self._extra: dict[str, Stateful] = dict(extra)
+        self._loads = False  # whether a state with that of the optimizer is known to load
+        self.start_here()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the module's order."""
+        return list(self._trained.values())
+
+    def start_here(self) -> None:
+        """Take everything as it is now as the start, and as committed.
+
+        For use before the first step, where the module was changed after this was made.
+        """
+        self._buffers = placed(live_buffers(self.module))  # as the present step begins
+        self._saved = placed(self._live())
+        self._start = placed(self._saved)
+        read(written(self._saved["rest"]))  # what no other rank can read is refused now
+
+    def reset(self) -> ModuleReplica:
+        """Go back to the start, which is then committed; returns this replica."""
+        self._put(self._start)
+        self.commit()
+        return self
+
+    def register(self, name: str, extra: Stateful) -> None:
+        """Have the state of one more object undone and carried with the rest.
+
+        As it is now it is taken as committed, and as the start.
+        """
+        if name in self._extra:
+            raise UsageError(f"{name!r} is registered already: give each object a name of its own")
+        if not all(hasattr(extra, method) for method in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"{name!r} is a {type(extra).__name__} without state_dict and load_state_dict: "
+                "an object with both can be registered"
+            )
+        read(written(extra.state_dict()))
+        self._extra[name] = extra
+        for state in self._saved, self._start:
+            state["rest"]["extra"][name] = placed(extra.state_dict())
+
+    @property
+    def memory_bytes(self) -> int:
+        held = (self._live(), self._saved, self._start)
+        return sum(_bytes(state) for state in held)
+
+    def begin_slot(self, slot: int) -> None:
+        """Before a slot's forward: no gradients, and the buffers with which the step began."""
+        self._drop_gradients()
+        put_buffers(self.module, self._buffers)
+
+    def contribution(self, slots: int) -> Tensor:
+        """The gradients since `begin_slot`, divided by the number of slots, float32 [P + n].
+
+        P is the gradients of all trained parameters, each padded to a multiple of 16 floats, zeros
+        where it has none. Then come n flags, one per parameter: whether it has a gradient. A copy.
+        Raises UsageError where a parameter that is not trained has a gradient.
+        """
+        flat = torch.zeros(self._flags_at + len(self._trained))
+        for number, (parameter, part) in enumerate(self._parts(flat)):
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                part.copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
+                flat[self._flags_at + number] = 1.0
+        flat[: self._flags_at].div_(slots)
+        for name, parameter in self._all.items():
+            if name not in self._trained and parameter.grad is not None:
+                raise UsageError(
+                    f"parameter {name} has a gradient, but it was frozen when training began: "
+                    "set requires_grad before that; a learning rate of 0 rests it until then"
+                )
+        return flat
+
+    def _parts(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """(trained parameter, its part of a contribution, a view of its shape)."""
+        for start, parameter in zip(self._starts, self._trained.values(), strict=True):
+            yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
+
+    def slot_state(self, slot: int) -> Tensor | None:
+        """What a slot sends whole, uint8 [N]: the buffers that slot 0's forward has changed.
+
+        None for other slots, and where none has changed. Raises UsageError where the forward has
+        registered another buffer.
+        """
+        live = live_buffers(self.module)
+        for name in live.keys() ^ self._buffers.keys():
+            raise UsageError(
+                f"buffer {name} came or went in the forward: register it in the module's __init__"
+            )
+        if slot != 0:
+            return None
+        changed = {
+            name: buffer for name, buffer in live.items() if not _same(buffer, self._buffers[name])
+        }
+        return packed(changed) if changed else None
+
+    def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """Take one step with the sum of all contributions; states are those of `slot_state`.
+
+        A parameter that no slot has a gradient for has none: optimizers leave it alone.
+        """
+        if 0 in states:
+            self._buffers.update(unpacked(states[0]))
+        put_buffers(self.module, self._buffers)
+        self._drop_gradients()
+        flags = total[self._flags_at :].tolist()
+        for (parameter, part), flag in zip(self._parts(total), flags, strict=True):
+            if flag:
+                parameter.grad = part.to(parameter.dtype)
+        self._step()
+        self._drop_gradients()
+        if not self._loads:
+            read(written(self._live()["rest"]))
+            self._loads = True
+
+    def _step(self) -> None:
+        """Step with the gradients that are there."""
+        if self._before_step is not None:
+            self._before_step(self.parameters)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._all.values():
+            parameter.grad = None
+
+    def commit(self) -> None:
+        self._saved = placed(self._live(), self._saved)
+
+    def undo(self) -> None:
+        self._put(self._saved)
+
+    def export(self) -> list[Tensor]:
+        """Two tensors of bytes, uint8: parameters and buffers as `packed`, then all else.
+
+        The first alone is the state of the module, for a run that begins with its weights.
+        """
+        return _exported(self._saved)
+
+    def present(self) -> list[Tensor]:
+        return _exported(self._live())
+
+    def is_finite(self, state: Sequence[Tensor]) -> bool:
+        """Whether parameters and optimizer state are finite, and no buffer has a NaN.
+
+        Infinities are what masks are made of.
+        """
+        module, rest, *_ = state
+        for name, tensor in unpacked(module).items():
+            if tensor is not None and tensor.is_floating_point():
+                bad = ~tensor.isfinite() if name in self._all else tensor.isnan()
+                if bad.any():
+                    return False
+        numbers = (
+            tensor
+            for optimizer in read(rest)["optimizers"]
+            for _, tensor in leaves(optimizer["state"])
+            if isinstance(tensor, Tensor) and tensor.is_floating_point()
+        )
+        return all(bool(tensor.isfinite().all()) for tensor in numbers)
+
+    def load(self, state: Sequence[Tensor]) -> None:
+        """Take an exported state, in place. Raises UsageError where it is another module's.
+
+        One tensor is parameters and buffers alone: all else is then as at the start.
+        """
+        module = unpacked(state[0])
+        _check_fits(module, {**self._all, **self._buffers}, set(self._all))
+        self._put(
+            {
+                "parameters": {name: module.pop(name) for name in self._all},
+                "buffers": module,
+                "rest": self._rest_of(read(state[1])) if len(state) > 1 else self._start["rest"],
+            }
+        )
+        self.commit()
+
+    def _rest_of(self, rest: dict[str, Any]) -> dict[str, Any]:
+        theirs, ours = set(rest["extra"]), set(self._extra)
+        if theirs != ours:
+            raise UsageError(
+                f"the state to be loaded has registered objects {sorted(theirs)}, "
+                f"this script has {sorted(ours)}: register the same ones"
+            )
+        if (rest["scheduler"] is None) != (self.scheduler is None):
+            there, here = ("without", "with") if self.scheduler else ("with", "without")
+            raise UsageError(
+                f"the state to be loaded was made {there} a scheduler, this script is {here} one"
+            )
+        return rest
+
+    @property
+    def named_state(self) -> dict[str, Tensor]:
+        """Parameters, buffers, state of optimizers, then of extra objects, by name; some are live.
+
+        The names, and their order, are the same on all holders. Numbers become tensors.
+        """
+        live = self._live()
+        optimizers = {
+            "optimizer" if number == 0 else f"optimizer{number}": each["state"]
+            for number, each in enumerate(live["rest"]["optimizers"])
+        }
+        rest = {**optimizers, "extra": live["rest"]["extra"]}
+        found = {name: p.detach() for name, p in live["parameters"].items()}
+        found |= {name: b.detach() for name, b in live["buffers"].items() if b is not None}
+        for name, value in sorted(leaves(rest), key=itemgetter(0)):
+            if isinstance(value, Tensor):
+                found[name] = value.detach()
+            elif isinstance(value, bool | int | float):
+                found[name] = torch.tensor(value, dtype=torch.float64)
+        return found
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """The tensors of `named_state`, for a digest; bfloat16 as int16, which numpy knows."""
+        return [
+            tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+            for tensor in self.named_state.values()
+        ]
+
+    def _live(self) -> dict[str, Any]:
+        """All state as nested dicts; the tensors are live, but for buffers: theirs as agreed on."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        extra = {name: each.state_dict() for name, each in self._extra.items()}
+        return {
+            "parameters": self._all,
+            "buffers": self._buffers,
+            "rest": {
+                "optimizers": self._optimizer_state.live(),
+                "scheduler": scheduler,
+                "extra": extra,
+            },
+        }
+
+    def _put(self, state: dict[str, Any]) -> None:
+        """Make everything what it is in `state`, in place; nothing of it is shared then."""
+        self._drop_gradients()
+        placed(state["parameters"], self._all)
+        self._buffers = placed(state["buffers"], self._buffers)
+        put_buffers(self.module, self._buffers)
+        rest = state["rest"]
+        self._optimizer_state.put(rest["optimizers"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(placed(rest["scheduler"]))
+        for name, extra in self._extra.items():
+            extra.load_state_dict(placed(rest["extra"][name]))
+
+
+def _check_parameters(named: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor]) -> None:
+    """Raise UsageError for parameters that a replica cannot hold."""
+    for name, parameter in named.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError(
+                f"parameter {name} has no shape yet: call the module on a batch before"
+            )
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"parameter {name} is on {parameter.device}: build the model on the CPU"
+            )
+        if name in trained and parameter.dtype not in KINDS:
+            raise UsageError(
+                f"parameter {name} is {parameter.dtype}: gradients are summed as float32, "
+                "train it as float32, bfloat16 or float16"
+            )
+
+
+def _check_fits(
+    there: Mapping[str, Tensor | None], here: Mapping[str, Tensor | None], parameters: Set[str]
+) -> None:
+    """Raise UsageError with the first tensor in which a state differs from the module.
+
+    Shapes and dtypes are those of `parameters`; a buffer may have others.
+    """
+    another = "the state to be loaded is another model's"
+    for name, tensor in here.items():
+        theirs = there.get(name)
+        if name not in there:
+            raise UsageError(f"{another}: it has no {name}")
+        if name not in parameters:
+            continue
+        assert tensor is not None and theirs is not None
+        if (theirs.shape, theirs.dtype) != (tensor.shape, tensor.dtype):
+            raise UsageError(
+                f"{another}: {name} is {list(theirs.shape)} {theirs.dtype} there, "
+                f"{list(tensor.shape)} {tensor.dtype} here"
+            )
+    for name in there:
+        if name not in here:
+            raise UsageError(f"{another}: it has {name}, which the module here does not have")
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return same_bits(one, other)
+
+
+def _exported(state: dict[str, Any]) -> list[Tensor]:
+    return [packed({**state["parameters"], **state["buffers"]}), written(state["rest"])]
+
+
+def _bytes(state: dict[str, Any]) -> int:
+    return sum(value.nbytes for _, value in leaves(state) if isinstance(value, Tensor))

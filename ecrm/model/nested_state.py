@@ -1,0 +1,159 @@
+"""Copies of nested state, which optimizers, schedulers and modules hold, and how they travel.
+
+Nested state is tensors, numbers and words in dicts, lists and tuples, as `state_dict` gives them.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.errors import UsageError
+
+
+def placed(source: Any, target: Any = None) -> Any:
+    """A copy of nested state, in the memory of `target` wherever its parts fit there.
+
+    A tensor of `target` fits where shape, dtype and device are the same: it is overwritten. Dicts
+    and lists of the same type are changed in place. What is returned is `target`, if that fits.
+    Nothing in it is shared with `source`. Tensors that are one and the same in `source` become
+    several.
+    """
+    copies: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        result = _placed(source, target, copies)
+        if copies:
+            torch._foreach_copy_([to for to, _ in copies], [from_ for _, from_ in copies])
+    return result
+
+
+def _placed(source: Any, target: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
+    """As `placed`, but tensors of `target` that fit are only added to `copies`, (to, from)."""
+    if isinstance(source, Tensor):
+        if not _fits(source, target):
+            return source.detach().clone()
+        copies.append((target, source))
+        return target
+    if isinstance(source, dict):
+        if type(target) is not type(source):
+            result = copy.copy(source)
+            for key, value in source.items():
+                result[key] = _placed(value, None, copies)
+            return result
+        for key in target.keys() - source.keys():
+            del target[key]
+        for key, value in source.items():
+            target[key] = _placed(value, target.get(key), copies)
+        return target
+    if type(source) in (list, tuple):
+        fits = type(target) is type(source) and len(target) == len(source)
+        targets = target if fits else [None] * len(source)
+        items = [_placed(value, at, copies) for value, at in zip(source, targets, strict=True)]
+        if isinstance(source, list) and isinstance(target, list):
+            target[:] = items
+            return target
+        return type(source)(items)
+    return source if isinstance(source, int | float | str | None) else copy.deepcopy(source)
+
+
+def _fits(source: Tensor, target: Any) -> bool:
+    return (
+        isinstance(target, Tensor)
+        and target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.layout == source.layout
+        and target.device == source.device
+        and target.is_leaf
+        and not target.is_inference()
+    )
+
+
+def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, value) of everything in nested state that is not a dict, list or tuple.
+
+    A name has the keys that lead there, with dots between them.
+    """
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from leaves(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(state, list | tuple):
+        for number, value in enumerate(state):
+            yield from leaves(value, f"{name}.{number}" if name else str(number))
+    else:
+        yield name, state
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's elements in order, uint8 [N]; a view where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and bits."""
+    alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+    return alike and torch.equal(bytes_of(one), bytes_of(other))
+
+
+def packed(named: Mapping[str, Tensor | None]) -> Tensor:
+    """Named tensors as bytes, uint8 [N], which say their names, dtypes and shapes.
+
+    The bytes are a copy. None stands for a name without a tensor.
+    """
+    heads = [
+        [name, None, None]
+        if tensor is None
+        else [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in named.items()
+    ]
+    words = json.dumps(heads).encode()
+    start = len(words).to_bytes(8, "little") + words
+    parts = [bytes_of(tensor) for tensor in named.values() if tensor is not None]
+    return torch.cat([torch.frombuffer(bytearray(start), dtype=torch.uint8), *parts])
+
+
+def unpacked(data: Tensor) -> dict[str, Tensor | None]:
+    """What was `packed`, in memory of its own, in the same order."""
+    size = int.from_bytes(data[:8].numpy().tobytes(), "little")
+    heads = json.loads(data[8 : 8 + size].numpy().tobytes())
+    named: dict[str, Tensor | None] = {}
+    at = 8 + size
+    for name, kind, shape in heads:
+        if kind is None:
+            named[name] = None
+            continue
+        dtype: torch.dtype = getattr(torch, kind)
+        end = at + math.prod(shape) * dtype.itemsize
+        named[name] = data[at:end].clone().view(dtype).reshape(shape)
+        at = end
+    return named
+
+
+def written(state: Any) -> Tensor:
+    """Nested state as bytes, uint8 [N]."""
+    file = io.BytesIO()
+    torch.save(placed(state), file)  # a copy: a view would be saved with all that it is a view of
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
+def read(data: Tensor) -> Any:
+    """What was `written`. Raises UsageError where it has objects of classes not known to be safe.
+
+    Those are all but tensors, numbers, words and what `torch.serialization.add_safe_globals` was
+    told of.
+    """
+    try:
+        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    except pickle.UnpicklingError as error:
+        why = " ".join(str(error).split())
+        raise UsageError(
+            "the state of an optimizer, a scheduler or a registered object cannot be read back: "
+            f"keep numbers and tensors in it, or allow its classes: {why}"
+        ) from None

@@ -1,0 +1,88 @@
+"""The state of a torch optimizer, by the names of parameters, read and put back in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ecrm.errors import UsageError
+from ecrm.model.nested_state import placed
+
+
+class OptimizerState:
+    """What an optimizer holds in `state` and in the numbers of its `param_groups`.
+
+    A combined one, with `optimizers` as torchrec has it, is taken apart. `names` are those of the
+    parameters that it may have, by id. What an optimizer keeps elsewhere is not seen.
+    """
+
+    def __init__(self, optimizer: Optimizer | None, names: Mapping[int, str]) -> None:
+        self._optimizers = [] if optimizer is None else _plain(optimizer)
+        self._names = names
+        for parameter in self._parameters():
+            if id(parameter) not in names:
+                raise UsageError(
+                    f"the optimizer has a parameter of shape {list(parameter.shape)} that is not "
+                    "the module's: make it one, by nn.Parameter inside the module"
+                )
+
+    def _parameters(self) -> list[Tensor]:
+        return [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+    def live(self) -> list[dict[str, Any]]:
+        """Nested state, one dict per optimizer: its tensors are the live ones."""
+        return [
+            {
+                "state": {self._key(key): value for key, value in optimizer.state.items()},
+                "groups": [
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in optimizer.param_groups
+                ],
+            }
+            for optimizer in self._optimizers
+        ]
+
+    def _key(self, key: Any) -> Any:
+        """A parameter's name; a few optimizers have other keys."""
+        return self._names[id(key)] if isinstance(key, Tensor) else key
+
+    def put(self, saved: list[dict[str, Any]]) -> None:
+        """Make the state that of `saved`, once `live`, in place; nothing of it is shared then.
+
+        Raises UsageError where it is that of other optimizers.
+        """
+        groups = [len(optimizer.param_groups) for optimizer in self._optimizers]
+        if groups != [len(each["groups"]) for each in saved]:
+            raise UsageError(
+                f"the optimizer has {sum(groups)} parameter groups, the state to be loaded has "
+                f"{sum(len(each['groups']) for each in saved)}: make the optimizer as it was made"
+            )
+        by_name: dict[Any, Any] = {self._key(p): p for p in self._parameters()}
+        for optimizer, each in zip(self._optimizers, saved, strict=True):
+            state: Any = optimizer.state
+            for key in [key for key in state if self._key(key) not in each["state"]]:
+                del state[key]
+            for name, value in each["state"].items():
+                key = by_name.get(name, name)
+                state[key] = placed(value, state.get(key))
+            for group, numbers in zip(optimizer.param_groups, each["groups"], strict=True):
+                for name in group.keys() - numbers.keys() - {"params"}:
+                    del group[name]
+                for name, value in numbers.items():
+                    group[name] = placed(value, group.get(name))
+
+
+def _plain(optimizer: Any) -> list[Optimizer]:
+    """The optimizers that a combined one is made of, else itself."""
+    inner = getattr(optimizer, "optimizers", None)
+    if not inner:
+        return [optimizer]
+    return [plain for _, each in inner for plain in _plain(each)]
