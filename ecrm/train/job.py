@@ -8,17 +8,18 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm.console import Waiting, say
-from ecrm.errors import NotKept
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.announce import start_fields, tell_end
+from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun, Job, claim_run
 from ecrm.rank.connect import Cluster, connect
+from ecrm.rank.ending import Record
 from ecrm.run.plan import BuiltIn
-from ecrm.train.announce import print_result, say_kept, start_fields, start_in_words
-from ecrm.train.build_rank import Rank, build_rank
+from ecrm.train.announce import own_fields, pace, start_in_words
+from ecrm.train.build_rank import build_rank
 from ecrm.train.check_inputs import check_inputs
-from ecrm.train.ending import Record
 from ecrm.train.keep import keep
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
@@ -52,7 +53,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
             return 0
         cluster = connect(transport, run)
         rank = build_rank(transport, run, dataset, cluster, stop, waiting)
-        fields = start_fields(run, cluster, rank)
+        fields = start_fields(run, cluster, rank, own_fields(run.config))
     _tell_start(run, cluster, rank, fields)
     kept = keep(run, rank)
     trainer = Trainer(
@@ -73,7 +74,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     gc.freeze()
     summary = trainer.run()
-    _tell_end(run, rank, summary, trainer.unkept)
+    tell_end(run, rank, summary, trainer.unkept, pace(summary))
     rank.transport.close()
     return 0 if run.folder.is_complete or trainer.stopped else 1
 
@@ -84,19 +85,3 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
         {**fields, "failures_left": rank.engine.state.failures_left},
         start_in_words(run.config, cluster.protection, fields, run.start.steps),
     )
-
-
-def _tell_end(run: ClaimedRun, rank: Rank, summary: dict[str, Any] | None, unkept: str) -> None:
-    """The run is over. Raises NotKept, on every rank, where its model is `unkept`, and says why."""
-    engine = rank.engine
-    if summary is not None:
-        unfired = [kill for kill in run.kills if kill.rank in engine.view.live]
-        print_result(summary, engine.state.protection, run.folder, unfired)
-    if unkept:
-        error = NotKept(
-            f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"
-        )
-        error.speaker = engine.view.reporter
-        raise error
-    if engine.rank == engine.view.reporter:
-        say_kept(run)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from ecrm.checkpoint.compatibility import HELD_OUT
 from ecrm.checkpoint.folder import Checkpoint
-from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.console import say
+from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun
 from ecrm.rank.collective_check import on_one_rank
-from ecrm.train.build_rank import Rank
+from ecrm.rank.keep import checkpoints_of
 from ecrm.train.history import History
 
 
@@ -47,20 +48,9 @@ def _checkpoints(
     run: ClaimedRun, rank: Rank, loaded: Checkpoint | None, history: History
 ) -> Checkpoints | None:
     config, own = run.config, run.durable.own
-    if own is None or not (config.checkpoints or config.checkpoint.at_end):
+    checkpoints = checkpoints_of(run, rank, history.to_json)
+    if checkpoints is None or own is None:
         return None
-    checkpoints = Checkpoints(
-        rank.engine,
-        own,
-        run.start.identity,
-        CheckpointPolicy(run.start.steps, **vars(config.checkpoint)),
-        rank.reporter.event,
-        # no checkpoint of the step that mapped files go on from
-        first=0 if run.start.mapped is not None else None,
-        not_finite=rank.watch.checkpoint,
-        evaluations=history.to_json,
-        began_from=None if loaded is None else loaded.path,
-    )
     keeps_best = config.checkpoint.keep_best != "none"
     if keeps_best and loaded is not None and _goes_on_measured(run, loaded):
         left_behind = on_one_rank(rank.transport, lambda: own.inherit_best(loaded))

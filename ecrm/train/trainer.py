@@ -19,14 +19,15 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import DataError
 from ecrm.model.slot_batch import SlotBatch, SlotResult, backward, forward
 from ecrm.process.agreed_stop import agree_on_stop
+from ecrm.rank.ending import Ending, Record
 from ecrm.rank.finite import FiniteWatch
 from ecrm.rank.progress import Tell
 from ecrm.train.bad_data import Readings
 from ecrm.train.build_engine import dense_of
-from ecrm.train.ending import Ending, Record
 from ecrm.train.evaluator import Evaluator
 from ecrm.train.finite import origin
 from ecrm.train.history import History
+from ecrm.train.last_words import LastWords
 from ecrm.train.progress import Progress
 
 
@@ -77,8 +78,8 @@ class Trainer:
             steps,
             record,
             checkpoints,
-            self._evaluator,
             self._progress,
+            LastWords(engine, self._evaluator, self._global_batch),
         )
         self._kept: dict[tuple[int, int], SlotBatch] = {}
         self._computed: Computed[SlotResult] = Computed()

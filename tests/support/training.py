@@ -18,11 +18,11 @@ from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
 from ecrm.protection import make_protection
 from ecrm.rank.connect import start_view
+from ecrm.rank.ending import Record
 from ecrm.rank.reporter import Reporter
 from ecrm.rank.traffic import Traffic
 from ecrm.run.run_folder import RunFolder
 from ecrm.train.build_engine import build_engine
-from ecrm.train.ending import Record
 from ecrm.train.trainer import Trainer
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import RankKilled, SimulatedCluster

@@ -14,11 +14,11 @@ from ecrm.engine.hooks import Hooks
 from ecrm.engine.table_digest import gather_rows
 from ecrm.protection import make_protection
 from ecrm.rank.connect import start_view
+from ecrm.rank.ending import Record
 from ecrm.rank.traffic import Traffic
 from ecrm.run.run_folder import RunFolder
 from ecrm.storage.base import Store
 from ecrm.train.build_engine import build_engine
-from ecrm.train.ending import Record
 from ecrm.train.trainer import Trainer
 from ecrm.transport.mpi import MpiTransport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,19 +20,18 @@ from ecrm.errors import ParityMismatch
 from ecrm.process.memory import resident_bytes
 from ecrm.protection.base import VerifyReport
 from ecrm.rank.profile import Profile, chrome_trace, gather, table
-from ecrm.rank.traffic import Traffic
-from ecrm.rank.traffic import gather as gather_traffic
-from ecrm.run.auto_resume import lives_of
-from ecrm.run.run_folder import RunFolder
-from ecrm.train.evaluator import Evaluator
-from ecrm.train.progress import Progress
-from ecrm.train.summary import (
+from ecrm.rank.progress import StepProgress
+from ecrm.rank.summary import (
     Outcome,
     checkpoint_json,
     stopped_in_words,
     stopped_json,
     summary_json,
 )
+from ecrm.rank.traffic import Traffic
+from ecrm.rank.traffic import gather as gather_traffic
+from ecrm.run.auto_resume import lives_of
+from ecrm.run.run_folder import RunFolder
 from ecrm.transport.message import tensors
 
 
@@ -44,6 +43,22 @@ class Record:
     about: dict[str, Any]
     traffic: Traffic
     profile: Profile | None = None
+
+
+class LastWords(Protocol):
+    """What the end of a run says of what is trained, and does for it."""
+
+    def before_summary(self, keep: bool) -> None:
+        """Collective: what comes after the last step, and before the summary.
+
+        `keep` is whether the model may be kept. Raises what `Ending.finish` does.
+        """
+
+    def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
+        """Fields of the summary, on the reporter, after `steps` steps in `seconds`."""
+
+    def of_stopped(self) -> dict[str, Any]:
+        """Fields of stopped.json, on the reporter."""
 
 
 class Ending:
@@ -60,16 +75,20 @@ class Ending:
         steps: int,
         record: Record,
         checkpoints: Checkpoints | None,
-        evaluator: Evaluator,
-        progress: Progress,
+        progress: StepProgress,
+        words: LastWords,
     ) -> None:
         self._engine, self._config, self._steps = engine, config, steps
         self._record, self._folder = record, record.folder
-        self._checkpoints, self._evaluator, self._progress = checkpoints, evaluator, progress
-        self._global_batch = config.train.global_batch
+        self._checkpoints, self._progress, self._words = checkpoints, progress, words
         self.stopped, self.unkept = False, ""
         self._first_step, self._began = engine.step, time.monotonic()
         self._training_seconds: float | None = None
+
+    def trained(self) -> None:
+        """The last step is done: what comes now is no time of training."""
+        if self._training_seconds is None:
+            self._training_seconds = time.monotonic() - self._began
 
     def went_back(self) -> None:
         """After StepAborted: training may go on."""
@@ -86,8 +105,7 @@ class Ending:
         """
         engine = self._engine
         engine.commit()
-        if self._training_seconds is None:
-            self._training_seconds = time.monotonic() - self._began
+        self.trained()
         if self._record.profile is not None:
             self._show_profile(self._record.profile)
         engine.enter("finish")
@@ -100,8 +118,7 @@ class Ending:
         if self._checkpoints is not None and right:
             self._checkpoints.finish()
             self.unkept = self._checkpoints.unkept
-        if self._evaluator.ended_early is None:
-            self._evaluator.evaluate(keep=right)
+        self._words.before_summary(keep=right)
         with engine.recovery.recovering():
             summary = self._summary(verified, resident)
             if summary is not None:
@@ -127,7 +144,7 @@ class Ending:
             if engine.rank == engine.view.reporter:
                 seconds = time.monotonic() - self._began
                 stopped = {
-                    **stopped_json(engine, self._global_batch, self._steps, number, seconds),
+                    **stopped_json(engine, self._words.of_stopped(), self._steps, number, seconds),
                     **self._checkpoint_json(),
                 }
                 self._folder.draft_stopped(stopped)
@@ -171,23 +188,21 @@ class Ending:
         )
         if engine.rank != engine.view.reporter:
             return None
-        evaluation, seconds = self._evaluator.last, self._training_seconds
-        assert tables is not None and evaluation is not None and seconds is not None
+        seconds = self._training_seconds
+        assert tables is not None and seconds is not None
         outcome = Outcome(
             tables,
-            evaluation,
             verified,
             memory,
             traffic,
-            engine.step - self._first_step,
             seconds,
             self._progress.quantiles(),
-            self._evaluator.ended_early,
         )
+        own = self._words.of_summary(engine.step - self._first_step, seconds)
         lives = lives_of(self._folder.all_events(), "complete")
         checkpoint = self._checkpoint_json()
         return {
-            **summary_json(engine, outcome, self._global_batch, lives, checkpoint),
+            **summary_json(engine, outcome, own, lives, checkpoint),
             **self._record.about,
         }
 

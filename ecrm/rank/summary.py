@@ -6,13 +6,13 @@ import hashlib
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
+
+from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.memory_count import Memory
 from ecrm.protection.base import VerifyReport
-from ecrm.train.build_engine import dense_of
-from ecrm.train.evaluate import Evaluation
 from ecrm.wording import counted
 
 
@@ -20,41 +20,42 @@ from ecrm.wording import counted
 class Outcome:
     """What the ranks have found out together at the end of a run.
 
-    `tables` are the digests of the tables by name. `steps` is the number of steps in
-    `training_seconds`, all of this start of the run; `step_seconds` are quantiles of the time of
-    one. `ended_early` is what the event of that name says, None where all steps were trained.
+    `tables` are the digests of the tables by name. `training_seconds` are those of all steps of
+    this start of the run; `step_seconds` are quantiles of the time of one.
     """
 
     tables: dict[str, str]
-    evaluation: Evaluation
     verified: VerifyReport | None
     memory: Memory
     traffic: list[dict[str, Any]]
-    steps: int
     training_seconds: float
     step_seconds: dict[str, float | None]
-    ended_early: dict[str, Any] | None
+
+
+class Hashed(Protocol):
+    """A dense replica whose digest the summary has."""
+
+    @property
+    def state_tensors(self) -> list[Tensor]:
+        """Parameters and optimizer state, in an order that is the same on all holders."""
 
 
 def summary_json(
     engine: Engine,
     outcome: Outcome,
-    global_batch: int,
+    own: dict[str, Any],
     lives: list[dict[str, Any]],
     checkpoint: dict[str, Any],
 ) -> dict[str, Any]:
-    """The summary of a complete run; `checkpoint` as `checkpoint_json` has it."""
-    state, evaluation, verified = engine.state, outcome.evaluation, outcome.verified
+    """The summary of a complete run; `checkpoint` as `checkpoint_json` has it.
+
+    `own` are fields of what is trained.
+    """
+    state, verified = engine.state, outcome.verified
     return {
         "steps": engine.step,
-        "samples": engine.step * global_batch,
         "training_seconds": outcome.training_seconds,
-        "samples_per_second": outcome.steps * global_batch / outcome.training_seconds,
-        "train_logloss": float(dense_of(engine).loss_sum) / engine.step,
-        "eval_logloss": evaluation.log_loss,
-        "eval_auc": evaluation.auc,
-        "eval_auc_error": evaluation.auc_error,
-        "eval_samples": evaluation.samples,
+        **own,
         **_digests(engine, outcome.tables),
         "step_seconds": outcome.step_seconds,
         "memory_bytes": outcome.memory.total,
@@ -73,7 +74,6 @@ def summary_json(
         "failures": [failure.to_dict() for failure in state.failures.failures],
         "interruptions": state.failures.interruptions,
         "restored": state.failures.restored,
-        "ended_early": outcome.ended_early,
         "failures_left": state.failures_left,
         "lives": lives,
         **checkpoint,
@@ -88,7 +88,7 @@ def summary_json(
 def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
     """SHA-256 of each table, of the dense parameters with their optimizer state, and of all."""
     dense = hashlib.sha256()
-    for tensor in dense_of(engine).state_tensors:
+    for tensor in cast(Hashed, engine.state.dense).state_tensors:
         dense.update(tensor.contiguous().numpy().data)
     model = hashlib.sha256("".join((*tables.values(), dense.hexdigest())).encode())
     return {
@@ -99,15 +99,17 @@ def _digests(engine: Engine, tables: dict[str, str]) -> dict[str, Any]:
 
 
 def stopped_json(
-    engine: Engine, global_batch: int, steps: int, number: signal.Signals, seconds: float
+    engine: Engine, own: dict[str, Any], steps: int, number: signal.Signals, seconds: float
 ) -> dict[str, Any]:
-    """How far a run has come in `seconds`, of the `steps` wanted, when signal `number` stops it."""
+    """How far a run has come in `seconds`, of the `steps` wanted, when signal `number` stops it.
+
+    `own` are fields of what is trained.
+    """
     state = engine.state
     return {
         "steps": engine.step,
         "steps_wanted": steps,
-        "samples": engine.step * global_batch,
-        "train_logloss": float(dense_of(engine).loss_sum) / engine.step if engine.step else None,
+        **own,
         "signal": number.name,
         "failures": [failure.to_dict() for failure in state.failures.failures],
         "interruptions": state.failures.interruptions,
@@ -123,13 +125,14 @@ def checkpoint_json(step: int, unkept: str) -> dict[str, Any]:
 
 def stopped_in_words(stopped: dict[str, Any], folder: Path | None) -> str:
     """What stopped.json says, in one line, and where it is."""
-    step, loss = stopped["steps"], stopped["train_logloss"]
+    step, loss = stopped["steps"], stopped.get("train_logloss")
     when = f"after step {step} of {stopped['steps_wanted']}" if step else "before the first step"
+    samples = f"; {counted(stopped['samples'], 'sample')}" if "samples" in stopped else ""
     losses = "" if loss is None else f", log loss {loss:.4f}"
     kept = stopped["checkpoint_step"]
     checkpoint = f", checkpoint of step {kept}" if kept else ""
     where = "" if folder is None else f"; in {folder / 'stopped.json'}"
     return (
-        f"stopped by {stopped['signal']} {when}; {counted(stopped['samples'], 'sample')}{losses}, "
+        f"stopped by {stopped['signal']} {when}{samples}{losses}, "
         f"{counted(len(stopped['failures']), 'failure')} survived{checkpoint}{where}"
     )

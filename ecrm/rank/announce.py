@@ -1,0 +1,156 @@
+"""What a run says at its start and at its end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ecrm import __version__
+from ecrm.checkpoint.folder import name_of
+from ecrm.config.schema import Config
+from ecrm.console import say
+from ecrm.errors import NotKept
+from ecrm.faults.kill import Kill
+from ecrm.kernels import native
+from ecrm.protection.base import Protection, VerifyReport
+from ecrm.rank.build_rank import Rank
+from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.connect import Cluster
+from ecrm.run.run_folder import RunFolder
+from ecrm.storage import resolve_backend
+from ecrm.wording import counted
+
+
+def start_fields(
+    run: ClaimedRun, cluster: Cluster, rank: Rank, own: dict[str, Any]
+) -> dict[str, Any]:
+    """What the event `start` and the summary both say of a run; `set_up_seconds` end here.
+
+    `own` are fields of what is trained.
+    """
+    config, start = run.config, run.start
+    fields: dict[str, Any] = {
+        "version": __version__,
+        "storage": resolve_backend(config.storage.backend),
+        "kernels": native.instruction_set(),
+        **own,
+        "world_size": config.world_size,
+        "oversubscribed": cluster.cores.manner,
+        "shares_memory_with": cluster.memory_readers,
+        "config": config.to_dict(),
+        "kills": [str(kill) for kill in run.kills],
+    }
+    if run.folder.path is not None:
+        fields["run"] = run.trained.about()
+    if run.folder.earlier:
+        fields["before"] = run.ended_before
+    if run.resume is not None:
+        fields["resumed"] = {
+            "from": str(run.resume),
+            "step": rank.engine.step,
+            "changed": start.changed,
+            "data_began": start.data_began,
+        }
+    if start.begins_with is not None:
+        fields["init_from"] = str(start.begins_with.path)
+    fields["set_up_seconds"] = time.monotonic() - rank.began
+    return fields
+
+
+def start_in_words(
+    config: Config, protection: Protection, fields: dict[str, Any], steps: str, own: str
+) -> str:
+    """What begins, in one line; `fields` are those of `start_fields`.
+
+    `steps` is what is trained in words, and `own` what only this kind of run has.
+    """
+    resumed = f"from step {fields['resumed']['step']}, " if "resumed" in fields else ""
+    begins = f"with the weights of {fields['init_from']}, " if "init_from" in fields else ""
+    return (
+        f"{resumed}{begins}{config.ranks_in_words}, {protection.in_words}, "
+        f"{counted(config.slots, 'slot')}, {steps}; storage {fields['storage']}, "
+        f"{own}kernels {fields['kernels']}"
+    )
+
+
+def print_result(
+    summary: dict[str, Any],
+    protection: Protection,
+    folder: RunFolder,
+    unfired: Sequence[Kill],
+    pace: str,
+) -> None:
+    """The end of a run in a few lines; `unfired` are the scheduled kills that did not happen.
+
+    `pace` is how fast the steps were, and what else is to be said of them.
+    """
+    print(
+        f"finished {counted(summary['steps'], 'step')} at {pace}, "
+        f"{counted(len(summary['failures']), 'failure')} survived"
+    )
+    if summary["parity"] is not None and protection.redundancy:
+        print(protection.verified_in_words(VerifyReport(**summary["parity"])))
+    if summary["scrub"] is not None:
+        print(_scrubbed(summary["scrub"]))
+    print(f"model_sha256 {summary['model_sha256']}")
+    if folder.path is not None and folder.is_complete:
+        print(f"results in {folder.path}")
+    for kill in unfired:
+        print(
+            f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank "
+            f"{kill.rank} from that step on"
+        )
+    sys.stdout.flush()
+
+
+def _scrubbed(scrub: dict[str, int]) -> str:
+    """The result of scrubbing in one line."""
+    text = (
+        f"scrub: {counted(scrub['rows_checked'], 'row')} checked, "
+        f"{counted(scrub['passes'], 'time')} round; "
+    )
+    if not scrub["corruptions"]:
+        return text + "no corruption"
+    text += f"{counted(scrub['corruptions'], 'corruption')}, {scrub['repaired']} repaired"
+    if scrub["exact"] < scrub["corruptions"]:
+        text += (
+            f", only {scrub['exact']} of them before anything used it: the model may not be that "
+            "of an undisturbed run"
+        )
+    return text
+
+
+def tell_end(
+    run: ClaimedRun, rank: Rank, summary: dict[str, Any] | None, unkept: str, pace: str
+) -> None:
+    """The run is over. Raises NotKept, on every rank, where its model is `unkept`, and says why.
+
+    `summary` is that of the reporter, None elsewhere; `pace` as in `print_result`.
+    """
+    engine = rank.engine
+    if summary is not None:
+        unfired = [kill for kill in run.kills if kill.rank in engine.view.live]
+        print_result(summary, engine.state.protection, run.folder, unfired, pace)
+    if unkept:
+        error = NotKept(
+            f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"
+        )
+        error.speaker = engine.view.reporter
+        raise error
+    if engine.rank == engine.view.reporter:
+        say_kept(run)
+
+
+def say_kept(run: ClaimedRun) -> None:
+    """Where the model is, and what to type to have it as one file."""
+    run_dir, own = run.folder.path, run.durable.own
+    if run_dir is None or own is None:
+        say("nothing of this run is kept: there was no --run-dir")
+    elif step := own.newest():
+        say(
+            f"model of step {step} in {own.path / name_of(step)}; as one file: "
+            f"ecrm export {shlex.quote(str(run_dir))} --output model.safetensors"
+        )

@@ -1,0 +1,151 @@
+"""One rank, built: the engine with its tables, its hooks, and what watches and reports on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ecrm.allocate import Allocate
+from ecrm.console import say
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks
+from ecrm.process.ready import ReadyMemory, ready_spares
+from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.claim import ClaimedRun
+from ecrm.rank.collective_check import collective_check
+from ecrm.rank.connect import Cluster
+from ecrm.rank.finite import REMEDY, FiniteWatch
+from ecrm.rank.inject_faults import InjectedFaults
+from ecrm.rank.profile import Profile, ProfiledTransport
+from ecrm.rank.progress import MOST_FINISHED
+from ecrm.rank.reporter import Reporter
+from ecrm.rank.traffic import Traffic
+from ecrm.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class Meters:
+    """What counts this rank's bytes and, with train.profile, its milliseconds."""
+
+    traffic: Traffic
+    profile: Profile | None
+
+    def phase(self, step: int, name: str) -> None:
+        """A phase begins, and what was going on has ended."""
+        if self.profile is not None:
+            self.profile.phase(step, name)
+        self.traffic.phase(name)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank trains with. `began` is when it began to be built, by time.monotonic()."""
+
+    transport: Transport
+    engine: Engine
+    reporter: Reporter
+    watch: FiniteWatch
+    meters: Meters
+    began: float
+
+
+MakeEngine = Callable[[Transport, Hooks, Allocate], Engine]
+"""(transport, hooks, allocate) -> this rank's engine at step 0."""
+
+
+def build_rank(
+    transport: Transport,
+    run: ClaimedRun,
+    cluster: Cluster,
+    stop: StopSignals,
+    waiting: Callable[[str], None],
+    make_engine: MakeEngine,
+    remedy: str = REMEDY,
+) -> Rank:
+    """Collective: this rank with its tables, initial ones or those that the run goes on with.
+
+    `remedy` is what a person may do about losses that are not finite. Raises UsageError, DataError
+    and Unrecoverable, each on every rank.
+    """
+    config, protection = run.config, cluster.protection
+    reporter = _reporter(run, cluster, remedy)
+    faults = InjectedFaults(
+        run.kills, config.testing, transport.rank, reporter.killing, run.folder.event
+    )
+    meters = Meters(Traffic(transport), Profile(transport.rank) if config.train.profile else None)
+    if meters.profile is not None:
+        transport = ProfiledTransport(transport, meters.profile)
+    began = time.monotonic()
+    watch = FiniteWatch(
+        config.train.on_nonfinite == "stop",
+        config.train.log_every_steps or MOST_FINISHED,
+        reporter.event,
+        run.durable.newest,
+        remedy,
+    )
+    hooks = _hooks(cluster, reporter, faults, meters, watch, stop)
+    memory = ReadyMemory(ready_spares(protection))
+    waiting("tables are built")
+    engine = make_engine(transport, hooks, memory.allocate)
+    reporter.watch(engine)
+    faults.watch(engine)
+    if run.loads_tables:
+        _load_tables(transport, run, engine, waiting)
+    if config.storage.prefault:
+        waiting("the system hands out the memory of the tables")
+        collective_check(transport, lambda: memory.start(engine))
+        if run.start.mapped is None:  # pages of files would count as changed
+            # a recovery's, once the step after it is done
+            hooks.committed = lambda: memory.committed(engine)
+    return Rank(transport, engine, reporter, watch, meters, began)
+
+
+def _reporter(run: ClaimedRun, cluster: Cluster, remedy: str) -> Reporter:
+    return Reporter(
+        run.folder,
+        cluster.processes,
+        cluster.protection.dense_replicas - 1,
+        run.durable.in_words,
+        cluster.protection.any_shards_may_be_lost,
+        remedy,
+    )
+
+
+def _hooks(
+    cluster: Cluster,
+    reporter: Reporter,
+    faults: InjectedFaults,
+    meters: Meters,
+    watch: FiniteWatch,
+    stop: StopSignals,
+) -> Hooks:
+    """What the engine calls as phases begin and things happen."""
+
+    def phase(step: int, name: str) -> None:
+        meters.phase(step, name)
+        faults.phase(step, name)
+
+    def event(fields: dict[str, Any]) -> None:
+        if fields["event"] == "view":
+            cluster.cores.heed(fields["view"])
+        reporter.event(fields)
+
+    return Hooks(
+        phase,
+        event,
+        asks=lambda: stop.received is not None or reporter.cannot_write,
+        troubled=watch.losses,
+    )
+
+
+def _load_tables(
+    transport: Transport, run: ClaimedRun, engine: Engine, waiting: Callable[[str], None]
+) -> None:
+    """Collective: the tables that the run starts with, from a checkpoint or from mapped files."""
+    if transport.rank == transport.live[0]:
+        for line in (*run.start.refused, *run.start.changed):
+            say(line)
+    waiting(f"tables are read from {run.resume or run.init_from}")
+    engine.recovery.resume()
