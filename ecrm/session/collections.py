@@ -30,6 +30,8 @@ class _Rows:
     """What both collections have: a source of rows, in a session.
 
     The weights are then parameters on the meta device, which keep their names in the state_dict.
+    It stands behind TorchRec's class among the bases, so that Python lets an object of that class
+    become one of ours.
     """
 
     _source: RowSource | None = None
@@ -42,6 +44,12 @@ class _Rows:
         `table_names` are the names that the collection's tables have in the row spaces.
         """
         self._source, self._table_names, self._layout = source, tuple(table_names), None
+
+    @property
+    def layout(self) -> Layout:
+        """Where the outputs lie in the row spaces, as `lay_out` found it."""
+        assert self._layout is not None
+        return self._layout
 
     def lay_out(self, number: int, spaces: Sequence[RowSpace]) -> Layout:
         """Find the collection's tables in the row spaces. No other collection has this `number`."""
@@ -70,19 +78,19 @@ class _Rows:
     ) -> list[tuple[tuple[Entry, ...], str, Tensor, Tensor]]:
         """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
         fetched = self._source.current if self._source is not None else None
-        if fetched is None or self._layout is None:
+        if fetched is None:
             raise UsageError(
                 f"rows of table {self.configs()[0].name} are looked up, and no step fetched any",
                 otherwise="call the model inside session.steps or session.eval_batches",
             )
-        places = fetched.batch.places(features, jagged, self._layout)
+        places = fetched.batch.places(features, jagged, self.layout)
         return [
             (group.entries, group.pooling, fetched.leaves[group.space], found)
-            for group, found in zip(self._layout.groups, places)
+            for group, found in zip(self.layout.groups, places)
         ]
 
 
-class EmbeddingBagCollection(_Rows, torchrec.EmbeddingBagCollection):  # type: ignore[misc]
+class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: ignore[misc]
     """TorchRec's EmbeddingBagCollection, whose rows a session keeps.
 
     Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
@@ -134,7 +142,7 @@ class EmbeddingBagCollection(_Rows, torchrec.EmbeddingBagCollection):  # type: i
         )
 
 
-class EmbeddingCollection(_Rows, torchrec.EmbeddingCollection):  # type: ignore[misc]
+class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[misc]
     """TorchRec's EmbeddingCollection, whose rows a session keeps.
 
     Built by itself it is TorchRec's: constructor, weights in this process, names, outputs. Inside a
