@@ -73,7 +73,7 @@ def trained(rows: int) -> Engine:
     engine = engine_of(rows)
     for first in range(0, rows, WINDOW):
         window = torch.arange(first, min(first + WINDOW, rows))
-        engine.state.hosted[0, 0].update(window, torch.ones(window.numel(), 64), False)
+        engine.state.hosted[0, 0].update(window, torch.ones(window.numel(), 64), False, 0)
     return engine
 
 

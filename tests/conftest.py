@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+# Before anything imports triton, as TorchRec does: what it is then, it stays.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from support.benchmarking import BENCHMARKS, program
 from support.datasets import prepared

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ecrm.checkpoint.compatibility import same_bits
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, find
-from ecrm.checkpoint.manifest import DENSE
+from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.row_file import read_rows
 from ecrm.engine.record_delivery import Message, address, by_shard, place
 from ecrm.errors import DataError, EcrmError
@@ -78,7 +78,7 @@ class Restorer:
             str(path) for path in (*(checkpoint.path for checkpoint in whole), *self._resumed)
         ]
         for path in _from_first(transport, offered):
-            checkpoint, problem = _checked(transport, Path(path))
+            checkpoint, problem = _checked(transport, Path(path), layouts, hosted)
             if checkpoint is not None:
                 if first:
                     self._tidy(refused, checkpoint.step)
@@ -97,7 +97,7 @@ class Restorer:
             self._tidy(refused, 0)
         if self._begins_with is None:
             return 0, None
-        checkpoint, problem = _checked(transport, self._begins_with.path)
+        checkpoint, problem = _checked(transport, self._begins_with.path, layouts, {})
         if checkpoint is None:
             raise _on_all(transport, f"the weights to begin with cannot be read: {problem}")
         _load(checkpoint, transport, layouts, hosted, protection, view, begins=True)
@@ -132,10 +132,16 @@ def _from_first(transport: Transport, paths: list[str]) -> list[str]:
     return said
 
 
-def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
+def _checked(
+    transport: Transport,
+    path: Path,
+    layouts: Sequence[RowLayout],
+    hosted: dict[ShardSpace, HostedShard],
+) -> tuple[Checkpoint | None, str]:
     """Collective: a checkpoint, or the lowest rank's reason to refuse it.
 
-    Each rank checks some of the files.
+    Each rank checks some of the files. The row spaces must be those of `layouts`, and records as
+    wide as those of `hosted`: tables of other widths or optimizers are laid out otherwise.
     """
     checkpoint, problem = None, ""
     try:
@@ -143,6 +149,7 @@ def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
         files = [(link, entry) for link in checkpoint.chain for entry in link.manifest.files]
         for link, entry in _share_of(transport, files):
             link.check(entry)
+        problem = _other_spaces(checkpoint.manifest, layouts, hosted)
     except EcrmError as error:
         problem = str(error)
     said = [problem, checkpoint.manifest.checksum if checkpoint else 0]
@@ -157,6 +164,22 @@ def _checked(transport: Transport, path: Path) -> tuple[Checkpoint | None, str]:
             "it must be on storage that all of them share"
         ]
     return (None, problems[0]) if problems else (checkpoint, "")
+
+
+def _other_spaces(
+    manifest: Manifest,
+    layouts: Sequence[RowLayout],
+    hosted: dict[ShardSpace, HostedShard],
+) -> str:
+    """How a checkpoint's row spaces differ from those of this run, or nothing."""
+    rows = [layout.rows for layout in layouts]
+    if manifest.space_rows != rows:
+        return f"its row spaces have {manifest.space_rows} rows, those of these tables {rows}"
+    for (_, space), here in sorted(hosted.items()):
+        said, wide = manifest.record_bytes[space], here.store.record_bytes
+        if said != wide:
+            return f"its records of row space {space} have {said} bytes, with this optimizer {wide}"
+    return ""
 
 
 def _share_of(transport: Transport, items: list[Any], rank: int | None = None) -> list[Any]:

@@ -37,6 +37,7 @@ from ecrm.engine.shard_stores import ShardStores
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.placement.assignment import plan_reshape
+from ecrm.placement.sparse_optimizer import SparseRate, factor
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, RepairReport, VerifyReport
@@ -60,7 +61,9 @@ from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_roun
 class Engine:
     """One rank's part in the run: its steps.
 
-    `state` is what the rank holds, `recovery` what becomes of it when ranks die.
+    `state` is what the rank holds, `recovery` what becomes of it when ranks die. `sparse_rate`
+    gives, by step, a factor on the learning rate of all rows. It must be a pure function of the
+    step and the same on all ranks: steps that are done again ask it again.
     """
 
     def __init__(
@@ -77,14 +80,17 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         durable: Durable | None = None,
         allocate: Allocate = lazy_zeros,
+        sparse_rate: SparseRate | None = None,
     ) -> None:
-        stores = ShardStores(make_store, tables, seed, allocate, transport.allocate_shared)
+        stores = ShardStores(
+            make_store, tables, seed, allocate, transport.allocate_shared, sparse_rate
+        )
         self.state = EngineState(
             transport, stores, view, protection, make_dense, policy, hooks or Hooks(), clock
         )
         self._in_flight = StepInFlight()
         self.recovery = Recovery(self.state, self._in_flight, durable)
-        self._transport = transport
+        self._transport, self._sparse_rate = transport, sparse_rate
         self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
 
@@ -259,9 +265,11 @@ class Engine:
         `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
         rank, before anything is changed, and may end the run. `slot_state[slot]`, uint8 [N], goes
         whole to every dense replica, for what cannot be summed. Notes and states are of slots that
-        have a contribution. Raises StepAborted after a failure.
+        have a contribution. Raises StepAborted after a failure, and UsageError, on every rank,
+        where `sparse_rate` is no number of 0 or more.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
+        factor(self._sparse_rate, self.step)  # where it is wrong, all ranks end alike
         with self.recovery.recovering():
             assert lookup is not None, "a step begins with lookup()"
             self.enter("update")
@@ -280,7 +288,7 @@ class Engine:
             )
             came = self._exchange_results(lookup, results)
             flight.changed = True
-            lookup.shard_side.update(came.gradients, state.protection.keeps_deltas)
+            lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
                 commit or bool(came.stopping) or bool(self.view.rebuilding) or self._commit_is_due()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.placement.sparse_optimizer import SparseRate
 from ecrm.placement.stripes import RowLayout
-from ecrm.placement.tables import Table, row_spaces
+from ecrm.placement.tables import RowSpace, Table, row_spaces
 from ecrm.protection.base import Protection
 from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
@@ -22,7 +23,8 @@ class ShardStores:
     """Makes shards.
 
     `spaces` are their row spaces, `record_bytes` is the size of a record of each. `allocate` gives
-    the memory of rows, `allocate_shared` that of rows looked up and of deltas.
+    the memory of rows, `allocate_shared` that of rows looked up and of deltas. `rate` is a factor
+    on the learning rate of all rows by step.
     """
 
     def __init__(
@@ -32,17 +34,19 @@ class ShardStores:
         seed: int,
         allocate: Allocate = lazy_zeros,
         allocate_shared: Allocate = lazy_zeros,
+        rate: SparseRate | None = None,
     ) -> None:
         self.spaces = row_spaces(tables)
-        self.allocate, self._allocate_shared, self._make_store = (
+        self.allocate, self._allocate_shared, self._make_store, self._rate = (
             allocate,
             allocate_shared,
             make_store,
+            rate,
         )
         self._initial = [InitialRows(space, seed) for space in self.spaces]
         # Making a store now lets a spare load what it would otherwise load when it takes over.
         self.record_bytes = tuple(
-            make_store(1, space.dim, torch.empty_like).record_bytes for space in self.spaces
+            self._store(space, 1, torch.empty_like).record_bytes for space in self.spaces
         )
 
     def initial(self, space: int, rows: Tensor) -> Tensor:
@@ -77,9 +81,16 @@ class ShardStores:
             return self.initial(space, layout.rows_of(shard, local))
 
         allocate = protection.allocator(shard, space) or self.allocate
-        return self._make_store(
-            layout.data_rows_per_shard, self.spaces[space].dim, initial, allocate
-        )
+        return self._store(self.spaces[space], layout.data_rows_per_shard, initial, allocate)
+
+    def _store(
+        self,
+        space: RowSpace,
+        rows: int,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
+    ) -> Store:
+        return self._make_store(rows, space.dim, initial, allocate, space.optimizer, self._rate)
 
     def bytes_of_a_shard(self, layouts: Sequence[RowLayout]) -> int:
         """Bytes of one shard's rows and redundancy."""
@@ -93,7 +104,7 @@ class ShardStores:
         memory: list[Tensor] = []
         for space, layout, size in zip(self.spaces, layouts, self.record_bytes, strict=True):
             # a lone one: it may be no time to load FBGEMM
-            record = self._make_store(1, space.dim, torch.empty_like).memory
+            record = self._store(space, 1, torch.empty_like).memory
             memory += [lazy_zeros(layout.data_rows_per_shard, *part.shape[1:]) for part in record]
             memory.append(lazy_zeros(layout.parity_rows_per_shard, size, dtype=np.uint8))
         return memory

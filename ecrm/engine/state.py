@@ -102,7 +102,7 @@ class EngineState:
 
     @property
     def spaces(self) -> tuple[RowSpace, ...]:
-        """The row spaces: tables of the same width, one after the other."""
+        """The row spaces: tables of the same width and optimizer, one after the other."""
         return self.stores.spaces
 
     @property

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from ecrm.errors import UsageError
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table of `rows` rows of `dim` floats."""
+    """One embedding table of `rows` rows of `dim` floats.
+
+    `optimizer` updates its rows, by default the run's own.
+    """
 
     name: str
     rows: int
     dim: int
+    optimizer: SparseOptimizer | None = None
 
 
 @dataclass(frozen=True)
 class RowSpace:
-    """Tables of one row width laid end to end; `offsets[i]` is the first row of `tables[i]`.
+    """Tables of one row width and optimizer laid end to end.
 
-    `table_numbers[i]` is the table's position in the model's list: rows are initialised by it.
+    `offsets[i]` is the first row of `tables[i]`. `table_numbers[i]` is the table's position in the
+    model's list: rows are initialised by it. `optimizer` is None for the run's own.
     """
 
     dim: int
+    optimizer: SparseOptimizer | None
     tables: tuple[Table, ...]
     table_numbers: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -43,12 +53,19 @@ class RowSpace:
 
 
 def row_spaces(tables: Sequence[Table]) -> tuple[RowSpace, ...]:
-    """Group tables by row width, in order of first appearance."""
-    by_dim: dict[int, list[tuple[int, Table]]] = {}
+    """Group tables by row width and optimizer, in order of first appearance.
+
+    Optimizers are the same where all their numbers are. Raises UsageError where two tables have one
+    name.
+    """
+    twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]
+    if twice:
+        raise UsageError(f"two tables have the name {twice[0]}: each table needs its own")
+    alike: dict[tuple[int, SparseOptimizer | None], list[tuple[int, Table]]] = {}
     for number, table in enumerate(tables):
-        by_dim.setdefault(table.dim, []).append((number, table))
+        alike.setdefault((table.dim, table.optimizer), []).append((number, table))
     spaces = []
-    for dim, members in by_dim.items():
+    for (dim, optimizer), members in alike.items():
         offsets, total = [], 0
         for _, table in members:
             offsets.append(total)
@@ -56,6 +73,7 @@ def row_spaces(tables: Sequence[Table]) -> tuple[RowSpace, ...]:
         spaces.append(
             RowSpace(
                 dim,
+                optimizer,
                 tuple(t for _, t in members),
                 tuple(n for n, _ in members),
                 tuple(offsets),

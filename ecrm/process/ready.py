@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.model.dlrm import import_dense_arch
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
 from ecrm.placement.view import View
 from ecrm.process.memory import have_free_memory
 from ecrm.protection.base import Protection
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import Store
 from ecrm.storage.prefault import Prefault
 
 if TYPE_CHECKING:
@@ -84,13 +85,16 @@ class Loading:
         dim: int,
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
+        optimizer: SparseOptimizer | None = None,
+        rate: SparseRate | None = None,
     ) -> Store:
         """A store as `store_factory` makes it.
 
         A single row, which only tells the size of a record, loads nothing.
         """
         backend = self._backend if self.began or rows > 1 else "native"
-        return store_factory(backend, self._optimizer)(rows, dim, initial, allocate)
+        factory = store_factory(backend, self._optimizer)
+        return factory(rows, dim, initial, allocate, optimizer, rate)
 
     def _load(self) -> None:
         store_factory(self._backend, self._optimizer)

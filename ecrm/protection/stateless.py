@@ -187,7 +187,7 @@ class StatelessProtection(NoProtection):
                 gradients.setdefault(step, {})[slot, of_shard, of_space] = flat
         for step in sorted(asked):
             ShardRequests.of(asked[step], self._context.hosted).update(
-                gradients[step], keep_deltas=True
+                gradients[step], keep_deltas=True, step=step
             )
 
     def committed(self) -> None:

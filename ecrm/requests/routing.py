@@ -314,9 +314,12 @@ class ShardRequests:
         return outgoing
 
     def update(
-        self, gradients: Mapping[tuple[int, int, int], Tensor | Picked], keep_deltas: bool
+        self,
+        gradients: Mapping[tuple[int, int, int], Tensor | Picked],
+        keep_deltas: bool,
+        step: int,
     ) -> None:
-        """Sum gradients in slot order and run the sparse optimizer on every shard asked.
+        """Sum gradients in slot order and run the optimizer of `step` on every shard asked.
 
         `gradients[slot, shard, space]` are float32, in the order of the rows requested.
         """
@@ -328,7 +331,7 @@ class ShardRequests:
             for slot, place in asked.places:
                 values, picked = matrix(gradients[slot, shard, space], place.numel())
                 scatter_add(sums, place, values, seen=seen, picked=picked)
-            hosted.update(asked.rows, sums, keep_deltas)
+            hosted.update(asked.rows, sums, keep_deltas, step)
 
 
 def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:

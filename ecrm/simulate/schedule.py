@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 from ecrm.placement.assignment import CannotKeepApart
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
@@ -16,6 +17,17 @@ SUITES = ("survivable", "fatal")
 
 FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
+
+OWN_SHARE = 0.25
+"""Share of schedules in which tables have optimizers of their own, several of one width too."""
+
+OWN = (
+    None,
+    SparseOptimizer("adam", 0.02),
+    SparseOptimizer("adam", 0.02, weight_decay=0.1, decoupled=True),
+    SparseOptimizer("rowwise_adagrad", 0.05, weight_decay=0.02),
+    SparseOptimizer("sgd", 0.05, weight_decay=0.02),
+)
 
 WIDE_SHARE = 0.08
 """Share of schedules with wider stripes: k up to 8, and m up to 4, whose code is the Cauchy one."""
@@ -49,12 +61,19 @@ class Schedule:
             f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + "
             f"{counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, "
             f"storage {w.backend}, {counted(w.slots, 'slot')}, {counted(w.steps, 'step')}, "
-            f"commit every {w.commit_interval}, {w.optimizer}, "
+            f"commit every {w.commit_interval}, {_optimizers(w)}, "
             f"rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
             f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
         )
+
+
+def _optimizers(workload: Workload) -> str:
+    """The optimizers of all tables by name, and whether their rates fall."""
+    own = [table.optimizer for table in workload.tables]
+    names = dict.fromkeys(workload.optimizer if one is None else one.name for one in own)
+    return " and ".join(names) + (" with rates that fall" if workload.falls else "")
 
 
 def parse_seed(text: str) -> int:
@@ -111,7 +130,8 @@ def draw(seed: int, suite: str) -> Schedule:
         together=rng.choice((0.0, 0.2, 0.6)),
     )
     # Drawn last, so that everything else of a seed is as it was before there were scrubbing,
-    # chains, replication, lost touch, FBGEMM, wide stripes and lookups between steps.
+    # chains, replication, lost touch, FBGEMM, wide stripes, lookups between steps, and optimizers
+    # of tables.
     workload = replace(workload, scrub_rows_per_step=rng.choice((0, 1, 16, 1000)))
     if workload.k == 1:
         name = rng.choice(("erasure", "chain", "replicate", "replicate"))
@@ -128,6 +148,9 @@ def draw(seed: int, suite: str) -> Schedule:
         workload = replace(workload, k=k, m=m, servers=k + m + rng.choice((0, 0, 1)), domains=None)
         workload = replace(workload, domains=_hosts(rng, workload))
     workload = replace(workload, looks_between=rng.random() < 0.3)
+    if rng.random() < OWN_SHARE:
+        tables = tuple(replace(table, optimizer=rng.choice(OWN)) for table in workload.tables)
+        workload = replace(workload, tables=tables, falls=rng.random() < 0.5)
     return replace(schedule, workload=workload)
 
 

@@ -25,6 +25,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.engine.table_digest import table_digests
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection, VerifyReport
@@ -35,7 +36,6 @@ from ecrm.protection.none import CheckpointProtection, NoProtection
 from ecrm.protection.replicate import ReplicateProtection
 from ecrm.protection.stateless import StatelessProtection
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
 
 DENSE_WIDTH = 5
@@ -86,8 +86,10 @@ def dense_value(engine: Engine) -> Tensor:
 class Workload:
     """What a job computes, and how it is protected and laid out.
 
-    It computes by tables, slots, steps, batch, optimizer and seed. `folder` is for mapped files
-    (`durable`: on the device), or for the checkpoints of stateless servers. `right_hints` says
+    It computes by tables, slots, steps, batch, optimizer and seed. `optimizer` and `rate` are for
+    tables without their own; `falls` says whether the rates of all rows fall from step to step.
+    `folder` is for mapped files (`durable`: on the device), or for the checkpoints of stateless
+    servers. `right_hints` says
     whether all ranks always say what rows they will ask for soon. `looks_between` says whether rows
     are looked up before some steps without being used, as an evaluation does.
     """
@@ -99,6 +101,7 @@ class Workload:
     ids_per_slot: int = 12
     optimizer: str = "rowwise_adagrad"
     rate: float = 0.05
+    falls: bool = False
     servers: int = 4
     trainers: int = 2
     spares: int = 1
@@ -203,10 +206,16 @@ def make_engine(
         clock=clock,
         durable=durable,
         allocate=allocate,
+        sparse_rate=falling if workload.falls else None,
     )
     if workload.skip_undo:
         leave_updates_in_place(engine)
     return engine
+
+
+def falling(step: int) -> float:
+    """The factor on learning rates that fall."""
+    return 4 / (4 + step)
 
 
 def rows_of(workload: Workload, step: int, slot: int) -> list[Tensor]:

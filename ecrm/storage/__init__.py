@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
+from torch import Tensor
+
+from ecrm.allocate import Allocate
 from ecrm.errors import UsageError
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
+from ecrm.storage.base import Store
 
 
 def fbgemm_installed() -> bool:
@@ -28,14 +32,15 @@ def resolve_backend(name: str) -> str:
 
 
 StoreFactory = Callable[..., Store]
-"""(rows, dim, initial values of local rows, allocate=None) -> a store.
+"""(rows, dim, initial values of local rows, allocate=None, optimizer=None, rate=None) -> a store.
 
-Its memory is what `allocate` gives, by default zeros: no row was ever updated.
+Its memory is what `allocate` gives, by default zeros: no row was ever updated. Without `optimizer`
+it has the factory's own; `rate` is a factor on its learning rate by step.
 """
 
 
-def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
-    """Makes stores of that backend."""
+def store_factory(backend: str, own: SparseOptimizer) -> StoreFactory:
+    """Makes stores of that backend, with `own` as the optimizer where none is given."""
     kind: Callable[..., Store]
     if backend == "fbgemm":
         from ecrm.storage.fbgemm import FbgemmStore
@@ -45,4 +50,15 @@ def store_factory(backend: str, optimizer: SparseOptimizer) -> StoreFactory:
         from ecrm.storage.base import NativeStore
 
         kind = NativeStore
-    return lambda rows, dim, initial, allocate=None: kind(rows, dim, optimizer, initial, allocate)
+
+    def make(
+        rows: int,
+        dim: int,
+        initial: Callable[[Tensor], Tensor],
+        allocate: Allocate | None = None,
+        optimizer: SparseOptimizer | None = None,
+        rate: SparseRate | None = None,
+    ) -> Store:
+        return kind(rows, dim, optimizer or own, initial, allocate, rate)
+
+    return make

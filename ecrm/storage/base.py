@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,15 +16,7 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
-
-
-@dataclass(frozen=True)
-class SparseOptimizer:
-    """A sparse optimizer: `sgd`, `rowwise_adagrad` or `adagrad`, learning rate and epsilon."""
-
-    name: str
-    learning_rate: float
-    epsilon: float = 1e-8
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 
 
 class Store(ABC):
@@ -34,10 +25,12 @@ class Store(ABC):
     A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has
     been updated: what parity protects, what undo restores, what travels when a row is rebuilt.
     `initial` gives initial values of local rows, float32 [R, dim], contiguous. `allocate` gives the
-    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already.
+    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already. `rate`
+    gives a factor on the learning rate by step.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
-    many, B is `record_bytes`. Ranges are not checked.
+    many, B is `record_bytes`. `step` is the run's step that an update is of, from 0. Ranges are not
+    checked.
     """
 
     def __init__(
@@ -47,12 +40,13 @@ class Store(ABC):
         optimizer: SparseOptimizer,
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
+        rate: SparseRate | None = None,
     ) -> None:
         allocate = allocate or lazy_zeros
         self.weights = allocate(rows, dim)
         self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
         self._touched = allocate(rows)
-        self._initial, self._optimizer = initial, optimizer
+        self._initial, self._optimizer, self._rate = initial, optimizer, rate
 
     @property
     def dim(self) -> int:
@@ -129,12 +123,15 @@ class Store(ABC):
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
         xor_records(self.weights, self._tail, rows, delta)
 
-    def update(self, rows: Tensor, gradients: Tensor) -> None:
-        """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place."""
-        self._materialise(rows)
-        self._step(rows, gradients)
+    def update(self, rows: Tensor, gradients: Tensor, step: int = 0) -> None:
+        """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place.
 
-    def update_with_delta(self, rows: Tensor, sums: Tensor) -> Tensor:
+        Other rows stay as they are: neither decay nor moments change them.
+        """
+        self._materialise(rows)
+        self._step(rows, gradients, step)
+
+    def update_with_delta(self, rows: Tensor, sums: Tensor, step: int = 0) -> Tensor:
         """`update`, to the same bits; returns old XOR new records, uint8 [R, B]: one pass.
 
         `sums`, float32 [R, B / 4], contiguous, has the summed gradients in its first dim columns
@@ -143,14 +140,15 @@ class Store(ABC):
         """
         fresh, values = self._materialise(rows)
         delta = sums.view(torch.uint8)
-        self._fused_step(rows, sums[:, : self.dim], delta[:, : -self._touched.element_size()])
+        without_mark = delta[:, : -self._touched.element_size()]
+        self._fused_step(rows, sums[:, : self.dim], step, delta=without_mark)
         self._correct_fresh(sums, fresh, values)
         return delta
 
-    def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog) -> None:
+    def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog, step: int = 0) -> None:
         """`update`, to the same bits; merges old XOR new records into a log that has room."""
         fresh, values = self._materialise(rows)
-        self._fused_step(rows, gradients, log=log)
+        self._fused_step(rows, gradients, step, log=log)
         self._correct_fresh(
             log.records.view(torch.float32), log.places[rows[fresh]].long() - 1, values
         )
@@ -169,6 +167,7 @@ class Store(ABC):
         self,
         rows: Tensor,
         gradients: Tensor,
+        step: int,
         delta: Tensor | None = None,
         log: RecordLog | None = None,
     ) -> None:
@@ -183,14 +182,18 @@ class Store(ABC):
             rows,
             gradients,
             optimizer.name,
-            lr=optimizer.learning_rate,
+            lr=optimizer.learning_rate * factor(self._rate, step),
             eps=optimizer.epsilon,
+            betas=optimizer.betas,
+            step=step + 1,
+            weight_decay=optimizer.weight_decay,
+            decoupled=optimizer.decoupled,
             delta=delta,
             log=log,
         )
 
     @abstractmethod
-    def _step(self, rows: Tensor, gradients: Tensor) -> None:
+    def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
         """Run the optimizer on rows that hold their values."""
 
     def _fresh(self, rows: Tensor) -> Tensor:
@@ -213,7 +216,12 @@ class Store(ABC):
 
 def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of the optimizer state tensors; raises ValueError for an unknown optimizer."""
-    shapes = {"sgd": (), "rowwise_adagrad": ((rows,),), "adagrad": ((rows, dim),)}
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {
+        "sgd": (),
+        "rowwise_adagrad": ((rows,),),
+        "adagrad": ((rows, dim),),
+        "adam": ((rows, dim), (rows, dim)),
+    }
     if optimizer not in shapes:
         raise ValueError(f"unknown sparse optimizer {optimizer!r}: one of {', '.join(shapes)}")
     return shapes[optimizer]
@@ -222,5 +230,5 @@ def state_shapes(optimizer: str, rows: int, dim: int) -> tuple[tuple[int, ...], 
 class NativeStore(Store):
     """Rows and state in memory of their own, no library beneath."""
 
-    def _step(self, rows: Tensor, gradients: Tensor) -> None:
-        self._fused_step(rows, gradients)
+    def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
+        self._fused_step(rows, gradients, step)

@@ -3,6 +3,10 @@
 FBGEMM's fused optimizers update them, unless the change of each record is wanted: FBGEMM cannot
 give that, so then it is this project's `sparse_update` on the same memory, which comes to the same
 bits (tests/unit/test_kernels_fbgemm.py, tests/unit/test_storage.py).
+
+It is `sparse_update` too, always, for what FBGEMM's CPU build does not have or does wrongly: Adam
+is missing there, and weight decay is ignored. A learning rate that changes by step is its third
+case, since FBGEMM's is set once.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from ecrm.allocate import Allocate
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate
+from ecrm.storage.base import Store
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -50,8 +55,9 @@ class FbgemmStore(Store):
         optimizer: SparseOptimizer,
         initial: Callable[[Tensor], Tensor],
         allocate: Allocate | None = None,
+        rate: SparseRate | None = None,
     ) -> None:
-        super().__init__(rows, dim, optimizer, initial, allocate)
+        super().__init__(rows, dim, optimizer, initial, allocate, rate)
         self._slice_rows = max(_SLICE_FLOATS // dim, 1)
 
     @cached_property
@@ -69,7 +75,16 @@ class FbgemmStore(Store):
             for s in slices
         ]
 
-    def _step(self, rows: Tensor, gradients: Tensor) -> None:
+    @property
+    def _fbgemm_can(self) -> bool:
+        """Whether FBGEMM has this optimizer, and has it right."""
+        optimizer = self._optimizer
+        return optimizer.name in _OPTIMIZERS and not optimizer.weight_decay and self._rate is None
+
+    def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
+        if not self._fbgemm_can:
+            self._fused_step(rows, gradients, step)
+            return
         if len(self._slices) == 1:
             _update(self._slices[0], rows, gradients)
             return

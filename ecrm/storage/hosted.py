@@ -86,8 +86,8 @@ class HostedShard:
             else torch.empty(rows, self.store.dim)
         )
 
-    def update(self, rows: Tensor, sums: Tensor, keep_delta: bool) -> None:
-        """Run the sparse optimizer on unique rows, none missing, whose units ascend.
+    def update(self, rows: Tensor, sums: Tensor, keep_delta: bool, step: int) -> None:
+        """Run the sparse optimizer of `step` on unique rows, none missing, whose units ascend.
 
         With `keep_delta` it logs how to take that back.
 
@@ -99,13 +99,13 @@ class HostedShard:
         if self.journal is not None and rows.numel():
             self.journal(rows, self.store.read(rows))
         if not keep_delta:
-            self.store.update(rows, sums[:, : self.store.dim])
+            self.store.update(rows, sums[:, : self.store.dim], step)
         elif rows.numel():
             merging = self._log.expect(rows)
             for some, log in merging:
-                self.store.update_logged(rows[some], sums[some, : self.store.dim], log)
+                self.store.update_logged(rows[some], sums[some, : self.store.dim], log, step)
             if not merging:
-                self._log.keep(rows, self.store.update_with_delta(rows, sums))
+                self._log.keep(rows, self.store.update_with_delta(rows, sums, step))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [R, record bytes], out of rows for good."""

@@ -13,12 +13,12 @@ from ecrm.engine.hooks import EnginePolicy, Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.process.ready import Loading, ready_spares
 from ecrm.protection.base import Protection
 from ecrm.storage import resolve_backend
-from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.base import Transport
 
 DENSE_FEATURES = 13

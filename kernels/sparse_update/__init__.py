@@ -34,12 +34,23 @@ class Hyper:
     one_minus_beta2: float
     correction1: float  # 1 - beta1^step
     correction2: float  # 1 - beta2^step
+    l2: float  # weight decay that is added to gradients
+    keep: float  # what weights are multiplied by: 1 - lr * decoupled weight decay
 
     @classmethod
-    def of(cls, lr: float, eps: float, betas: tuple[float, float], step: int) -> Hyper:
+    def of(
+        cls,
+        lr: float,
+        eps: float,
+        betas: tuple[float, float],
+        step: int,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+    ) -> Hyper:
         beta1, beta2 = betas
         exact = (lr, eps, beta1, beta2, 1 - beta1, 1 - beta2, 1 - beta1**step, 1 - beta2**step)
-        return cls(*(ctypes.c_float(value).value for value in exact))
+        decay = (0.0, 1 - lr * weight_decay) if decoupled else (weight_decay, 1.0)
+        return cls(*(ctypes.c_float(value).value for value in (*exact, *decay)))
 
 
 class _Update(ctypes.Structure):
@@ -60,7 +71,8 @@ class _Update(ctypes.Structure):
         ("dimension", ctypes.c_int64),
         ("type", ctypes.c_int32),
         ("optimizer", ctypes.c_int32),
-        ("hyper", ctypes.c_float * 8),
+        ("hyper", ctypes.c_float * 10),
+        ("decayed", ctypes.c_void_p),
     ]
 
 
@@ -91,6 +103,8 @@ def sparse_update(
     eps: float = 1e-8,
     betas: tuple[float, float] = (0.9, 0.999),
     step: int = 1,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
     delta: torch.Tensor | None = None,
     log: RecordLog | None = None,
     backend: str = "auto",
@@ -110,6 +124,9 @@ def sparse_update(
         rows: int64 [n], contiguous, each at most once (not checked).
         gradients: float32 [n, D], already summed over all occurrences of a row.
         step: Counts from 1. Used by "adam" only, as `betas` are.
+        weight_decay: Of the given rows alone. Zero leaves every bit as it is without.
+        decoupled: Whether weights shrink by lr * weight_decay first, as in AdamW, or weight_decay
+            times the weights is added to the gradients (L2).
         delta: uint8 [n, B], overwritten by old bits XOR new bits of each record. None: not wanted.
             With float32 weights it may begin at the address of `gradients`, with the same row
             stride, and takes their place. Any other overlap is not checked.
@@ -149,7 +166,7 @@ def sparse_update(
         )
     if rows.shape[0] == 0 or dimension == 0:
         return
-    hyper = Hyper.of(lr, eps, betas, step)
+    hyper = Hyper.of(lr, eps, betas, step, weight_decay, decoupled)
     if chosen == "cpu":
         _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta, log)
         return
@@ -187,6 +204,7 @@ def _update_on_cpu(
         delta = torch.zeros(
             min(rows.shape[0], max(_LOGGED_BYTES // log.width, 1)), log.width, dtype=torch.uint8
         )
+    decayed = torch.empty(weights.shape[1] if hyper.l2 else 0)
     update = _Update(
         weights=weights.data_ptr(),
         weights_stride=check.row_stride_bytes(weights),
@@ -200,7 +218,7 @@ def _update_on_cpu(
         dimension=weights.shape[1],
         type=check.WEIGHT_TYPES.index(weights.dtype),
         optimizer=OPTIMIZERS.index(optimizer),
-        hyper=(ctypes.c_float * 8)(
+        hyper=(ctypes.c_float * 10)(
             hyper.learning_rate,
             hyper.eps,
             hyper.beta1,
@@ -209,7 +227,10 @@ def _update_on_cpu(
             hyper.one_minus_beta2,
             hyper.correction1,
             hyper.correction2,
+            hyper.l2,
+            hyper.keep,
         ),
+        decayed=decayed.data_ptr(),
     )
     for s, tensor in enumerate(states):
         update.state[s] = tensor.data_ptr()

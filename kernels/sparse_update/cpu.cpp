@@ -11,7 +11,7 @@ enum Optimizer { kSgd = 0, kRowwiseAdagrad = 1, kAdagrad = 2, kAdam = 3 };
 
 struct Hyper {
   float learning_rate, eps, beta1, beta2, one_minus_beta1, one_minus_beta2, correction1,
-      correction2;
+      correction2, l2, keep;
 };
 
 // Passed from Python by pointer: the field order and types are those of `_Update` in __init__.py.
@@ -32,6 +32,7 @@ struct Update {
   int32_t type;
   int32_t optimizer;
   Hyper hyper;
+  float* decayed;  // room for the gradient of one row with L2 decay; not used without
 };
 
 }  // namespace ecrm

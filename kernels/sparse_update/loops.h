@@ -91,7 +91,7 @@ struct Row {
   const float* gradient;
 };
 
-// The new values of the weights w of a lane; `step` is row-wise Adagrad's step size. Adagrad's and
+// The new values of the weights w of a lane, decayed where that is decoupled; `step` is row-wise Adagrad's step size. Adagrad's and
 // Adam's new state is written to the row.
 ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const Row& row,
                            Floats w) {
@@ -117,20 +117,24 @@ ECRM_INLINE Floats updated(int optimizer, const Hyper& hyper, float step, const 
   return w - ((m / hyper.correction1) / root) * hyper.learning_rate;
 }
 
+ECRM_INLINE Floats widened(int type, Halves bits) {
+  return type == kFloat16 ? floats_from_half(bits) : floats_from_bfloat(bits);
+}
+
 // kFloats elements of a row.
 ECRM_INLINE void update_lane(int type, int optimizer, const Hyper& hyper, float step,
                              const Row& row) {
   if (type == kFloat32) {
     const Floats old = load_floats(row.weights);
-    replace_floats(row.weights, old, updated(optimizer, hyper, step, row, old), row.weights_delta);
+    const Floats fresh = updated(optimizer, hyper, step, row, old * hyper.keep);
+    replace_floats(row.weights, old, fresh, row.weights_delta);
     return;
   }
   Halves old;
   memcpy(&old, row.weights, sizeof old);
-  const bool half = type == kFloat16;
-  const Floats w = half ? floats_from_half(old) : floats_from_bfloat(old);
-  const Floats fresh = updated(optimizer, hyper, step, row, w);
-  replace_halves(row.weights, old, half ? floats_to_half(fresh) : floats_to_bfloat(fresh),
+  const Floats fresh = updated(optimizer, hyper, step, row, widened(type, old) * hyper.keep);
+  replace_halves(row.weights, old,
+                 type == kFloat16 ? floats_to_half(fresh) : floats_to_bfloat(fresh),
                  row.weights_delta);
 }
 
@@ -185,6 +189,33 @@ ECRM_INLINE void update_row(int type, int optimizer, const Hyper& hyper, float s
     update_rest(type, optimizer, hyper, step, further(row, type, states, d), dimension - d);
 }
 
+// kFloats elements of a row's gradient with L2 decay: g + w * l2.
+ECRM_INLINE void decay_lane(int type, const Hyper& hyper, const uint8_t* weights,
+                            const float* gradient, float* decayed) {
+  Floats g;
+  Halves bits;
+  memcpy(&g, gradient, sizeof g);
+  if (type != kFloat32) memcpy(&bits, weights, sizeof bits);
+  g += (type == kFloat32 ? load_floats(weights) : widened(type, bits)) * hyper.l2;
+  memcpy(decayed, &g, sizeof g);
+}
+
+ECRM_INLINE void decay_gradient(int type, const Hyper& hyper, const Row& row, float* decayed,
+                                int64_t dimension) {
+  const int64_t size = type == kFloat32 ? 4 : 2;
+  int64_t d = 0;
+  for (; d + kFloats <= dimension; d += kFloats)
+    decay_lane(type, hyper, row.weights + d * size, row.gradient + d, decayed + d);
+  if (d == dimension) return;
+  const size_t rest = static_cast<size_t>(dimension - d);
+  alignas(64) uint8_t weights[64] = {};
+  alignas(64) float gradient[kFloats] = {}, result[kFloats];
+  memcpy(weights, row.weights + d * size, rest * static_cast<size_t>(size));
+  memcpy(gradient, row.gradient + d, rest * sizeof(float));
+  decay_lane(type, hyper, weights, gradient, result);
+  memcpy(decayed + d, result, rest * sizeof(float));
+}
+
 ECRM_INLINE Row row_at(const Update& u, int64_t i, int64_t row_bytes, int64_t state_bytes,
                        int states, bool with_delta) {
   Row row = {};
@@ -210,7 +241,11 @@ ECRM_INLINE void update_rows_of(int64_t dimension, int type, int optimizer, bool
     const int64_t next = u.rows[i + kRowsAhead < last ? i + kRowsAhead : last];
     fetch_row(u.weights + next * u.weights_stride, row_bytes);
     for (int s = 0; s < states; ++s) fetch_row(u.state[s] + next * u.state_stride[s], state_bytes);
-    const Row row = row_at(u, i, row_bytes, state_bytes, states, with_delta);
+    Row row = row_at(u, i, row_bytes, state_bytes, states, with_delta);
+    if (u.hyper.l2 != 0) {
+      decay_gradient(type, u.hyper, row, u.decayed, dimension);
+      row.gradient = u.decayed;
+    }
     if (optimizer == kRowwiseAdagrad) {
       uint32_t change;
       const float step = update_row_state(row.state[0], row.gradient, dimension, u.hyper, &change);

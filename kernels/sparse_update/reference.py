@@ -42,6 +42,8 @@ def new_values(
         for name, value in vars(hyper).items()
     }
     lr, eps = number["learning_rate"], number["eps"]
+    g = g + w * number["l2"] if hyper.l2 else g
+    w = w * number["keep"]
     if optimizer == "sgd":
         return [fused_multiply_add(-lr, g, w)]
     if optimizer == "rowwise_adagrad":

@@ -82,7 +82,10 @@ def _update(
     one_minus_beta2,
     correction1,
     correction2,
+    l2,
+    keep,
     OPTIMIZER: tl.constexpr,
+    WITH_L2: tl.constexpr,
     WITH_DELTA: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -101,6 +104,9 @@ def _update(
                 mask=mask,
                 other=0.0,
             )
+            if WITH_L2:
+                old = weights + row[:, None] * weights_stride + (d + columns)[None, :]
+                g += tl.load(old, mask=mask, other=0.0).to(tl.float32) * l2
             partial += g * g
         mean = tl.div_rn(_sum_of_eight(partial, ROWS), tl.zeros((ROWS,), tl.float32) + dimension)
         h = tl.load(state0 + row * state0_stride, mask=present, other=0.0) + mean
@@ -119,6 +125,9 @@ def _update(
         g = tl.load(gradients + i[:, None] * gradient_stride + column, mask=mask, other=0.0)
         place = weights + row[:, None] * weights_stride + column
         w = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        if WITH_L2:
+            g += w * l2
+        w *= keep
         if OPTIMIZER == "sgd":
             new = tl.fma(zero - lr, g, w)
         elif OPTIMIZER == "rowwise_adagrad":
@@ -197,7 +206,10 @@ def update(
         hyper.one_minus_beta2,
         hyper.correction1,
         hyper.correction2,
+        hyper.l2,
+        hyper.keep,
         OPTIMIZER=optimizer,
+        WITH_L2=hyper.l2 != 0,
         WITH_DELTA=delta is not None,
         ROWS=_ROWS_PER_PROGRAM,
         num_warps=4,

@@ -26,12 +26,13 @@ from ecrm.mapped import dense_file, file_access, shard_file, words
 from ecrm.mapped.file_access import read_words
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.mapped.words import Words
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import truth_of
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer, Store
+from ecrm.storage.base import Store
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
 from support.simulating import dies_once
 
@@ -193,9 +194,9 @@ def snapshots(monkeypatch, folder: Path, into: Path, rng: random.Random):
         take()
         write(file, data, at, durable)
 
-    def torn_update(self, rows, gradients):
+    def torn_update(self, rows, gradients, step):
         before = {path: path.read_bytes() for path in folder.glob("*.rows")}
-        update(self, rows, gradients)
+        update(self, rows, gradients, step)
         copy = take()
         for path, old in before.items():
             new = np.frombuffer(path.read_bytes(), np.uint64)
@@ -343,9 +344,9 @@ def power_cuts(
         if durable and left_out != "journal":
             device.sync(Path(file.name))
 
-    def update_rows(self, rows, gradients):
+    def update_rows(self, rows, gradients, step):
         maybe_cut()
-        update(self, rows, gradients)
+        update(self, rows, gradients, step)
         device.changed(*folder.glob("*.rows"))
         maybe_cut()
 

@@ -12,10 +12,10 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.table_digest import table_digests
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 TABLES = (Table("user", 50, 8), Table("item", 90, 8))

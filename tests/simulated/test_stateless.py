@@ -19,6 +19,7 @@ from ecrm.checkpoint.lost_rows import CheckpointRows
 from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout, StripeShape
 from ecrm.placement.tables import Table
 from ecrm.placement.view import failures_left
@@ -29,7 +30,6 @@ from ecrm.simulate.checkers import Checkers, _hosts_its_shards
 from ecrm.simulate.promise import Violation, survivable
 from ecrm.simulate.workload import Outcome, Workload, rows_of, run_workload
 from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.transport.simulated import PhaseFault, ProgramFailed, RandomFaults, SimulatedCluster

@@ -19,6 +19,12 @@ CPU = native.supported_instruction_sets()
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIMENSIONS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 32, 48, 64, 100, 128, 129, 1024)
 HYPER = {"lr": 0.05, "eps": 1e-8, "betas": (0.9, 0.999)}
+DECAYS = {
+    "no decay": {},
+    "L2": {"weight_decay": 0.1},
+    "decoupled": {"weight_decay": 0.1, "decoupled": True},
+}
+every_decay = pytest.mark.parametrize("decay", DECAYS)
 
 
 class Table:
@@ -35,7 +41,7 @@ class Table:
         self.gradients = torch.randn(n, dimension, generator=random)
         self.delta = torch.full((n, record_bytes(self.weights, self.state)), 7, dtype=torch.uint8)
 
-    def step(self, backend, with_delta=True, step=1):
+    def step(self, backend, with_delta=True, step=1, decay="no decay"):
         delta = self.delta if with_delta else None
         sparse_update(
             self.weights,
@@ -44,6 +50,7 @@ class Table:
             self.gradients,
             self.optimizer,
             **HYPER,
+            **DECAYS[decay],
             step=step,
             delta=delta,
             backend=backend,
@@ -67,16 +74,17 @@ def pair(*arguments, **options):
 @pytest.mark.parametrize("instruction_set", CPU)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_every_dimension_equals_the_reference(instruction_set, optimizer, dtype):
+@every_decay
+def test_every_dimension_equals_the_reference(instruction_set, optimizer, dtype, decay):
     for dimension in DIMENSIONS:
         found, expected = pair(40, dimension, dtype, optimizer, 31, seed=dimension)
         before = gather_records(
             expected.weights, expected.state, expected.rows, backend="reference"
         )
         for step in (1, 2):
-            expected.step("reference", step=step)
+            expected.step("reference", step=step, decay=decay)
             with native.forced(instruction_set):
-                found.step("cpu", step=step)
+                found.step("cpu", step=step, decay=decay)
             found.assert_equals(expected)
             after = gather_records(
                 expected.weights, expected.state, expected.rows, backend="reference"
@@ -98,17 +106,18 @@ def test_without_a_delta_the_result_is_the_same(instruction_set, optimizer):
 
 @pytest.mark.parametrize("instruction_set", [*CPU, "reference"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_delta_may_take_the_place_of_the_gradients(instruction_set, optimizer):
+@every_decay
+def test_the_delta_may_take_the_place_of_the_gradients(instruction_set, optimizer, decay):
     backend = "cpu" if instruction_set in CPU else "reference"
     with native.forced(instruction_set) if backend == "cpu" else contextlib.nullcontext():
         for dimension in DIMENSIONS:
             apart, together = pair(40, dimension, torch.float32, optimizer, 31, seed=dimension)
             for step in (1, 2):
-                apart.step("reference", step=step)
+                apart.step("reference", step=step, decay=decay)
                 space = torch.full((31, together.delta.shape[1] // 4), 7.0)
                 space[:, :dimension] = together.gradients
                 together.gradients, together.delta = space[:, :dimension], space.view(torch.uint8)
-                together.step(backend, step=step)
+                together.step(backend, step=step, decay=decay)
                 together.assert_equals(apart)
                 together.gradients = apart.gradients
 
@@ -237,6 +246,32 @@ def test_the_references_fused_multiply_add_rounds_once():
     assert found[1000] != twice[1000] or found[1001] != twice[1001]
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_decays_is_what_a_step_on_decayed_numbers_is(backend, optimizer):
+    """L2 is a step with other gradients, decoupled decay one from other weights."""
+    for decay in ("L2", "decoupled"):
+        found, expected = pair(40, 21, torch.float32, optimizer, 31)
+        before = [part.clone() for part in (found.weights, *found.state)]
+        touched = expected.weights[expected.rows]
+        if decay == "L2":
+            expected.gradients += touched * 0.1
+        else:
+            expected.weights[expected.rows] = touched * (1 - 0.05 * 0.1)
+        found.step(backend, decay=decay)
+        expected.step("reference", with_delta=False)
+        assert same_bits(found.weights, expected.weights)
+        assert all(same_bits(mine, theirs) for mine, theirs in zip(found.state, expected.state))
+        plain = Table(40, 21, torch.float32, optimizer, 31)
+        plain.step(backend, with_delta=False)
+        assert not torch.equal(plain.weights, found.weights)
+        rest = torch.ones(40, dtype=torch.bool)
+        rest[found.rows] = False
+        assert same_bits(found.weights[rest], before[0][rest])
+        xor_records(found.weights, found.state, found.rows, found.delta)
+        assert all(map(same_bits, (found.weights, *found.state), before))
+
+
 def test_adam_is_close_to_torchs_own():
     table = Table(30, 16, torch.float32, "adam", 30)
     for moment in table.state:
@@ -312,8 +347,9 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("beyond", [0, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@every_decay
 def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(
-    instruction_set, optimizer, dtype, beyond, monkeypatch
+    instruction_set, optimizer, dtype, beyond, decay, monkeypatch
 ):
     """A hundred rows at a time, some of which are in the log already.
 
@@ -341,7 +377,7 @@ def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(
                 torch.full((100, width), 9, dtype=torch.uint8),
                 backend="reference",
             )
-        expected.step("reference")
+        expected.step("reference", decay=decay)
         delta = torch.zeros(650, width, dtype=torch.uint8)
         delta[:, : width - beyond] = expected.delta
         merge_records(logs[1], expected.rows, delta, backend="reference")
@@ -353,6 +389,7 @@ def test_deltas_go_to_a_log_as_if_they_were_merged_into_it_afterwards(
                 wide[:, 1:-1],
                 optimizer,
                 **HYPER,
+                **DECAYS[decay],
                 log=logs[0],
                 backend=backend,
             )

@@ -1,12 +1,8 @@
 """The Triton kernels against the references: compiled on a GPU, otherwise interpreted."""
 
-import os
-
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
 
@@ -69,17 +65,19 @@ def test_decode(k, m, n, width):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "dimension, n, with_delta, offset",
+    "dimension, n, with_delta, offset, decay",
     [
-        (16, 19, True, 0),
-        (13, 5, True, 1),
-        (64, 3, False, 0),
-        (1, 4, True, 0),
-        (1024, 2, True, 3),
-        (16, 0, True, 0),
+        (16, 19, True, 0, {}),
+        (13, 5, True, 1, {}),
+        (64, 3, False, 0, {}),
+        (1, 4, True, 0, {}),
+        (1024, 2, True, 3, {}),
+        (16, 0, True, 0, {}),
+        (13, 5, True, 1, {"weight_decay": 0.1}),
+        (13, 5, True, 1, {"weight_decay": 0.1, "decoupled": True}),
     ],
 )
-def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
+def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset, decay):
     def table():
         random = torch.Generator().manual_seed(dimension)
         weights = (
@@ -106,6 +104,7 @@ def test_sparse_update(optimizer, dtype, dimension, n, with_delta, offset):
                 optimizer,
                 lr=0.05,
                 step=step,
+                **decay,
                 delta=delta,
                 backend=backend,
             )

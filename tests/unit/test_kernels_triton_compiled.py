@@ -21,7 +21,7 @@ from ecrm.kernels.parity_apply.triton import _add_rows
 from ecrm.kernels.sparse_update.triton import _update
 
 FLOATS = ("lr", "eps", "beta1", "beta2", "one_minus_beta1", "one_minus_beta2")
-FLOATS += ("correction1", "correction2")
+FLOATS += ("correction1", "correction2", "l2", "keep")
 
 def assembly(kernel, pointers, constants, **options):
     types = {name: "fp32" if name in FLOATS else "i32" for name in kernel.arg_names}
@@ -40,7 +40,7 @@ for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
     pointers = {"weights": "fp32", "state0": "fp32", "state1": "fp32"}
     pointers |= {"rows": "i64", "gradients": "fp32"}
     pointers |= {"weights_change": "i32", "state0_change": "i32", "state1_change": "i32"}
-    constants = {"OPTIMIZER": optimizer, "WITH_DELTA": True, "ROWS": 16}
+    constants = {"OPTIMIZER": optimizer, "WITH_L2": True, "WITH_DELTA": True, "ROWS": 16}
     print("//", optimizer)
     print(assembly(_update, pointers, constants, num_warps=4, enable_fp_fusion=False))
 """

@@ -17,11 +17,12 @@ from ecrm.mapped.shard_file import ShardFile
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import RowLayout
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
 from ecrm.requests.stand_in import LastSeen
-from ecrm.storage.base import NativeStore, SparseOptimizer
+from ecrm.storage.base import NativeStore
 from support.advice import check_advice, dataset
 
 GB = 10**9

@@ -21,7 +21,7 @@ def test_the_next_m_spares_are_ready_beside_all_ranks_with_a_role():
 PROGRAM = """
 import sys, threading, torch
 from ecrm.placement.view import View
-from ecrm.storage.base import SparseOptimizer
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.process.ready import Loading
 
 def view(*live):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage import resolve_backend, store_factory
-from ecrm.storage.base import SparseOptimizer
 from ecrm.storage.hosted import HostedShard
 from ecrm.storage.initial_rows import InitialRows
 from ecrm.storage.missing_rows import MissingRows
@@ -136,7 +136,7 @@ def test_undo_returns_the_bits_of_the_commit(backend, optimizer, units):
         assert space.shape[1] == (hosted.store.dim if step > 1 else hosted.store.record_bytes // 4)
         space[:, hosted.store.dim :] = 0
         space[:, : hosted.store.dim] = gradients[places.argsort()]
-        hosted.update(rows, space, keep_delta=True)
+        hosted.update(rows, space, keep_delta=True, step=step)
         first = len(never & set(rows.tolist()))
         never.difference_update(rows.tolist())
         return first

@@ -1,0 +1,66 @@
+"""The optimizers of embedding rows, with their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ecrm.errors import UsageError
+
+NAMES = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+
+
+@dataclass(frozen=True)
+class SparseOptimizer:
+    """How rows are updated: `sgd`, `rowwise_adagrad`, `adagrad` or `adam`, and its numbers.
+
+    Only rows that a step has gradients for are updated, as sparse optimizers do. So `weight_decay`
+    shrinks those alone, and the moments of `adam` stay as they are in steps without the row. The
+    step that `adam` corrects its moments by is the run's, the same for all rows.
+
+    `betas` are of `adam`, `epsilon` is of all but `sgd`. The decay is `decoupled`, as in AdamW, or
+    is added to the gradient as weight_decay times the row (L2). Raises UsageError for a name or
+    number that cannot be.
+    """
+
+    name: str
+    learning_rate: float
+    epsilon: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise UsageError(f"sparse optimizer {self.name!r} is none of {', '.join(NAMES)}")
+        for what in ("learning_rate", "epsilon", "weight_decay"):
+            number = getattr(self, what)
+            if not (math.isfinite(number) and number >= 0):
+                raise UsageError(
+                    f"sparse optimizer {self.name}: {what} is {number}, it must be 0 or more"
+                )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UsageError(
+                f"sparse optimizer {self.name}: betas are {self.betas}, "
+                "each must be at least 0 and less than 1"
+            )
+
+
+SparseRate = Callable[[int], float]
+"""By step, from 0, a factor on the learning rate of every row: a pure function of the step.
+
+It is called several times a step.
+"""
+
+
+def factor(rate: SparseRate | None, step: int) -> float:
+    """What `rate` says of a step, 1 without one; UsageError where that cannot be."""
+    if rate is None:
+        return 1.0
+    said = float(rate(step))
+    if not (math.isfinite(said) and said >= 0):
+        raise UsageError(
+            f"the factor on the rows' learning rate is {said} at step {step}, it must be 0 or more"
+        )
+    return said
