@@ -5,24 +5,22 @@ Legend: B samples, U fetched rows of one row space, D floats of a row, n ids loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 import torchrec
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding_bag
 from torchrec.modules.embedding_configs import pooling_type_to_str
 from torchrec.modules.embedding_modules import process_pooled_embeddings, reorder_inverse_indices
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.errors import UsageError
-from ecrm.kernels.scatter_add import scatter_add
 from ecrm.placement.tables import RowSpace
 from ecrm.session.layout import Entry, Layout, check_ids
+from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import RowSource
 
 
@@ -122,15 +120,13 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         for entries, pooling, rows, places in self._looked_up(features, jagged):
             members = [jagged[entry.feature] for entry in entries]
             lengths = [member.lengths() for member in members]
-            bags = embedding_bag(
-                places,
+            weights = [member.weights() for member in members] if self.is_weighted() else None
+            bags = pool(
                 rows,
-                torch.ops.fbgemm.asynchronous_complete_cumsum(torch.cat(lengths).long()),
-                mode=pooling,
-                per_sample_weights=torch.cat([member.weights() for member in members])
-                if self.is_weighted()
-                else None,
-                include_last_offset=True,
+                places,
+                torch.cat(lengths).long(),
+                pooling,
+                None if weights is None else torch.cat(weights),
             )
             parts = bags.split([length.numel() for length in lengths])
             for entry, part in zip(entries, parts):
@@ -168,7 +164,7 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         found: dict[str, JaggedTensor] = {}
         for entries, _, rows, places in self._looked_up(features, jagged):
             members = [jagged[entry.feature] for entry in entries]
-            parts = _spread(rows, places.split([member.values().numel() for member in members]))
+            parts = spread(rows, places.split([member.values().numel() for member in members]))
             for entry, member, values in zip(entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,
@@ -176,33 +172,3 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
                     weights=member.values() if self.need_indices() else None,
                 )
         return {name: found[name] for name in names}
-
-
-class _Spread(torch.autograd.Function):
-    """Copies rows to where they are used, a tensor for each part of the places.
-
-    The gradients of a row are summed in the order of the places. Torch's own operation promises no
-    order.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*places)
-        ctx.shape = rows.shape
-        return tuple(rows.index_select(0, part) for part in places)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        sums = torch.zeros(ctx.shape)
-        for places, part in zip(ctx.saved_tensors, gradients):
-            scatter_add(sums, places, part.contiguous())
-        return sums, *[None] * len(gradients)
-
-
-_apply_spread: Callable[..., tuple[Tensor, ...]] = _Spread.apply
-
-
-def _spread(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Rows, [U, D], at the places, int64 [n] each: a tensor [n, D] for each."""
-    return _apply_spread(rows, *places)

@@ -31,8 +31,11 @@ class Entry:
     first: int = 0
 
     def may_look_up(self, ids: Tensor) -> bool:
-        """Whether ids, [n], are whole numbers, and all of them rows of the table."""
-        if not ids.numel():
+        """Whether ids, [n], are whole numbers, and all of them rows of the table.
+
+        Ids on the meta device, of which nobody knows, pass.
+        """
+        if not ids.numel() or ids.is_meta:
             return True
         if ids.dtype not in _ID_TYPES:
             return False

@@ -170,11 +170,9 @@ def clicks(ids, lengths=None, feature="clicked", id_type=torch.int64):
 def test_one_operation_per_row_space_and_pooling(monkeypatch):
     import ecrm.session.collections as collections_module
 
-    calls, real = [], collections_module.embedding_bag
+    calls, real = [], collections_module.pool
     monkeypatch.setattr(
-        collections_module,
-        "embedding_bag",
-        lambda *a, **k: calls.append(k["mode"]) or real(*a, **k),
+        collections_module, "pool", lambda *given: calls.append(given[3]) or real(*given)
     )
     tables = [
         EmbeddingBagConfig(
@@ -383,18 +381,71 @@ def test_built_by_themselves_they_are_torchrecs(seed):
             assert a.grad is None or torch.equal(a.grad, b.grad)
 
 
-def test_gradients_of_an_embedding_collection_are_summed_in_the_order_of_the_ids():
+@pytest.mark.parametrize("kind", ["sum", "mean", "weighted", "rows"])
+def test_gradients_are_summed_in_the_order_of_the_ids(kind):
     """Sums of floats depend on their order: many threads must not change it."""
-    session = InSession(torchrec.EmbeddingCollection([item_table(EmbeddingConfig)]))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 3, (4000,), generator=generator)
-    slope = torch.randn(4000, 4, generator=generator)
-    session.fetch(kjt := clicks(ids.tolist()))
-    (session.collections[0](kjt)["clicked"].values() * slope).sum().backward()
+    weights = torch.rand(4000, generator=generator)
+    kjt = KeyedJaggedTensor(["clicked"], ids, weights, lengths=torch.tensor([0, 3, 1] * 1000))
+    bag_of = torch.repeat_interleave(kjt.lengths())
+    if kind == "rows":
+        session = InSession(torchrec.EmbeddingCollection([item_table(EmbeddingConfig)]))
+        slope = torch.randn(4000, 4, generator=generator)
+        of_ids = slope
+    else:
+        pooling = PoolingType.MEAN if kind == "mean" else PoolingType.SUM
+        session = InSession(
+            torchrec.EmbeddingBagCollection([item_table(pooling=pooling)], kind == "weighted")
+        )
+        slope = torch.randn(3000, 4, generator=generator)
+        of_ids = slope[bag_of]
+        if kind == "mean":
+            of_ids = of_ids / kjt.lengths()[bag_of].unsqueeze(1)
+        if kind == "weighted":
+            of_ids = of_ids * weights.unsqueeze(1)
+    session.fetch(kjt)
+    output = session.collections[0](kjt)
+    output = output["clicked"] if kind == "rows" else output
+    (output.values() * slope).sum().backward()
     expected = torch.zeros(3, 4)
-    for number, part in zip(ids.tolist(), slope):
+    for number, part in zip(ids.tolist(), of_ids):
         expected[number] += part
     assert torch.equal(session.source.current.leaves[0].grad, expected)
+
+
+def test_weights_of_a_batch_may_be_learned():
+    original = torchrec.EmbeddingBagCollection([item_table()], is_weighted=True)
+    session, grads = InSession(original), []
+    for collection in (original, session.collections[0]):
+        weights = torch.tensor([0.5, 2.0, 3.0], requires_grad=True)
+        kjt = KeyedJaggedTensor(
+            ["clicked"], torch.tensor([1, 80, 1]), weights, lengths=torch.tensor([2, 0, 1])
+        )
+        session.fetch(kjt)
+        (collection(kjt).values() * torch.arange(12.0).view(3, 4)).sum().backward()
+        grads.append(weights.grad)
+    torch.testing.assert_close(*grads)
+    session.check_gradients()
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+def test_a_batch_without_any_id(pooling):
+    original = torchrec.EmbeddingBagCollection([item_table(pooling=pooling)])
+    session = InSession(original)
+    session.fetch(kjt := clicks([], [0, 0]))
+    output = session.collections[0](kjt).values()
+    assert torch.equal(output, torch.zeros(2, 4))
+    output.sum().backward()
+    assert session.source.current.leaves[0].grad.shape == (0, 4)
+
+
+def test_built_on_the_meta_device_they_say_the_shapes_of_their_output():
+    collection = EmbeddingBagCollection([item_table()], device=torch.device("meta"))
+    ids, lengths = torch.tensor([1, 2, 3], device="meta"), torch.tensor([1, 2], device="meta")
+    kjt = KeyedJaggedTensor(["clicked"], ids, lengths=lengths, length_per_key=[3])
+    values = collection(kjt).values()
+    assert values.is_meta and values.shape == (2, 4)
 
 
 def test_kjts_are_found_in_batches_of_any_kind():

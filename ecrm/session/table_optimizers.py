@@ -1,0 +1,117 @@
+"""The optimizer of a table's rows, from what `apply_optimizer_in_backward` left on its weight."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torchrec.optim
+from torch import nn
+
+from ecrm.errors import UsageError
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+
+_NAMES: Mapping[type, str] = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adagrad: "adagrad",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adam",
+    torchrec.optim.SGD: "sgd",
+    torchrec.optim.Adagrad: "adagrad",
+    torchrec.optim.Adam: "adam",
+    torchrec.optim.RowWiseAdagrad: "rowwise_adagrad",
+}
+_FBGEMM_DEFAULTS = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+"""Of torchrec.optim's SGD, Adagrad and Adam, which name FBGEMM's and have none of their own."""
+
+_MEANT = {
+    "sgd": {"lr", "weight_decay"},
+    "adagrad": {"lr", "eps", "weight_decay"},
+    "rowwise_adagrad": {"lr", "eps", "weight_decay"},
+    "adam": {"lr", "eps", "betas", "weight_decay", "decoupled_weight_decay"},
+}
+_HOW_IT_RUNS = {"foreach", "fused", "capturable", "differentiable"}  # and not what it computes
+
+
+def optimizer_of(table: str, path: str, weight: nn.Parameter) -> SparseOptimizer:
+    """The optimizer of the rows of a table.
+
+    `path` is where the table's collection is in the model, for messages. A weight that requires no
+    gradient is frozen: its optimizer changes nothing. What a keyword is if it is not given is what
+    torch and torchrec say.
+
+    Raises UsageError without an optimizer, with several, and for one, or for a keyword of one, that
+    rows cannot be updated by.
+    """
+    if not weight.requires_grad:
+        return SparseOptimizer("sgd", 0.0)
+    classes = getattr(weight, "_optimizer_classes", [])
+    if not classes:
+        parameters = ".".join(part for part in ("model", path, "parameters()") if part)
+        raise UsageError(
+            f"table {table} has no optimizer",
+            otherwise="before the session is made, type apply_optimizer_in_backward("
+            f'torchrec.optim.RowWiseAdagrad, {parameters}, {{"lr": 0.02}})',
+        )
+    if len(classes) > 1:
+        raise UsageError(
+            f"table {table} has {len(classes)} optimizers "
+            f"({', '.join(kind.__name__ for kind in classes)})",
+            otherwise="call apply_optimizer_in_backward once for each parameter",
+        )
+    return _translated(table, classes[0], weight._optimizer_kwargs[0])  # type: ignore[attr-defined]
+
+
+def _translated(table: str, kind: type, given: Mapping[str, Any]) -> SparseOptimizer:
+    name = _NAMES.get(kind)
+    if name is None:
+        raise UsageError(
+            f"table {table} has the optimizer {kind.__module__}.{kind.__name__}",
+            otherwise="take torch.optim.SGD, Adagrad, Adam or AdamW, "
+            "or torchrec.optim.RowWiseAdagrad",
+        )
+    defaults = _defaults(kind)
+    for keyword, value in given.items():
+        if keyword in _HOW_IT_RUNS or (keyword in _MEANT[name] and keyword in defaults):
+            continue
+        if keyword not in defaults or value != defaults[keyword]:
+            raise UsageError(
+                f"table {table}: {kind.__name__} has {keyword}={value!r}, "
+                "and rows cannot be updated that way",
+                otherwise=f"leave {keyword} out; {kind.__name__} may have "
+                f"{', '.join(sorted(_MEANT[name] & defaults.keys()))}",
+            )
+    chosen = {**defaults, **given}
+    if kind is torchrec.optim.Adam and chosen["weight_decay"]:
+        raise UsageError(
+            f"table {table}: torchrec.optim.Adam has weight_decay={chosen['weight_decay']!r}, "
+            "and does not say which kind of decay",
+            otherwise="take torch.optim.Adam for L2 or torch.optim.AdamW for decoupled decay",
+        )
+    numbers: dict[str, Any] = {
+        "learning_rate": float(chosen["lr"]),
+        "weight_decay": float(chosen["weight_decay"]),
+    }
+    if "eps" in _MEANT[name]:
+        numbers["epsilon"] = float(chosen["eps"])
+    if "betas" in _MEANT[name]:
+        first, second = chosen["betas"]
+        numbers["betas"] = (float(first), float(second))
+        numbers["decoupled"] = kind is torch.optim.AdamW or bool(
+            chosen.get("decoupled_weight_decay", False)
+        )
+    return SparseOptimizer(name, **numbers)
+
+
+def _defaults(kind: type) -> Mapping[str, Any]:
+    """What the keywords of an optimizer are if they are not given."""
+    found = {
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    return found or {
+        name: _FBGEMM_DEFAULTS[name] for name in _MEANT[_NAMES[kind]] & {*_FBGEMM_DEFAULTS}
+    }
