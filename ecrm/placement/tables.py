@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ecrm.errors import UsageError
+from ecrm.placement.initial_values import Initial
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 
 
@@ -15,13 +16,15 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 class Table:
     """One embedding table of `rows` rows of `dim` floats.
 
-    `optimizer` updates its rows, by default the run's own.
+    `optimizer` updates its rows, by default the run's own. They begin as `initial` says, by default
+    uniform in [-1/sqrt(rows), 1/sqrt(rows)).
     """
 
     name: str
     rows: int
     dim: int
     optimizer: SparseOptimizer | None = None
+    initial: Initial | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,10 @@ import hashlib
 import random
 from dataclasses import dataclass, replace
 
+import torch
+
 from ecrm.placement.assignment import CannotKeepApart
+from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.workload import Workload
@@ -19,7 +22,10 @@ FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
 
 OWN_SHARE = 0.25
-"""Share of schedules in which tables have optimizers of their own, several of one width too."""
+"""Share of schedules in which tables have optimizers and initial values of their own.
+
+Several of one width, too.
+"""
 
 OWN = (
     None,
@@ -28,6 +34,8 @@ OWN = (
     SparseOptimizer("rowwise_adagrad", 0.05, weight_decay=0.02),
     SparseOptimizer("sgd", 0.05, weight_decay=0.02),
 )
+
+BEGIN = (None, None, Uniform(0.1, 0.4), InitFunction(torch.nn.init.normal_))
 
 WIDE_SHARE = 0.08
 """Share of schedules with wider stripes: k up to 8, and m up to 4, whose code is the Cauchy one."""
@@ -150,7 +158,9 @@ def draw(seed: int, suite: str) -> Schedule:
     workload = replace(workload, looks_between=rng.random() < 0.3)
     if rng.random() < OWN_SHARE:
         tables = tuple(replace(table, optimizer=rng.choice(OWN)) for table in workload.tables)
-        workload = replace(workload, tables=tables, falls=rng.random() < 0.5)
+        workload = replace(workload, falls=rng.random() < 0.5)
+        tables = tuple(replace(table, initial=rng.choice(BEGIN)) for table in tables)
+        workload = replace(workload, tables=tables)
     return replace(schedule, workload=workload)
 
 

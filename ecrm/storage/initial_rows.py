@@ -1,4 +1,4 @@
-"""Initial values of rows: a pure hash of (seed, table, row, column), whoever holds the row."""
+"""Initial values of rows: a pure function of (seed, table, row), whoever holds the row."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.hash_uniform import hash_uniform
-from ecrm.placement.tables import RowSpace
+from ecrm.placement.initial_values import InitFunction, Uniform
+from ecrm.placement.tables import RowSpace, Table
 
 
 class InitialRows:
     """Initial values of the rows of a row space.
 
-    Uniform in [-1/sqrt(n), 1/sqrt(n)) for a table of n rows, as TorchRec's tables begin.
+    Uniform by a hash of (seed, table, row, column), in [-1/sqrt(n), 1/sqrt(n)) for a table of n
+    rows, as TorchRec's tables begin, unless the table says another range or a function.
     """
 
     def __init__(self, space: RowSpace, seed: int) -> None:
-        self._seed, self._dim, self._padding = seed, space.dim, len(space.tables)
+        self._seed, self._space, self._padding = seed, space, len(space.tables)
         # One entry more, for padding: rows past the end of the space.
         self._offsets = torch.tensor([*space.offsets, space.rows])
         self._numbers = torch.tensor([*space.table_numbers, 0])
-        self._bounds = torch.tensor(
-            [*(1.0 / math.sqrt(table.rows) for table in space.tables), 0.0], dtype=torch.float32
-        )
+        self._bounds = torch.tensor([*map(_bound, space.tables), 0.0], dtype=torch.float32)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Float32 [R, dim]; R row numbers of the space, int64, any order. Padding is zero."""
@@ -33,10 +33,58 @@ class InitialRows:
             self._seed,
             self._numbers[place],
             rows - self._offsets[place],
-            self._dim,
+            self._space.dim,
             self._bounds[place],
         )
         padding = place == self._padding
         if padding.any():
             values[padding] = 0.0  # to the bit: the hash times a bound of 0 has either sign
+        for number, table in enumerate(self._space.tables):
+            if table.initial is None:
+                continue
+            here = (place == number).nonzero().squeeze(1)
+            if not here.numel():
+                continue
+            if isinstance(table.initial, InitFunction):
+                of_table = rows[here] - self._space.offsets[number]
+                values[here] = self._filled(number, table.initial, of_table)
+            else:
+                values[here] = _shifted(values[here], table.initial)
         return values
+
+    def _filled(self, number: int, initial: InitFunction, rows: Tensor) -> Tensor:
+        """What a function makes of rows of a table of the space, float32 [R, dim]."""
+        first = _mixed(_mixed(self._seed + _GAMMA) ^ self._space.table_numbers[number])
+        values = torch.zeros(rows.numel(), self._space.dim)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for place, row in enumerate(rows.tolist()):
+                # torch's generator knows 32 bits of a seed, which are others for each row
+                torch.default_generator.manual_seed((first + row * _GAMMA) % 2**32)
+                fresh = torch.zeros(1, self._space.dim)
+                initial.function(fresh)
+                values[place] = fresh[0]
+        return values
+
+
+def _bound(table: Table) -> float:
+    """What the hash is multiplied by, before it is moved."""
+    if isinstance(table.initial, Uniform):
+        return (table.initial.high - table.initial.low) / 2
+    return 1.0 / math.sqrt(table.rows)
+
+
+def _shifted(values: Tensor, initial: Uniform) -> Tensor:
+    """Values around 0 moved to their range, which rounding must not lead out of."""
+    middle = (initial.low + initial.high) / 2
+    return values.add_(middle).clamp_(initial.low, initial.high)
+
+
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _mixed(word: int) -> int:
+    """`mix` of kernels/hash_uniform/README.md."""
+    word %= 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31

@@ -1,10 +1,14 @@
-"""Tables with optimizers of their own: a run with deaths comes to the bits of one without."""
+"""Tables with optimizers and initial values of their own.
+
+A run with deaths comes to the bits of one without.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
@@ -12,6 +16,7 @@ from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import DataError, UsageError
+from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.oracle import truth_of
@@ -22,8 +27,8 @@ from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
 ADAM = SparseOptimizer("adam", 0.02, weight_decay=0.1, decoupled=True)
 TABLES = (
-    Table("a", 40, 8, ADAM),
-    Table("b", 30, 8),
+    Table("a", 40, 8, ADAM, InitFunction(torch.nn.init.normal_)),
+    Table("b", 30, 8, initial=Uniform(0.2, 0.3)),
     Table("c", 50, 8, SparseOptimizer("adagrad", 0.05, weight_decay=0.05)),
     Table("d", 20, 4, SparseOptimizer("adam", 0.02, weight_decay=0.1)),
     Table("e", 9, 8, SparseOptimizer("adam", 0.02, weight_decay=0.1, decoupled=True)),
@@ -117,6 +122,7 @@ def test_each_of_these_numbers_changes_the_rows():
     others = [
         replace(WORKLOAD, falls=False),
         replace(WORKLOAD, tables=(replace(TABLES[0], optimizer=plain), *TABLES[1:])),
+        replace(WORKLOAD, tables=(replace(TABLES[0], initial=None), *TABLES[1:])),
     ]
     assert all(truth_of(other).tables["a"] != tables["a"] for other in others)
 
@@ -175,4 +181,9 @@ def test_schedules_draw_optimizers_of_tables_and_leave_the_rest_of_a_seed_as_it_
         "adam",
         "rowwise_adagrad",
         "sgd",
+    }
+    assert {type(table.initial) for work in own for table in work.tables} == {
+        type(None),
+        Uniform,
+        InitFunction,
     }

@@ -1,11 +1,15 @@
 """Stores of both backends: same bits, deltas that undo, missing rows."""
 
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 
+from ecrm.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
+from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.storage import resolve_backend, store_factory
@@ -244,6 +248,81 @@ def test_initial_rows_do_not_depend_on_who_asks():
     assert everything[100:104].abs().max() > 0.2
     padding = InitialRows(space, seed=5)(torch.tensor([134, 500, 3]))[:2]
     assert not padding.view(torch.int32).any(), "zeros to the bit"
+
+
+FUNCTIONS = {
+    "normal": torch.nn.init.normal_,
+    "uniform": partial(torch.nn.init.uniform_, a=2.0, b=3.0),
+    "ones": torch.nn.init.ones_,
+    "nothing": lambda row: None,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_function_makes_of_a_row_does_not_depend_on_who_asks(name):
+    initial = InitFunction(FUNCTIONS[name])
+    tables = [Table("a", 50, 8), Table("b", 40, 8, initial=initial), Table("c", 9, 8)]
+    (space,) = row_spaces(tables)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    everything = InitialRows(space, seed=5)(torch.arange(space.rows))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(3)
+    some = torch.tensor([98, 89, 2, 51, 50, 88])
+    assert torch.equal(InitialRows(space, seed=5)(some), everything[some])
+    # those of other tables are as they would be without
+    (plain,) = row_spaces([replace(table, initial=None) for table in tables])
+    without = InitialRows(plain, seed=5)(torch.arange(space.rows))
+    rows = everything[50:90]
+    assert torch.equal(without[:50], everything[:50]) and torch.equal(without[90:], everything[90:])
+    # its place in another space changes nothing, its number and the seed do
+    (_, alone) = row_spaces([Table("x", 3, 4), Table("b", 40, 8, initial=initial)])
+    (first,) = row_spaces([Table("b", 40, 8, initial=initial)])
+    assert torch.equal(InitialRows(alone, seed=5)(torch.arange(40)), rows)
+    drawn = name in ("normal", "uniform")
+    assert drawn != torch.equal(InitialRows(first, seed=5)(torch.arange(40)), rows)
+    assert drawn != torch.equal(InitialRows(space, seed=6)(torch.arange(50, 90)), rows)
+    assert len(rows.unique(dim=0)) == (40 if drawn else 1)
+    if name == "uniform":
+        assert 2 <= rows.min() < 2.1 and 2.9 < rows.max() <= 3
+    if not drawn:
+        assert (rows == (1.0 if name == "ones" else 0.0)).all()
+
+
+def test_a_function_sees_one_row_and_torchs_generator_alone():
+    seen = []
+    function = InitFunction(
+        lambda row: seen.append((row.shape, row.dtype, torch.is_grad_enabled()))
+    )
+    (space,) = row_spaces([Table("a", 50, 8, initial=function)])
+    InitialRows(space, seed=5)(torch.tensor([3, 3, 60, 4]))
+    assert seen == [((1, 8), torch.float32, False)] * 3
+
+
+def test_rows_begin_uniform_in_the_range_of_their_table():
+    spaces = row_spaces(
+        [
+            Table("a", 400, 8, initial=Uniform(0.25, 0.75)),
+            Table("b", 100, 8, initial=Uniform(-0.1, 0.1)),
+            Table("c", 100, 8, initial=Uniform(1.0, 1.0)),
+            Table("d", 100, 8),
+        ]
+    )
+    values = InitialRows(spaces[0], seed=5)(torch.arange(710))
+    assert 0.25 <= values[:400].min() < 0.26 and 0.74 < values[:400].max() <= 0.75
+    assert (values[500:600] == 1).all() and not values[700:].any()
+    plain = row_spaces([Table(table.name, table.rows, 8) for table in spaces[0].tables])[0]
+    default = InitialRows(plain, seed=5)(torch.arange(700))
+    # the same range, written out, is the default
+    assert torch.equal(values[400:500], default[400:500])
+    assert torch.equal(values[600:700], default[600:])
+    torch.testing.assert_close(values[:400], default[:400] / 0.05 * 0.25 + 0.5)
+
+
+@pytest.mark.parametrize("low, high", [(1.0, 0.5), (0.0, float("inf")), (float("nan"), 1.0)])
+def test_a_range_without_numbers_is_refused(low, high):
+    with pytest.raises(UsageError, match=f"rows cannot begin uniform from {low} to {high}: "):
+        Uniform(low, high)
 
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm"])
