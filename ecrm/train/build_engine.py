@@ -9,7 +9,7 @@ from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
-from ecrm.engine.hooks import EnginePolicy, Hooks
+from ecrm.engine.hooks import Hooks
 from ecrm.engine.rollback import Durable
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
@@ -18,6 +18,7 @@ from ecrm.placement.tables import Table
 from ecrm.placement.view import View
 from ecrm.process.ready import Loading, ready_spares
 from ecrm.protection.base import Protection
+from ecrm.rank.policy import policy_of
 from ecrm.storage import resolve_backend
 from ecrm.transport.base import Transport
 
@@ -71,19 +72,8 @@ def build_engine(
         make_store=loading.make_store,
         make_dense=make_dense,
         seed=train.seed if rows_seed is None else rows_seed,
-        policy=_policy(config, protection),
+        policy=policy_of(config, protection),
         hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,
         allocate=allocate,
-    )
-
-
-def _policy(config: Config, protection: Protection) -> EnginePolicy:
-    wanted = config.protection
-    return EnginePolicy(
-        commit_interval=wanted.commit_interval,
-        rebuild_rows_per_step=wanted.rebuild_rows_per_step,
-        dense_replicas=protection.dense_replicas,
-        scrub_rows_per_step=wanted.scrub_rows_per_step,
-        reshape=wanted.reshape,
     )

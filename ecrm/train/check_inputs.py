@@ -1,21 +1,27 @@
-"""What all ranks check before anything else: their number, data, config, and instruction set."""
+"""What the ranks of the built-in trainer check before anything else: their number, data, config."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.dataset_info import read_manifest
-from ecrm.errors import UsageError
-from ecrm.kernels import native
 from ecrm.process.preflight import host_name
-from ecrm.rank.collective_check import collective_check, share_json
+from ecrm.rank.check_start import check_alike, check_kernels, check_started
+from ecrm.rank.collective_check import collective_check
+from ecrm.rank.consistency import Alike, Given, given_of
 from ecrm.run.plan import plan
-from ecrm.train.consistency import Given, given, unlike
 from ecrm.transport.base import Transport
-from ecrm.wording import counted
+
+ALIKE = Alike(
+    "data and config",
+    {"data": "other data"},
+    "copy the prepared data and the config to every host",
+)
+_OF_DATA = ("rows", "tables", "files")  # of the manifest; the sources may have had other names
 
 
 def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
@@ -27,8 +33,9 @@ def check_inputs(transport: Transport, config: Config) -> CriteoDataset:
     started = len(transport.live)
     dataset: CriteoDataset
     dataset, steps = collective_check(transport, lambda: _open(started, config))
-    _check_alike(transport, config, steps)
-    collective_check(transport, lambda: use_instruction_set(config.kernels.instruction_set))
+    manifest = collective_check(transport, lambda: read_manifest(Path(config.data.path)))
+    check_alike(transport, given(host_name(), config, manifest, steps), ALIKE)
+    check_kernels(transport, config)
     return dataset
 
 
@@ -37,34 +44,13 @@ def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
 
     Raises UsageError and DataError.
     """
-    if started != config.world_size:
-        raise UsageError(
-            f"this config needs {counted(config.world_size, 'rank')} ({config.ranks_in_words}, "
-            f"{config.cluster.layout}), but {started} were started: "
-            f"type mpirun --with-ft ulfm -n {config.world_size} ..., or ecrm launch"
-        )
+    check_started(started, config)
     dataset = CriteoDataset.open(
         config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
     )
     return dataset, plan(config)
 
 
-def _check_alike(transport: Transport, config: Config, steps: int) -> None:
-    """Raise UsageError on every rank unless all have the same data, config and number of steps."""
-    manifest = collective_check(transport, lambda: read_manifest(Path(config.data.path)))
-    mine = asdict(given(host_name(), config, manifest, steps))
-    ranks = {rank: Given(**fields) for rank, fields in share_json(transport, mine).items()}
-    if problem := unlike(ranks):
-        error = UsageError(problem)
-        error.speaker = min(ranks)
-        raise error
-
-
-def use_instruction_set(name: str) -> None:
-    """Have the kernels use an instruction set. Raises UsageError where this machine lacks it."""
-    try:
-        native.use(native.instruction_set() if name == "auto" else name)
-    except ValueError as error:
-        raise UsageError(
-            f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}
-        ) from None
+def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:
+    """What a rank has, by its config and by the `manifest` of its dataset."""
+    return given_of(host, config, steps, data={name: manifest[name] for name in _OF_DATA})

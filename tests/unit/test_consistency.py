@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ecrm.config import load_config
-from ecrm.train.consistency import Given, given, unlike
+from ecrm.rank.consistency import Given
+from ecrm.rank.consistency import unlike as unlike_by
+from ecrm.train.check_inputs import ALIKE, given
+
+
+def unlike(ranks):
+    return unlike_by(ranks, ALIKE)
+
 
 MANIFEST = {
     "rows": 9,

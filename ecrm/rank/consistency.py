@@ -1,4 +1,4 @@
-"""Whether all ranks were started with the same data and config. Pure.
+"""Whether all ranks were started with the same. Pure.
 
 On several hosts each rank reads its own files.
 """
@@ -14,25 +14,38 @@ from typing import Any
 
 from ecrm.config.schema import Config
 
-DATA, STEPS = "data", "number of steps"
-_OF_DATA = ("rows", "tables", "files")  # of the manifest; the sources may have had other names
+STEPS = "number of steps"
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Given:
-    """What one rank was started with: its host, and digests of its data and config.
+    """What one rank was started with: its host, and digests of it by name.
 
-    The digests are SHA-256 of the data, of every config key but data.path, and of the number of
-    steps.
+    The digests are SHA-256 of every config key, by "section.key", of the number of STEPS, and of
+    other things that ranks must have alike.
     """
 
     host: str
     digests: Mapping[str, str]
 
 
-def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) -> Given:
-    """What a rank has, by its config and by the `manifest` of its dataset.
+@dataclass(frozen=True)
+class Alike:
+    """What ranks must have alike besides the config, in words for a message.
+
+    `things` are all that they must have, such as "data and config"; `others` is what each thing
+    with a digest of its own is called where it differs, such as "other data"; `remedy` is what to
+    do then.
+    """
+
+    things: str
+    others: Mapping[str, str]
+    remedy: str
+
+
+def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
+    """What a rank has, by its config and number of steps, and by `others`, which JSON has.
 
     data.path may differ where the data does not.
     """
@@ -42,11 +55,11 @@ def given(host: str, config: Config, manifest: Mapping[str, Any], steps: int) ->
         for key, value in values.items()
     }
     del keys["data.path"]
-    parts = {DATA: {name: manifest[name] for name in _OF_DATA}, **keys, STEPS: steps}
+    parts = {**others, **keys, STEPS: steps}
     return Given(host, {name: _digest(part) for name, part in parts.items()})
 
 
-def unlike(ranks: Mapping[int, Given]) -> str | None:
+def unlike(ranks: Mapping[int, Given], alike: Alike) -> str | None:
     """Which ranks have something other than most, and what; None where all have the same."""
     kinds = {rank: tuple(sorted(ranks[rank].digests.items())) for rank in sorted(ranks)}
     # of equally many the one of the lowest rank
@@ -59,13 +72,12 @@ def unlike(ranks: Mapping[int, Given]) -> str | None:
         those = [rank for rank in kinds if kinds[rank] == kind]
         said.append(
             f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} "
-            f"{_difference(dict(kind), dict(most))}"
+            f"{_difference(dict(kind), dict(most), alike.others)}"
         )
     more = f"; {len(said) - _SHOWN} more differ in another way" if len(said) > _SHOWN else ""
     return (
-        f"not all ranks have the same data and config: unlike {_named([usual], ranks)}, "
-        f"{'; '.join(said[:_SHOWN])}{more}: "
-        "copy the prepared data and the config to every host"
+        f"not all ranks have the same {alike.things}: unlike {_named([usual], ranks)}, "
+        f"{'; '.join(said[:_SHOWN])}{more}: {alike.remedy}"
     )
 
 
@@ -73,10 +85,12 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _difference(other: Mapping[str, str], usual: Mapping[str, str]) -> str:
+def _difference(
+    other: Mapping[str, str], usual: Mapping[str, str], words: Mapping[str, str]
+) -> str:
     names = [name for name in {**usual, **other} if other.get(name) != usual.get(name)]
-    keys = sorted(name for name in names if name not in (DATA, STEPS))
-    parts = ["other data"] if DATA in names else []
+    keys = sorted(name for name in names if name not in (*words, STEPS))
+    parts = [word for name, word in words.items() if name in names]
     if keys:
         parts.append(f"another config ({_cut(keys)})")
     return " and ".join(parts) or "another number of steps"

@@ -1,0 +1,19 @@
+"""How often a run commits, and how much it rebuilds, as its config says."""
+
+from __future__ import annotations
+
+from ecrm.config.schema import Config
+from ecrm.engine.hooks import EnginePolicy
+from ecrm.protection.base import Protection
+
+
+def policy_of(config: Config, protection: Protection) -> EnginePolicy:
+    """An engine's policy, by the config and the protection that it names."""
+    wanted = config.protection
+    return EnginePolicy(
+        commit_interval=wanted.commit_interval,
+        rebuild_rows_per_step=wanted.rebuild_rows_per_step,
+        dense_replicas=protection.dense_replicas,
+        scrub_rows_per_step=wanted.scrub_rows_per_step,
+        reshape=wanted.reshape,
+    )
