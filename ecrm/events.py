@@ -7,7 +7,7 @@ listed here. The run folder adds `time`. docs/reference/events.md is made from t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -79,7 +79,12 @@ EVENTS: dict[str, Event] = {
             "version": Field("text", "version of ECRM"),
             "storage": Field("text", "storage backend that is used"),
             "kernels": Field("text", "instruction set of the C++ kernels"),
-            "dense_arch": Field("text", "implementation of the dense parts that is used"),
+            "dense_arch": Field(
+                "text",
+                "implementation of the dense parts that is used; not of a script",
+                optional=True,
+            ),
+            "script": Field("text", "the script that is run", optional=True),
             "world_size": Field("integer", "number of ranks", "ranks"),
             "oversubscribed": Field(
                 "text", "`bind`, `sleep` or `poll`; null where each rank has a core", null=True
@@ -121,22 +126,36 @@ EVENTS: dict[str, Event] = {
         "Progress, every `train.log_every_steps` steps, after 1000 at the latest, and at the end.",
         {
             "step": Field("integer", "steps finished", "steps"),
-            "samples": Field("integer", "samples of these steps", "samples"),
+            "samples": Field("integer", "samples of these steps", "samples", optional=True),
             "committed": Field("integer", "last commit"),
             "samples_per_second": Field(
-                "number", "since the last progress step, evaluations not counted", "samples/s"
+                "number",
+                "since the last progress step, evaluations not counted",
+                "samples/s",
+                optional=True,
             ),
+            "steps_per_second": Field("number", "the same of a script", "steps/s", optional=True),
             "failures_left": FAILURES_LEFT,
             "rebuilt": Field("number", "share of lost rows that is back; 1 where none is missing"),
             "finished": Field(
                 "list", "[step, time it finished] of steps since the last progress step", "seconds"
             ),
             "loss": Field(
-                "number", "mean log loss of the steps in `window`; null where unknown", null=True
+                "number",
+                "mean log loss of the steps in `window`; null where unknown",
+                null=True,
+                optional=True,
             ),
-            "auc": AUC,
+            "auc": replace(AUC, optional=True),
+            "logged": Field(
+                "object",
+                "means of what a script has logged in the steps in `window`, by name",
+                optional=True,
+            ),
             "window": Field(
-                "integer", "steps since the last progress step whose loss is known", "steps"
+                "integer",
+                "steps since the last progress step whose loss, or log, is known",
+                "steps",
             ),
         },
     ),

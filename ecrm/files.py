@@ -239,9 +239,12 @@ SUMMARY: Mapping[str, Field] = {
     "tables": Field("object", "SHA-256 of each table"),
     "dense_sha256": Field("text", "SHA-256 of the dense parts and their optimizer state"),
     "steps": Field("integer", "steps trained", "steps"),
-    "samples": Field("integer", "samples of these steps", "samples"),
+    "samples": Field("integer", "samples of these steps", "samples", optional=True),
     "training_seconds": Field("number", "from the first step to the last", "seconds"),
-    "samples_per_second": Field("number", "over that time", "samples/s"),
+    "samples_per_second": Field("number", "over that time", "samples/s", optional=True),
+    "steps_per_second": Field(
+        "number", "the same of a script, which has no samples", "steps/s", optional=True
+    ),
     "step_seconds": Field(
         "object",
         "time of a step on the reporting rank",
@@ -251,11 +254,13 @@ SUMMARY: Mapping[str, Field] = {
             "max": Field("number", "longest", "seconds", null=True),
         },
     ),
-    "train_logloss": Field("number", "mean log loss over all steps", null=True),
-    "eval_logloss": Field("number", "log loss on the held-out samples", null=True),
-    "eval_auc": Field("number", "AUC on the held-out samples", null=True),
-    "eval_auc_error": Field("number", "most by which `eval_auc` may be off", null=True),
-    "eval_samples": Field("integer", "held-out samples", "samples"),
+    "train_logloss": Field("number", "mean log loss over all steps", null=True, optional=True),
+    "eval_logloss": Field("number", "log loss on the held-out samples", null=True, optional=True),
+    "eval_auc": Field("number", "AUC on the held-out samples", null=True, optional=True),
+    "eval_auc_error": Field(
+        "number", "most by which `eval_auc` may be off", null=True, optional=True
+    ),
+    "eval_samples": Field("integer", "held-out samples", "samples", optional=True),
     "protection": Field(
         "object",
         "the protection at the end",
@@ -339,8 +344,8 @@ SUMMARY: Mapping[str, Field] = {
 STOPPED: Mapping[str, Field] = {
     "steps": Field("integer", "steps trained", "steps"),
     "steps_wanted": Field("integer", "steps that the config asks for", "steps"),
-    "samples": Field("integer", "samples of these steps", "samples"),
-    "train_logloss": Field("number", "mean log loss over all steps", null=True),
+    "samples": Field("integer", "samples of these steps", "samples", optional=True),
+    "train_logloss": Field("number", "mean log loss over all steps", null=True, optional=True),
     "signal": Field("text", "the signal that asked"),
     **FAILURES,
     "seconds": Field("number", "from the first step to the stop", "seconds"),

@@ -17,17 +17,14 @@ from typing import NoReturn
 import torch
 
 from ecrm.config.script import Script
+from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import EcrmError, ScriptFailed, Unrecoverable
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
-from ecrm.session.rank import ThisRank, be
-
-
-class RunStopped(SystemExit):
-    """The run has stopped because it was asked to: the script goes no further."""
+from ecrm.session.rank import RunStopped, ThisRank, be
 
 
 @dataclass(frozen=True)
@@ -65,18 +62,21 @@ def _run(rank: ThisRank) -> int:
     """
     be(rank)
     try:
-        failure = _execute(rank.script, rank)
+        code = _to_the_end(rank)
     except RunStopped:
-        rank.transport.close()
-        return 0
-    if rank.part is None and failure is None:
+        code = 0
+    rank.transport.close()
+    return code
+
+
+def _to_the_end(rank: ThisRank) -> int:
+    failure = _execute(rank.script, rank)
+    if failure is None and rank.part is None:
         failure = Failure(f"{rank.script.path} has ended without training: no session.steps() ran")
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None
-    code = rank.part.end()
-    rank.transport.close()
-    return code
+    return rank.part.end()
 
 
 def _execute(script: Script, rank: ThisRank) -> Failure | None:
@@ -91,6 +91,9 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
         runpy.run_path(path, run_name="__main__")
     except RunStopped:
         raise
+    except (StepAborted, StopAgreed):  # after its loop: the end of the run sees to it
+        assert rank.part is not None
+        return None
     except SystemExit as error:
         if not error.code:
             return None

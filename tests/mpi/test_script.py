@@ -1,6 +1,15 @@
 """A user's script on ranks under mpirun: it runs, and an error in it ends all ranks."""
 
+import json
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from ecrm.events import check_event
+from ecrm.files import STOPPED, check_summary, undescribed
 from support.commands import ecrm
+from support.paths import PROGRAMS
 
 TWO = ("--servers", "1", "--trainers", "1", "--spares", "0", "--protection", "none")
 
@@ -46,3 +55,73 @@ def test_an_error_on_one_rank_ends_all_with_its_traceback_once(tmp_path):
     assert done.stderr.count("ecrm: error: ") == 1
     assert "ecrm: error: train.py failed on rank 1: ValueError: one rank has no data" in done.stderr
     assert "never" not in done.stdout
+
+
+LAYOUT = ("--servers", "3", "--trainers", "2", "--spares", "1", "-k", "2", "-m", "1")
+
+
+def train(tmp_path, *words: str, script: tuple[str, ...] = ("12",)):
+    """`ecrm launch` of the script that drives a session's run by hand."""
+    copy(PROGRAMS / "hand_loop.py", tmp_path / "train.py")
+    line = ("launch", "train.py", *LAYOUT, "--set", "train.log_every_steps=4", *words)
+    return ecrm(*line, "--", *script, cwd=tmp_path, timeout=100)
+
+
+def summary(folder: Path) -> dict:
+    found = json.loads((folder / "summary.json").read_text())
+    check_summary(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """The folder of an undisturbed run of 12 steps."""
+    folder = tmp_path_factory.mktemp("calm")
+    done = train(folder, "--run-dir", "run")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "finished 12 steps at " in done.stdout
+    assert "step  8/12 " in done.stdout and "rows 10.0000  committed 8" in done.stdout
+    return folder / "run"
+
+
+def test_killed_ranks_leave_the_model_of_an_undisturbed_run(tmp_path, calm):
+    done = train(tmp_path, "--run-dir", "run", "--kill", "1@4:parity", "--kill", "3@9:update")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after, before = summary(tmp_path / "run"), summary(calm)
+    assert sorted(rank for failure in after["failures"] for rank in failure["ranks"]) == [1, 3]
+    assert after["model_sha256"] == before["model_sha256"]
+    assert not undescribed(tmp_path / "run")
+    for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines():
+        check_event(json.loads(line))
+
+
+def test_a_script_goes_on_where_it_was_stopped_and_its_model_must_be_the_same(tmp_path, calm):
+    done = train(tmp_path, "--run-dir", "run", script=("12", "--stop-in", "6"))
+    assert done.returncode == 130, done.stdout + done.stderr
+    stopped = json.loads((tmp_path / "run" / "stopped.json").read_text())
+    check_summary(stopped, STOPPED)
+    assert 6 <= stopped["steps"] < 12
+    other = train(tmp_path, "--run-dir", "other", "--resume", "run", script=("12", "5"))
+    assert other.returncode == 2
+    assert "is of another model: tensor 0.weight is 4 x 8 there, 5 x 8 here" in other.stderr
+    assert other.stderr.count("\n") == 1
+    again = train(tmp_path, "--run-dir", "run", "--resume", "auto")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"from step {stopped['steps']}, " in again.stdout
+    assert summary(tmp_path / "run")["model_sha256"] == summary(calm)["model_sha256"]
+    once_more = train(tmp_path, "--run-dir", "run", "--resume", "auto")
+    assert (once_more.returncode, "nothing is left to do" in once_more.stdout) == (0, True)
+
+
+def test_an_error_in_the_body_ends_the_run_and_is_no_death(tmp_path):
+    done = train(tmp_path, "--run-dir", "run", script=("12", "--fail-in", "5"))
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("raise ValueError") == 1
+    assert done.stderr.count("ecrm: error: ") == 1
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure["exit_code"] == 8
+    assert failure["message"].startswith("train.py failed on rank ")
+    assert failure["message"].endswith(": ValueError: no such sample")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert '"failure"' not in (tmp_path / "run" / "events.jsonl").read_text()

@@ -1,0 +1,315 @@
+"""The run that a session is part of, on the ranks that ecrm has started: built, and ended."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ecrm.allocate import Allocate
+from ecrm.config.schema import Config
+from ecrm.console import Waiting, say
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
+from ecrm.errors import Unrecoverable, UsageError
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.process.agreed_stop import agree_on_stop
+from ecrm.process.preflight import host_name
+from ecrm.rank.announce import start_fields, start_in_words, tell_end
+from ecrm.rank.build_rank import Rank, build_rank
+from ecrm.rank.check_start import check_alike, check_kernels, check_started
+from ecrm.rank.claim import ClaimedRun, claim_run
+from ecrm.rank.collective_check import collective_check
+from ecrm.rank.connect import Cluster, connect
+from ecrm.rank.consistency import Alike, given_of
+from ecrm.rank.ending import Ending, Record
+from ecrm.rank.keep import checkpoints_of
+from ecrm.rank.policy import policy_of
+from ecrm.session.progress import SessionProgress
+from ecrm.session.rank import RunStopped, ThisRank, this_rank
+from ecrm.session.run import Wanted
+from ecrm.session.trained_module import TrainedModule, shapes_of
+from ecrm.storage import resolve_backend, store_factory
+from ecrm.transport.base import Transport
+from ecrm.wording import counted
+
+ALIKE = Alike(
+    "script, model and config",
+    {"script": "another script", "model": "another model"},
+    "copy the script and the config to every host, and give it the same arguments",
+)
+REMEDY = "lower the learning rates"
+
+
+def start_run(wanted: Wanted) -> RankRun:
+    """Collective: build the run that a session wants, as this rank of it.
+
+    It is the first thing that ranks do together: where the script has failed on one before, all
+    learn it here. Raises UsageError, DataError and Unrecoverable, each on every rank. Raises
+    RunStopped where there is nothing left to do, and UsageError where ecrm has not started this
+    process.
+    """
+    rank = this_rank()
+    transport = rank.transport
+    if rank.met:
+        raise UsageError("session.steps was called before: a script trains one session, once")
+    rank.met = True
+    collective_check(transport, lambda: None)
+
+    def say_on_first(line: str) -> None:
+        if transport.rank == transport.live[0]:
+            say(line)
+
+    with Waiting(say_on_first) as waiting:
+        waiting("the script and the config are checked")
+        started = len(transport.live)
+        config = collective_check(transport, lambda: _config(rank.job.config, wanted, started))
+        trained = _trained(wanted)
+        _check(transport, rank, config, trained)
+        run = claim_run(transport, replace(rank.job, config=config), trained, waiting)
+        if run is None:
+            raise RunStopped(0)
+        cluster = connect(transport, run)
+        built = build_rank(
+            transport,
+            run,
+            cluster,
+            rank.stop,
+            waiting,
+            lambda transport, hooks, allocate: _engine(
+                transport, hooks, allocate, run, cluster, wanted
+            ),
+            REMEDY,
+        )
+        fields = start_fields(run, cluster, built, {"script": str(rank.script.path)})
+    part = RankRun(rank, run, built, fields)
+    rank.part = part
+    _tell_start(run, cluster, built, fields)
+    gc.collect()
+    # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
+    gc.freeze()
+    return part
+
+
+def _config(config: Config, wanted: Wanted, started: int) -> Config:
+    """The config with what the script has decided. Raises UsageError where they do not fit."""
+    check_started(started, config)
+    trainers = config.cluster.trainers
+    if wanted.slots < trainers:
+        raise UsageError(
+            f"Session(slots={wanted.slots}) is fewer than the {counted(trainers, 'trainer')}: "
+            f"type --trainers {wanted.slots}, or give the Session {trainers} slots"
+        )
+    if config.train.seed not in (0, wanted.seed):
+        raise UsageError(
+            f"train.seed is {config.train.seed}, but the script has Session(seed={wanted.seed}): "
+            "leave one of them out"
+        )
+    train = replace(
+        config.train,
+        slots=wanted.slots,
+        seed=wanted.seed,
+        steps=wanted.steps,
+        epochs=0.0,
+        global_batch=wanted.slots,
+    )
+    return replace(config, train=train)
+
+
+def _trained(wanted: Wanted) -> TrainedModule:
+    replica = wanted.make_dense()
+    shapes = shapes_of(replica.module) if isinstance(replica, ModuleReplica) else {}
+    return TrainedModule(wanted, shapes)
+
+
+def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
+    """Collective: raise UsageError on every rank unless all have the same, and its kernels."""
+    text = collective_check(transport, rank.script.path.read_bytes)
+    mine = given_of(
+        host_name(),
+        config,
+        trained.wanted.steps,
+        script=[hashlib.sha256(text).hexdigest(), list(rank.script.arguments)],
+        model=trained.about(),
+    )
+    check_alike(transport, mine, ALIKE)
+    check_kernels(transport, config)
+
+
+def _engine(
+    transport: Transport,
+    hooks: Hooks,
+    allocate: Allocate,
+    run: ClaimedRun,
+    cluster: Cluster,
+    wanted: Wanted,
+) -> Engine:
+    """This rank's engine at step 0."""
+    config = run.config
+    return Engine(
+        transport=transport,
+        tables=wanted.tables,
+        view=cluster.view,
+        protection=cluster.protection,
+        # tables have optimizers of their own
+        make_store=store_factory(
+            resolve_backend(config.storage.backend), SparseOptimizer("sgd", 0.0)
+        ),
+        make_dense=wanted.make_dense,
+        seed=run.start.identity["rows_seed"],
+        policy=policy_of(config, cluster.protection),
+        hooks=hooks,
+        durable=run.durable.tier,
+        allocate=allocate,
+        sparse_rate=wanted.sparse_rate,
+    )
+
+
+def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str, Any]) -> None:
+    """The run begins."""
+    rank.reporter.started(
+        {**fields, "failures_left": rank.engine.state.failures_left},
+        start_in_words(
+            run.config, cluster.protection, fields, counted(run.start.steps, "step"), ""
+        ),
+    )
+
+
+class RankRun:
+    """One rank's part in the run of a session: what is due between its steps, and its end.
+
+    Every live rank calls the same methods in the same order. After StepAborted from any of them,
+    and from the engine, `went_back` comes first.
+    """
+
+    def __init__(
+        self, rank: ThisRank, run: ClaimedRun, built: Rank, fields: dict[str, Any]
+    ) -> None:
+        self._this, self._run, self._rank = rank, run, built
+        self.engine = built.engine
+        self._steps = run.start.steps
+        self._furthest = self.engine.step
+        self._progress = SessionProgress(
+            self._steps, run.config.train.log_every_steps, built.reporter.progress
+        )
+        self._progress.begins_at(self.engine)
+        self._checkpoints = checkpoints_of(run, built)
+        self._ending = Ending(
+            self.engine,
+            run.config,
+            self._steps,
+            Record(run.folder, fields, built.meters.traffic, built.meters.profile),
+            self._checkpoints,
+            self._progress,
+            LastWords(self.engine),
+        )
+        self._progress.restart_clock()
+
+    def between_steps(self) -> None:
+        """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
+        if self._checkpoints is not None:
+            self._checkpoints.between_steps()
+
+    def step_finished(self) -> None:
+        """A step is done on this rank: count it, and tell of it when that is due."""
+        if self._rank.meters.profile is not None:
+            self._rank.meters.profile.step_finished()
+        self._progress.step_finished(self.engine)
+        self._furthest = max(self._furthest, self.engine.step)
+        if self.engine.step == self._steps:
+            self._ending.trained()
+
+    def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
+        """What slots have logged in a committed step: to be told before the step is finished."""
+        self._progress.logged(step, by_slot)
+
+    def went_back(self) -> None:
+        """A recovery is through: steps may have been undone."""
+        self._progress.went_back(self.engine)
+        if self._checkpoints is not None:
+            self._checkpoints.went_back()
+        self._ending.went_back()
+
+    def steps_done(self) -> None:
+        """Collective, after the last step: keep the model, so that a failure undoes no step more.
+
+        Where checkpoints or files are all that a protection has, the script cannot train on after
+        its loop.
+        """
+        self.engine.commit()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+
+    def stop(self) -> None:
+        """Collective, at a commit, after StopAgreed: end the run, since a rank has asked for it.
+
+        Raises RunStopped once it is over, NotKept where its model is not kept. Returns where no
+        signal was the reason: a rank that could not write has left. Raises StepAborted after a
+        failure.
+        """
+        while True:
+            number = agree_on_stop(self.engine, self._this.stop.received, self._run.folder)
+            if number is None:
+                return
+            try:
+                self._ending.stop(number)
+                break
+            except StopAgreed:  # what it writes may not fit
+                continue
+        tell_end(self._run, self._rank, None, self._ending.unkept, "")
+        raise RunStopped(0)
+
+    def end(self) -> int:
+        """Collective, once the script has ended: verify and keep the model, write the summary.
+
+        Raises Unrecoverable on every rank where a failure has undone steps, since the script's loop
+        is over.
+        """
+        summary: dict[str, Any] | None = None
+        asked = False
+        while True:
+            if self.engine.step < self._furthest:
+                raise self._too_late()
+            try:
+                if asked:
+                    asked = False
+                    self.stop()
+                self.engine.heed_stop()
+                summary = self._ending.finish()
+                break
+            except StopAgreed:
+                asked = True
+            except StepAborted:
+                self.went_back()
+        tell_end(self._run, self._rank, summary, self._ending.unkept, _pace(summary))
+        return 0 if self._run.folder.is_complete else 1
+
+    def _too_late(self) -> Unrecoverable:
+        return Unrecoverable(
+            f"after the script's loop all ranks have rolled back from step {self._furthest} to "
+            f"step {self.engine.step}: start the run again with --resume auto"
+        )
+
+
+class LastWords:
+    """What the end of a session's run says of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def before_summary(self, keep: bool) -> None:
+        """The script has evaluated its model itself."""
+
+    def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
+        return {"steps_per_second": steps / seconds, "ended_early": None}
+
+    def of_stopped(self) -> dict[str, Any]:
+        return {}
+
+
+def _pace(summary: dict[str, Any] | None) -> str:
+    """How fast the steps of a run were; "" without a summary."""
+    return "" if summary is None else f"{summary['steps_per_second']:,.1f} steps/s"

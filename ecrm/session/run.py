@@ -1,0 +1,64 @@
+"""What a session needs of the run that it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ecrm.engine.dense import DenseReplica
+from ecrm.engine.engine import Engine
+from ecrm.placement.tables import Table
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a session asks a run for.
+
+    - `tables`: all embedding tables of the model, by their qualified names.
+    - `make_dense`: makes this rank's replica of everything else.
+    - `slots`: how many parts a step's samples come in. `seed`: of rows that no step has updated.
+    - `steps`: how many steps are trained in all.
+    - `sparse_rate`: a factor on the learning rates of rows, by step; None for 1.
+    - `values`: initial values of tables that were built with some, float32 [rows, dim], by name.
+    """
+
+    tables: Sequence[Table]
+    make_dense: Callable[[], DenseReplica]
+    slots: int
+    seed: int
+    steps: int
+    sparse_rate: Callable[[int], float] | None
+    values: Mapping[str, Tensor]
+
+
+class Run(Protocol):
+    """One rank's part in a run. Every live rank calls the same methods in the same order.
+
+    All but `engine` may raise StepAborted after a failure, and StopAgreed.
+    """
+
+    @property
+    def engine(self) -> Engine:
+        """This rank's engine."""
+
+    def between_steps(self) -> None:
+        """Collective, before a step: what is due, such as a checkpoint."""
+
+    def step_finished(self) -> None:
+        """A step is done on this rank: count it, and tell when that is due."""
+
+    def went_back(self) -> None:
+        """A recovery is through: steps may have been undone."""
+
+    def stop(self) -> None:
+        """Collective, at a commit: end the run on all ranks since one has asked for that.
+
+        Does not return, unless by StepAborted or StopAgreed.
+        """
+
+
+Start = Callable[[Wanted], Run]
+"""Collective: this rank's part in a run, with initial tables or those that the run goes on with."""

@@ -1,0 +1,144 @@
+"""What a session trains, as others must know it: its tables, its module, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ecrm.checkpoint.compatibility import ANEW, begun_as
+from ecrm.checkpoint.folder import Checkpoint
+from ecrm.errors import UsageError
+from ecrm.session.run import Wanted
+
+SHOWN = 8
+"""The most tensors that a message names."""
+KEPT = {"slots": "Session(slots={})", "seed": "Session(seed={})"}
+"""Numbers that must stay when a run goes on, and how they are typed."""
+
+
+def shapes_of(module: nn.Module) -> dict[str, list[int]]:
+    """The shapes of a module's parameters and buffers by name, but for those on the meta device."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: list(tensor.shape) for name, tensor in named if not tensor.is_meta}
+
+
+@dataclass(frozen=True)
+class TrainedModule:
+    """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`."""
+
+    wanted: Wanted
+    shapes: Mapping[str, list[int]]
+
+    def steps(self, data_began: int = 0) -> int:
+        if self.wanted.steps < 1:
+            raise UsageError(f"session.steps(batches, {self.wanted.steps}): at least 1 is needed")
+        return self.wanted.steps
+
+    def identity(
+        self, data_began: int = 0, began_as: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        wanted = self.wanted
+        return {
+            "slots": wanted.slots,
+            "seed": wanted.seed,
+            "table": {
+                table.name: {
+                    "rows": table.rows,
+                    "dim": table.dim,
+                    "optimizer": None if table.optimizer is None else table.optimizer.name,
+                }
+                for table in wanted.tables
+            },
+            "rates": {
+                table.name: {**asdict(table.optimizer), "betas": list(table.optimizer.betas)}
+                for table in wanted.tables
+                if table.optimizer is not None
+            },
+            "tensor": dict(self.shapes),
+            "data_began": data_began,
+            **(began_as or begun_as({"rows_seed": wanted.seed})),
+            "told": {"steps": wanted.steps},
+        }
+
+    def about(self) -> dict[str, Any]:
+        said = self.identity()
+        told = said.pop("told")
+        del said["data_began"]
+        return {**said, **told}
+
+    def check_identity(self, path: Path, said: dict[str, Any]) -> None:
+        _check_that_it_is_a_session(path, said)
+        mine = self.identity()
+        for key, typed in KEPT.items():
+            if said[key] != mine[key]:
+                raise UsageError(
+                    f"{path} was made with {typed.format(said[key])}, here it is {mine[key]}: "
+                    f"take {said[key]}, or {ANEW}"
+                )
+        if differing := differences(said, mine):
+            raise UsageError(f"{path} is of another model: {differing}: {ANEW}")
+
+    def check_data(self, path: Path, said: dict[str, Any]) -> None:
+        """What the script reads is its own business."""
+
+    def check_init(self, path: Path, said: dict[str, Any]) -> None:
+        _check_that_it_is_a_session(path, said)
+        if differing := differences(without_optimizers(said), without_optimizers(self.identity())):
+            raise UsageError(f"--init-from {path}: the weights are of another model: {differing}")
+
+    def began(self, checkpoint: Checkpoint) -> int:
+        return 0
+
+    def changes(self, said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+        lines = [
+            f"{name}: {number} {before[number]} -> {now}"
+            for name, numbers in mine["rates"].items()
+            for before in (said["rates"].get(name, {}),)
+            for number, now in numbers.items()
+            if number in before and before[number] != now
+        ]
+        steps = said["told"]["steps"], mine["told"]["steps"]
+        return lines if steps[0] == steps[1] else [*lines, f"steps {steps[0]} -> {steps[1]}"]
+
+
+def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
+    if "tensor" not in said:
+        raise UsageError(f"{path} is of the built-in trainer, and not of a script: {ANEW}")
+
+
+def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity in which tables have no optimizers."""
+    tables = {name: {**table, "optimizer": None} for name, table in identity["table"].items()}
+    return {**identity, "table": tables}
+
+
+def differences(said: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """Tensor by tensor, how the tables and the module of two identities differ; "" if they do not.
+
+    `said` is that of a run before.
+    """
+    lines = []
+    for kind in ("table", "tensor"):
+        theirs, ours = said[kind], mine[kind]
+        lines += [
+            f"{kind} {name} is {_in_words(theirs.get(name))} there, "
+            f"{_in_words(ours.get(name))} here"
+            for name in {**theirs, **ours}
+            if theirs.get(name) != ours.get(name)
+        ]
+    more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    return "; ".join(lines[:SHOWN]) + more
+
+
+def _in_words(value: Any) -> str:
+    """The shape of a tensor, or a table."""
+    if value is None:
+        return "missing"
+    if isinstance(value, dict):
+        optimizer = f" with {value['optimizer']}" if value["optimizer"] else ""
+        return f"{value['rows']} x {value['dim']}{optimizer}"
+    return " x ".join(map(str, value)) or "one number"

@@ -1,0 +1,113 @@
+"""What a session's run is known by, and what it tells of its progress."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from ecrm.checkpoint.compatibility import check_identity, same_bits
+from ecrm.config import load_config
+from ecrm.errors import UsageError
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import Table
+from ecrm.session.build import _config
+from ecrm.session.progress import SessionProgress
+from ecrm.session.run import Wanted
+from ecrm.session.trained_module import SHOWN, TrainedModule, shapes_of
+
+ADAGRAD = SparseOptimizer("adagrad", 0.1)
+PATH = Path("run/checkpoints/step-5")
+
+
+def trained(width: int = 4, steps: int = 10, slots: int = 2, rows: int = 9, optimizer=ADAGRAD):
+    module = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width))
+    wanted = Wanted([Table("user", rows, 8, optimizer)], lambda: None, slots, 3, steps, None, {})
+    return TrainedModule(wanted, shapes_of(module))
+
+
+def test_a_run_may_go_on_with_other_rates_and_more_steps_and_says_so():
+    before, now = trained(), trained(steps=20, optimizer=replace(ADAGRAD, learning_rate=0.2))
+    said = before.identity()
+    now.check_identity(PATH, said)
+    assert now.changes(said, now.identity()) == [
+        "user: learning_rate 0.1 -> 0.2",
+        "steps 10 -> 20",
+    ]
+    assert same_bits(said, trained(steps=20).identity())
+    assert not same_bits(said, now.identity())
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"rows": 10}, "table user is 10 x 8 with adagrad there, 9 x 8 with adagrad here: "),
+        ({"optimizer": SparseOptimizer("sgd", 0.1)}, "table user is 9 x 8 with sgd there, "),
+        ({"width": 5}, "tensor 0.weight is 5 x 8 there, 4 x 8 here; tensor 0.bias is 5 there, "),
+        ({"slots": 4}, "was made with Session(slots=4), here it is 2: take 4, or start without "),
+    ],
+)
+def test_another_model_is_refused_tensor_by_tensor(other, said):
+    with pytest.raises(UsageError) as refused:
+        trained().check_identity(PATH, trained(**other).identity())
+    assert said in str(refused.value)
+    assert str(refused.value).startswith(str(PATH))
+
+
+def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_shape():
+    trained().check_init(PATH, trained(optimizer=SparseOptimizer("sgd", 0.1), slots=5).identity())
+    with pytest.raises(UsageError, match="tensor 0.weight is 6 x 8 there"):
+        trained().check_init(PATH, trained(width=6).identity())
+
+
+def test_no_more_tensors_are_named_than_one_can_read():
+    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)})
+    with pytest.raises(UsageError, match=f"layer{SHOWN - 1} is .*, and 10 more: start"):
+        trained().check_identity(PATH, module.identity())
+
+
+def test_a_script_and_the_built_in_trainer_do_not_go_on_with_one_another(criteo_rows):
+    config = load_config("tiny", [f"data.path={criteo_rows}"])
+    with pytest.raises(UsageError, match="is of the model of a script: start that script"):
+        check_identity(PATH, trained().identity(), config)
+    with pytest.raises(UsageError, match="is of the built-in trainer"):
+        trained().check_identity(PATH, {"data": {}})
+
+
+def test_what_a_script_decides_must_fit_the_ranks():
+    config = load_config("tiny", ["data.path=x", "train.seed=0"])  # 2 trainers, 6 ranks
+    assert _config(config, trained().wanted, 6).train.steps == 10
+    with pytest.raises(UsageError, match=r"Session\(slots=1\) is fewer than the 2 trainers: type"):
+        _config(config, trained(slots=1).wanted, 6)
+    with pytest.raises(UsageError, match="train.seed is 8, but the script has Session"):
+        _config(replace(config, train=replace(config.train, seed=8)), trained().wanted, 6)
+    with pytest.raises(UsageError, match="needs 6 ranks .* but 5 were started"):
+        _config(config, trained().wanted, 5)
+
+
+def test_progress_has_the_means_of_what_was_logged_since_the_last():
+    told = []
+    engine = SimpleNamespace(
+        step=0,
+        committed=0,
+        state=SimpleNamespace(
+            commits=0,
+            failures_left=1,
+            rebuild_fraction=1.0,
+            log=SimpleNamespace(forget=lambda step: None),
+        ),
+    )
+    progress = SessionProgress(6, 2, lambda step, make: told.append(make()))
+    for step in range(6):
+        if step != 3:  # of which this rank does not know
+            progress.logged(step, {0: {"loss": step, "norm": 1.0}, 1: {"loss": step + 1.0}})
+        engine.step = engine.committed = engine.state.commits = step + 1
+        progress.step_finished(engine)
+    assert [(fields["step"], fields["logged"], fields["window"]) for fields, _ in told] == [
+        (2, {"loss": 1.0, "norm": 1.0}, 2),
+        (4, {"loss": 2.5, "norm": 1.0}, 1),
+        (6, {"loss": 5.0, "norm": 1.0}, 2),
+    ]
+    assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
+    assert "loss 5.0000  norm 1.0000  committed 6" in told[2][1]
