@@ -140,11 +140,16 @@ class TrainConfig:
             "rowwise_adagrad": "Adagrad with one number of state per row.",
             "adagrad": "Adagrad with one number of state per float.",
             "sgd": "Stochastic gradient descent without state.",
+            "adam": "Adam with two numbers of state per float, betas 0.9 and 0.999. "
+            "Rows that a step does not use keep their moments.",
         },
     )
     sparse_lr: float = key(0.05, "Learning rate of the embedding rows.", above=0, maximum=MAX_RATE)
     sparse_eps: float = key(
-        1e-8, "Epsilon of the sparse Adagrad optimizers.", minimum=1e-37, maximum=MAX_RATE
+        1e-8,
+        "Epsilon of the sparse Adagrad optimizers and of Adam.",
+        minimum=1e-37,
+        maximum=MAX_RATE,
     )
     dense_optimizer: str = key(
         "adagrad",

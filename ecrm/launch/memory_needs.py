@@ -22,11 +22,13 @@ PROCESS_BYTES = 165_000_000
 LEAST_PROCESS_BYTES = 100_000_000
 """What it holds for certain."""
 PAGE = 4096
-STATE_FLOATS: dict[str, Callable[[int], int]] = {
-    "sgd": lambda dim: 0,
-    "rowwise_adagrad": lambda dim: 1,
-    "adagrad": lambda dim: dim,
+STATE_FLOATS: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "sgd": lambda dim: (),
+    "rowwise_adagrad": lambda dim: (1,),
+    "adagrad": lambda dim: (dim,),
+    "adam": lambda dim: (dim, dim),
 }
+"""Floats of optimizer state of a row, in each array of it."""
 MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 NOTES_BYTES = 2_000_000
 """Notes of steps beside a dense state at most: 5 bytes for each of 262,144 samples, and losses."""
@@ -76,7 +78,7 @@ class Needs:
         tables = capped(
             read_manifest(Path(config.data.path))["tables"], config.model.max_rows_per_table
         )
-        record = 4 * (dim + STATE_FLOATS[train.sparse_optimizer](dim) + 1)
+        record = 4 * (dim + sum(STATE_FLOATS[train.sparse_optimizer](dim)) + 1)
         k, m = _stripes(config)
         periods = -(-sum(tables.values()) // (k * cluster.servers))
         rows, parity = periods * k * record, periods * m * record
@@ -154,8 +156,8 @@ def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> in
     Values, state and marks lie apart. A row of each that is updated takes its pages.
     """
     dim, state = config.model.embedding_dim, STATE_FLOATS[config.train.sparse_optimizer]
-    sizes = [4 * floats for floats in (dim, state(dim), 1)]
-    of_rows = sum(min(rows * size, updated * (size // PAGE + 2) * PAGE) for size in sizes if size)
+    sizes = [4 * floats for floats in (dim, *state(dim), 1)]
+    of_rows = sum(min(rows * size, updated * (size // PAGE + 2) * PAGE) for size in sizes)
     entry = 8 + sum(sizes)
     return of_rows + 2 * looked_up * config.protection.commit_interval * entry
 

@@ -35,7 +35,7 @@ def near(estimated: float, measured: float, share: float = 0.15) -> bool:
 def test_rows_parity_and_dense_replicas_are_counted_as_they_are_made(tmp_path):
     data, rng = dataset(tmp_path / "data", table_rows=300), random.Random(1)
     for name in ("none", "erasure", "chain", "checkpoint", "mapped"):
-        for optimizer in ("sgd", "rowwise_adagrad", "adagrad"):
+        for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
             dense = rng.choice(("sgd", "adagrad", "adam"))
             config = load_config(
                 "tiny",
@@ -164,7 +164,7 @@ def test_only_what_cannot_fit_for_certain_is_refused(tmp_path):
         accept([*data, "cluster.servers=60"])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "adam"])
 def test_mapped_files_hold_what_is_said_of_them(tmp_path, optimizer):
     """Every row is updated, and every step of two commits looks up as many as it can."""
     data = dataset(tmp_path / "data", table_rows=300)
