@@ -4,71 +4,95 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ecrm.errors import UsageError
+from ecrm.placement.initial_values import InitFunction, Initial, Uniform
 
 LARGEST_VALUES = 256 << 20
 """Bytes of values that the tables of a model may bring along, all together."""
+
+_ALIKE: tuple[Callable[..., Tensor], ...] = (nn.init.normal_, nn.init.trunc_normal_)
+"""Functions that make one row the same way as a whole table."""
+
+
+def initial_of(config: Any) -> Initial | None:
+    """How rows begin that are drawn where they lie; None if that is as TorchRec's do by default.
+
+    None as well for an `init_fn` that has to see the whole table, whose values `first_values` has.
+    """
+    usual = math.sqrt(1 / config.num_embeddings)
+    initial = _row_by_row(config)
+    return None if initial == Uniform(-usual, usual) else initial
 
 
 def first_values(tables: Mapping[str, tuple[Any, nn.Parameter]], seed: int) -> dict[str, Tensor]:
     """The values of tables that bring them along, float32 [rows, dim]; `tables` by their names.
 
-    Those are tables that were not built on the meta device, and those that do not begin as
-    TorchRec's do by default. Their `init_fn` is called here, with a generator seeded by `seed` and
-    the table's number.
+    Those are tables that were not built on the meta device, and those whose `init_fn` has to see
+    the whole table. It is called here, with a generator seeded by `seed` and the table's number.
 
     Raises UsageError if they are larger than `LARGEST_VALUES`.
     """
-    built = [name for name, (_, weight) in tables.items() if weight.device.type != "meta"]
-    drawn = [
+    built = [name for name, (_, weight) in tables.items() if not weight.is_meta]
+    filled = [
         name
         for name, (config, _) in tables.items()
-        if name not in built and not _begins_as_usual(config)
+        if name not in built and _row_by_row(config) is None
     ]
-    sizes = {name: weight.numel() * 4 for name, (_, weight) in tables.items()}
-    for names, what, otherwise in (
-        (built, "built in this process", 'build them with device=torch.device("meta")'),
-        (
-            built + drawn,
-            "filled by an init_fn or between bounds of their own",
-            "leave out init_fn, weight_init_min and weight_init_max",
-        ),
-    ):
-        total = sum(sizes[name] for name in names)
-        if total > LARGEST_VALUES:
-            largest = max(names, key=lambda name: sizes[name])
-            raise UsageError(
-                f"tables of {total >> 20:,} MB, such as {largest}, are {what}, "
-                f"and a session takes at most {LARGEST_VALUES >> 20} MB of such",
-                otherwise=otherwise,
-            )
+    _check_size(
+        {name: tables[name][1].numel() * 4 for name in built},
+        "built in this process",
+        'build them with device=torch.device("meta")',
+    )
+    _check_size(
+        {name: tables[name][1].numel() * 4 for name in built + filled},
+        "filled by an init_fn of their own",
+        "take one of torch.nn.init that fills each row alike, such as uniform_ or normal_",
+    )
     values = {name: tables[name][1].detach().cpu() for name in built}
-    for number, name in enumerate(tables):
-        if name in drawn:
-            values[name] = _filled(tables[name][0], seed + 1_000_003 * number)
+    for number, (name, (config, _)) in enumerate(tables.items()):
+        if name in filled:
+            values[name] = _filled(config, seed + 1_000_003 * number)
     return values
 
 
-def _begins_as_usual(config: Any) -> bool:
-    """Whether rows are drawn between -1 / sqrt(rows) and 1 / sqrt(rows)."""
-    fill, usual = config.init_fn, math.sqrt(1 / config.num_embeddings)
-    return (
-        isinstance(fill, functools.partial)
-        and (fill.func, fill.args) == (nn.init.uniform_, ())
-        and fill.keywords == {"a": -usual, "b": usual}
-    )
+def _check_size(sizes: Mapping[str, int], what: str, otherwise: str) -> None:
+    total = sum(sizes.values())
+    if total > LARGEST_VALUES:
+        raise UsageError(
+            f"tables of {total >> 20:,} MB, such as {max(sizes, key=lambda name: sizes[name])}, "
+            f"are {what}, and a session takes at most {LARGEST_VALUES >> 20} MB of such",
+            otherwise=otherwise,
+        )
+
+
+def _row_by_row(config: Any) -> Initial | None:
+    """What makes rows one by one as the `init_fn` makes the table; None if nothing does."""
+    fill = config.init_fn or nn.init.normal_  # as nn.Embedding begins
+    function, given = fill, {}
+    if isinstance(fill, functools.partial) and not fill.args:
+        function, given = fill.func, fill.keywords
+    if given.get("generator") is not None:
+        return None
+    if function is nn.init.uniform_:
+        return Uniform(float(given.get("a", 0.0)), float(given.get("b", 1.0)))
+    if function is nn.init.constant_ and "val" in given:
+        return Uniform(float(given["val"]), float(given["val"]))
+    if function is nn.init.zeros_:
+        return Uniform(0.0, 0.0)
+    if function is nn.init.ones_:
+        return Uniform(1.0, 1.0)
+    return InitFunction(fill) if function in _ALIKE else None
 
 
 def _filled(config: Any, seed: int) -> Tensor:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed % (1 << 63))
         values = torch.randn(config.num_embeddings, config.embedding_dim)  # as nn.Embedding begins
-        if config.init_fn is not None:
-            config.init_fn(values)
+        config.init_fn(values)
     return values

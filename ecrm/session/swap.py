@@ -18,7 +18,7 @@ from ecrm.errors import UsageError
 from ecrm.placement.tables import RowSpace, Table
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
-from ecrm.session.first_values import first_values
+from ecrm.session.first_values import first_values, initial_of
 from ecrm.session.row_source import RowSource
 from ecrm.session.table_optimizers import optimizer_of
 
@@ -37,7 +37,7 @@ class Tables:
 
     The name of a table is that of its weight in the module's state_dict, without `.weight`.
     `values` are what some tables begin with, float32 [rows, dim] by name. The others begin as
-    TorchRec's do by default. Where a script filled a table with random numbers, every rank may have
+    `Table.initial` says. Where a script filled a table with random numbers, every rank may have
     others. `aliases` are {further name: name}: a table has several names in the state_dict if its
     collection is in the model twice.
     """
@@ -78,8 +78,8 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     """Make every EmbeddingBagCollection and EmbeddingCollection of TorchRec in a module ours.
 
     They stay the same objects, whatever holds them, and get another class. So the module may be one
-    itself. Their weights become parameters on the meta device. `seed` is for tables that have an
-    `init_fn` of their own.
+    itself. Their weights become parameters on the meta device. `seed` is for tables whose
+    `init_fn` has to see the whole table.
 
     Raises UsageError, before anything is changed, for a module without tables and for tables that a
     session cannot keep.
@@ -101,6 +101,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
         names = [first[id(table.weight)].name for table in _tables_of("", collection)]
         collection.__class__ = _OURS.get(type(collection), type(collection))
         collection.take_rows_from(source, names)
+        collection._device = torch.device("cpu")
     replaced = {number: _on_meta(table.weight) for number, table in first.items()}
     holders = {id(table.holder): (table.holder, id(table.weight)) for table in found}
     for holder, number in holders.values():
@@ -167,6 +168,7 @@ def _described(found: _Found) -> Table:
         config.num_embeddings,
         config.embedding_dim,
         optimizer_of(found.name, found.path, found.weight),
+        initial_of(config),
     )
 
 

@@ -19,6 +19,7 @@ from torchrec import (
 )
 
 from ecrm.errors import DataError, StrayId, UsageError
+from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
@@ -27,9 +28,12 @@ from support.fetching import a_batch, check_gradients, fetched_rows
 
 
 class InSession:
-    """Collections that look up rows of the weights of TorchRec's collections."""
+    """Collections that look up rows of the weights of TorchRec's collections.
 
-    def __init__(self, *originals):
+    They have `optimizers` in turn, and each of these its own row spaces.
+    """
+
+    def __init__(self, *originals, optimizers=1):
         self.source, self.originals = RowSource(), originals
         self.collections = [of_ours(original) for original in originals]
         self.weights = {
@@ -37,7 +41,12 @@ class InSession:
             for number, original in enumerate(originals)
             for config in configs_of(original)
         }
-        self.spaces = row_spaces([Table(n, *w.shape) for n, w in self.weights.items()])
+        self.spaces = row_spaces(
+            [
+                Table(name, *weight.shape, SparseOptimizer("sgd", place % optimizers))
+                for place, (name, weight) in enumerate(self.weights.items())
+            ]
+        )
         self.layouts = []
         for number, collection in enumerate(self.collections):
             names = [f"{number}.{config.name}" for config in collection.configs()]
@@ -106,7 +115,8 @@ def test_bags_are_those_of_torchrec(seed):
     poolings = [PoolingType.SUM] if weighted else [PoolingType.SUM, PoolingType.MEAN]
     tables, sizes = random_tables(draw, EmbeddingBagConfig, [1, 4, 8], poolings=poolings)
     original = torchrec.EmbeddingBagCollection(tables, is_weighted=weighted)
-    session, samples = InSession(original), draw.randrange(1, 6)
+    session = InSession(original, optimizers=draw.randrange(1, 4))
+    samples = draw.randrange(1, 6)
     assert session.collections[0].state_dict().keys() == original.state_dict().keys()
     id_type = draw.choice([torch.int64, torch.int32])
     empty = draw.sample(list(sizes), draw.randrange(len(sizes) + 1)) if seed % 3 == 0 else ()
@@ -128,7 +138,7 @@ def test_rows_are_those_of_torchrec(seed):
     torch.manual_seed(seed)
     tables, sizes = random_tables(draw, EmbeddingConfig, [draw.choice([1, 4, 8])])
     original = torchrec.EmbeddingCollection(tables, need_indices=seed % 2 == 0)
-    session = InSession(original)
+    session = InSession(original, optimizers=draw.randrange(1, 4))
     kjt = a_batch(draw, sizes, draw.randrange(1, 6), seed % 5 == 0)
     session.fetch(kjt)
     ours, theirs = session.collections[0](kjt), original(kjt)
@@ -283,8 +293,9 @@ def test_a_model_may_mend_ids_before_it_looks_them_up():
 
 @pytest.mark.parametrize("where", ["session", "derived", "alone"])
 @pytest.mark.parametrize("kind", ["bags", "rows"])
-def test_an_id_that_its_table_does_not_have(kind, where):
-    kjt = clicks([0, 89, 7, 91, 3], [1, 0, 1, 3])
+@pytest.mark.parametrize("stray", [91, 90, -1])
+def test_an_id_that_its_table_does_not_have(kind, where, stray):
+    kjt = clicks([0, 89, stray, 7, 3], [1, 1, 0, 3])
     ours = {
         "bags": lambda: EmbeddingBagCollection([item_table()]),
         "rows": lambda: EmbeddingCollection([item_table(EmbeddingConfig)]),
@@ -296,7 +307,7 @@ def test_an_id_that_its_table_does_not_have(kind, where):
     with pytest.raises(StrayId) as error:
         ours(kjt)
     assert str(error.value) == (
-        'feature "clicked" of sample 3: id 91 is not in table item, whose ids are 0 to 89'
+        f'feature "clicked" of sample 3: id {stray} is not in table item, whose ids are 0 to 89'
     )
     assert isinstance(error.value, IndexError) and isinstance(error.value, DataError)
 

@@ -20,9 +20,11 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import ecrm.session.first_values as first_values_module
 from ecrm.errors import UsageError
+from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.session.first_values import initial_of
 from ecrm.session.swap import swap
 from support.fetching import a_batch, check_gradients, fetched_rows
 
@@ -118,6 +120,7 @@ def test_dense_parameters_are_told_from_tables_as_before():
     tables = dict(in_backward_optimizer_filter(module.named_parameters(), include=True))
     (weight,) = tables.values()
     assert weight.is_meta and weight.shape == (10, 4)
+    assert weight._optimizer_classes == [torch.optim.Adagrad]
     assert weight._in_backward_optimizers == []  # they would keep the memory
 
 
@@ -309,28 +312,54 @@ def test_a_class_derived_from_ours_stays_what_it_is():
     assert type(module) is OfOurs and tables.collections == (module,)
 
 
-def test_bounds_of_the_config_are_kept():
-    """Rows that begin as TorchRec's do by default are drawn where they lie."""
-    fill = functools.partial(nn.init.uniform_, a=-0.25, b=0.75)
-    tables = swap(
-        nn.ModuleDict(
-            {
-                "usual": optimized(bags("t")),
-                "bounds": optimized(bags("t", weight_init_min=-0.5, weight_init_max=0.125)),
-                "uniform": optimized(bags("t", init_fn=fill)),
-                "plain": optimized(bags("t", init_fn=nn.init.uniform_)),
-            }
-        )
-    )
-    ranges = {
-        name.split(".")[0]: (float(values.min()), float(values.max()))
-        for name, values in tables.values.items()
-    }
-    assert list(ranges) == ["bounds", "uniform", "plain"]
-    for (lowest, highest), (low, high) in zip(
-        ranges.values(), [(-0.5, 0.125), (-0.25, 0.75), (0.0, 1.0)], strict=True
-    ):
-        assert low <= lowest < low + 0.2 and high - 0.2 < highest < high
+def partial(function, **numbers):
+    return functools.partial(function, **numbers)
+
+
+BEGINNINGS = [
+    ({}, None),
+    ({"weight_init_min": -0.5, "weight_init_max": 0.125}, Uniform(-0.5, 0.125)),
+    ({"init_fn": partial(nn.init.uniform_, a=-0.25, b=0.75)}, Uniform(-0.25, 0.75)),
+    ({"init_fn": nn.init.uniform_}, Uniform(0.0, 1.0)),
+    ({"init_fn": nn.init.zeros_}, Uniform(0.0, 0.0)),
+    ({"init_fn": nn.init.ones_}, Uniform(1.0, 1.0)),
+    ({"init_fn": partial(nn.init.constant_, val=3)}, Uniform(3.0, 3.0)),
+]
+
+
+@pytest.mark.parametrize("given, expected", BEGINNINGS)
+def test_rows_begin_as_the_config_says(given, expected):
+    tables = swap(optimized(bags("a", **given)))
+    assert tables.tables[0].initial == expected and not tables.values
+
+
+@pytest.mark.parametrize("fill", [nn.init.normal_, partial(nn.init.trunc_normal_, std=0.5)])
+def test_a_function_that_fills_rows_alike_is_called_where_the_rows_are(fill):
+    tables = swap(optimized(bags("a", init_fn=fill)))
+    assert tables.tables[0].initial == InitFunction(fill) and not tables.values
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        nn.init.xavier_uniform_,
+        partial(nn.init.normal_, generator=torch.Generator()),
+        functools.partial(nn.init.uniform_, None),
+    ],
+)
+def test_functions_that_may_look_at_the_whole_table(fill):
+    (config,) = bags("a", init_fn=fill).embedding_bag_configs()
+    assert initial_of(config) is None
+
+
+def test_an_init_fn_of_a_user_sees_the_whole_table():
+    def fill(weight):
+        nn.init.ones_(weight)
+        weight[0] = 0  # padding
+
+    tables = swap(optimized(bags("a", init_fn=fill)))
+    values = tables.values["embedding_bags.a"]
+    assert values.sum(1).tolist() == [0.0] + [4.0] * 9 and tables.tables[0].initial is None
 
 
 def test_another_init_fn_is_called_the_same_way_on_every_rank():
@@ -358,7 +387,7 @@ def test_values_of_tables_that_are_built_already_are_handed_over():
     assert list(tables.values) == ["0.embedding_bags.a"]
     assert torch.equal(tables.values["0.embedding_bags.a"], expected)
     assert all(parameter.is_meta for parameter in module.parameters())
-    assert module[0].device == torch.device("cpu")
+    assert {part.device for part in module} == {torch.device("cpu")}  # where outputs are
 
 
 def test_values_that_are_too_large(monkeypatch):
@@ -372,13 +401,13 @@ def test_values_that_are_too_large(monkeypatch):
         "tables of 1 MB, such as embedding_bags.a, are built in this process, "
         'and a session takes at most 1 MB of such: build them with device=torch.device("meta")'
     )
-    config.init_fn = nn.init.zeros_
+    config.init_fn = nn.init.xavier_uniform_
     with pytest.raises(UsageError) as error:
         swap(optimized(torchrec.EmbeddingBagCollection([config], device=META)))
     assert str(error.value) == (
-        "tables of 1 MB, such as embedding_bags.a, are filled by an init_fn or between "
-        "bounds of their own, and a session takes at most 1 MB of such: "
-        "leave out init_fn, weight_init_min and weight_init_max"
+        "tables of 1 MB, such as embedding_bags.a, are filled by an init_fn of their own, "
+        "and a session takes at most 1 MB of such: take one of torch.nn.init that fills each row "
+        "alike, such as uniform_ or normal_"
     )
 
 
