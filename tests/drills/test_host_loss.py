@@ -546,6 +546,25 @@ def test_a_launch_that_is_ended_leaves_nothing_on_the_hosts(train, number):
     assert number == signal.SIGKILL or (training.folder / "stopped.json").exists()
 
 
+def test_one_line_over_hosts_goes_on_after_all_is_killed(train, undisturbed_long):
+    """`--resume auto`: the launch is killed twice, the hosts' ranks with it, and it goes on."""
+    training = train(3, {**ONE_LOST, "checkpoint.every_steps": 20}, "--resume", "auto")
+    for step in (60, 200):
+        training.wait_for_step(step)
+        os.killpg(training.process.pid, signal.SIGKILL)
+        for name in training.hosts.names:
+            training.wait_until_empty(name, 15)
+        training.process.communicate()
+        training.type_again()
+    run = training.finish()
+    check(run, undisturbed_long, [])
+    starts = run.events_of("start")
+    assert len(starts) == len(run.summary["lives"]) == 3
+    training.type_again()
+    run = training.finish()
+    assert run.code == 0 and len(run.events_of("start")) == 3, run.output
+
+
 def test_a_starter_that_is_a_command_without_a_shell(train, undisturbed_long):
     """The starter is `ip netns exec`, so the agent is a child of the head's process.
 

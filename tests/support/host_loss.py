@@ -36,11 +36,12 @@ STARTER = f"{sys.executable} {PROGRAMS / 'imitated_ssh.py'} {{host}} {{private}}
 
 @dataclass
 class Training:
-    """A run on imitated hosts, with its events as they come."""
+    """A run on imitated hosts, with its events as they come; `type_it` types its line."""
 
     hosts: ImitatedHosts
     process: subprocess.Popen
     folder: Path
+    type_it: Callable[[], subprocess.Popen]
 
     def __post_init__(self) -> None:
         self._tail = EventTail(self.folder / "events.jsonl")
@@ -91,6 +92,11 @@ class Training:
         for name in self.hosts.names:
             self.wait_until_empty(name, 2 * KEEP_ALIVE)  # sshd and slurmstepd have their own pace
         return Run(self.process.returncode, output, self.folder)
+
+    def type_again(self) -> None:
+        """The same line once more, now that the run has ended."""
+        assert self.process.poll() is not None
+        self.process = self.type_it()
 
     def end(self) -> None:
         """Whatever became of the test: the run is over."""
@@ -154,15 +160,18 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
         line += ["--starter", starter.replace("{private}", str(private))]
         for key, value in {"data.path": data, **LONG, **sets}.items():
             line += ["--set", f"{key}={value}"]
-        process = subprocess.Popen(
-            line,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        all_trainings.append(Training(hosts, process, folder))
+
+        def type_it() -> subprocess.Popen:
+            return subprocess.Popen(
+                line,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+
+        all_trainings.append(Training(hosts, type_it(), folder, type_it))
         return all_trainings[-1]
 
     yield start
