@@ -166,7 +166,7 @@ def launch(
     try:
         judge(folder, ending, hosts is not None)
     except RunFailed as error:
-        if error.told and error.exit_code != NotKept.exit_code and folder.exists():
+        if error.told and folder.exists():
             print(f"what there is of the run is in {folder}", flush=True)
         raise
     return 0
@@ -207,7 +207,6 @@ def judge(folder: Path, ending: Ending, over_hosts: bool = False) -> None:
         raise RunFailed(
             f"the model is not kept: no checkpoint of the last step: {why}",
             NotKept.exit_code,
-            told=not over_hosts,
         )
     if summary.get("completed") is True:
         return

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ecrm.errors import DataError, EcrmError, ScriptFailed, StrayRow, Unrecoverable
+from ecrm.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
@@ -20,6 +20,7 @@ from ecrm.process.orphaned import leave_no_memory
 from ecrm.process.preflight import say_once
 from ecrm.process.startup import THE_START
 from ecrm.process.stop_signals import StopSignals
+from ecrm.run.reading import launch_id
 from ecrm.run.run_folder import RunFolder
 from ecrm.transport.base import Transport
 from ecrm.transport.mpi import MpiTransport
@@ -98,6 +99,8 @@ def say_why(error: EcrmError, run_dir: Path | None) -> None:
         error, (Unrecoverable, DataError, StrayRow, ScriptFailed)
     ):
         RunFolder(run_dir).failure(str(error), error.exit_code)
+    if isinstance(error, NotKept) and launch_id() is not None:
+        return  # the launch says it, after all that ranks say
     with contextlib.suppress(OSError):  # where nobody reads any more
         print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
 

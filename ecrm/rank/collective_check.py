@@ -56,7 +56,8 @@ def collective_check(transport: Transport, action: Callable[[], Any]) -> Any:
     except EcrmError as problem:
         error = problem
     except OSError as problem:
-        error = UsageError(f"{problem.filename}: {problem.strerror}")
+        where = f"{problem.filename}: {problem.strerror}"
+        error = UsageError(str(problem) if problem.filename is None else where)
     text = f"{error.exit_code} {error}" if error else ""
     shared = share_at_start(transport, [torch.tensor(list(text.encode()), dtype=torch.uint8)])
     for rank, (said,) in sorted(shared.items()):

@@ -320,9 +320,9 @@ def agent_of(training: Training, name: str, rank: int) -> int:
             children = {
                 int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             }
-            if any(word.endswith(b"/agent.py") for word in words) and ranks_running(children) == {
-                rank
-            }:
+            if any(word.endswith(b"/remote_agent.py") for word in words) and ranks_running(
+                children
+            ) == {rank}:
                 return pid
     raise AssertionError(f"no agent of rank {rank} on {name}")
 
@@ -456,7 +456,8 @@ def test_a_host_that_hangs_as_a_whole_and_wakes_is_fenced(train, undisturbed_lon
         os.kill(pid, signal.SIGSTOP)
     training.wait_for(lambda event: event["event"] == "resumed")
     for pid in frozen:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # one that was killed meanwhile
+            os.kill(pid, signal.SIGCONT)
     woken = time.time()
     gone = training.wait_until_empty(name, KEEP_ALIVE)
     print(f"its processes are gone {gone - woken:.3f} s after they woke")

@@ -61,11 +61,15 @@ def test_a_reporter_that_cannot_write_stopped_json_leaves_that_to_another(tmp_pa
     check_codes(folder, dead=(3,))
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["keeps", "keeps nothing"])
 @pytest.mark.parametrize("event", ["failure", "view", "resumed"])
-def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
-    """One row a step: the signal comes long before the last one is back."""
+def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event, keeps):
+    """One row a step: the signal comes long before the last one is back.
+
+    A run that keeps its model brings all rows back before it writes them.
+    """
     folder = tmp_path / "run"
-    sets = ("protection.rebuild_rows_per_step=1",)
+    sets = ("protection.rebuild_rows_per_step=1", f"checkpoint.at_end={str(keeps).lower()}")
     process = begun(
         folder, launch_line(folder, criteo_rows, *sets, more=("--kill", "1@20:parity")), event
     )
@@ -74,7 +78,7 @@ def test_a_signal_while_rebuilding(tmp_path, criteo_rows, event):
     assert process.returncode == 130, output
     stopped = stopped_json(folder)
     assert [failure["ranks"] for failure in stopped["failures"]] == [[1]]
-    assert stopped["failures_left"] == 0
+    assert stopped["failures_left"] == (1 if keeps else 0)
     check_gone(folder)
     check_codes(folder, dead=(1,))
 
