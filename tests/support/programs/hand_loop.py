@@ -70,10 +70,13 @@ def train_step(run: RankRun) -> None:
 
 
 run = start_run(Wanted([table], replica.reset, SLOTS, 3, typed.steps, None, {}))
-while run.engine.step < typed.steps:
+while True:
     try:
         if run.engine.recovery.stopping:
             raise StopAgreed
+        if run.engine.step == typed.steps:
+            run.steps_done()
+            break
         run.between_steps()
         train_step(run)
     except StopAgreed:
