@@ -381,7 +381,7 @@ def test_another_init_fn_is_called_the_same_way_on_every_rank():
 
 
 def test_values_of_tables_that_are_built_already_are_handed_over():
-    module = nn.ModuleList([bags("a", device=None), bags("b")])
+    module = nn.ModuleList([bags("a", device=None, init_fn=nn.init.xavier_uniform_), bags("b")])
     expected = module[0].embedding_bags["a"].weight.detach().clone()
     tables = swap(optimized(module))
     assert list(tables.values) == ["0.embedding_bags.a"]
