@@ -1,5 +1,36 @@
-"""ECRM: DLRM training whose embedding tables survive killed ranks bit for bit."""
+"""Training of recommendation models whose embedding tables survive the death of servers.
 
-__all__ = ["__version__"]
+What scripts use is here: `import ecrm`, then `ecrm.Session`. Nothing heavy is loaded before it is
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
+    from ecrm.session.data import Indexed
+    from ecrm.session.session import Session
 
 __version__ = "0.1.0"
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session"]
+
+_HOMES = {
+    "EmbeddingBagCollection": "ecrm.session.collections",
+    "EmbeddingCollection": "ecrm.session.collections",
+    "Indexed": "ecrm.session.data",
+    "Session": "ecrm.session.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

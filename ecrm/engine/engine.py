@@ -411,6 +411,15 @@ class Engine:
                 self._protect()
                 self._agree_on_commit()
 
+    def seal(self) -> None:
+        """Collective, at a commit: agree that all ranks have come here.
+
+        A rank that learns of it in a recovery alone has one more of `state.commits` then. Raises
+        StepAborted after a failure.
+        """
+        with self.recovery.recovering():
+            self._agree_on_commit()
+
     def _protect(
         self, ahead: ShardRequests | None = None, attached: Outgoing | None = None
     ) -> Incoming | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ecrm.errors import UsageError
@@ -47,4 +49,16 @@ class InitFunction:
     function: Callable[[Tensor], object]
 
 
-Initial = Uniform | InitFunction
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values themselves, float32 [rows, dim]: the same on every rank, which keeps them."""
+
+    values: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the values."""
+        return hashlib.sha256(self.values.contiguous().numpy().data).hexdigest()
+
+
+Initial = Uniform | InitFunction | Values

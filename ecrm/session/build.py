@@ -22,7 +22,7 @@ from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
 from ecrm.rank.check_start import check_alike, check_kernels, check_started
 from ecrm.rank.claim import ClaimedRun, claim_run
-from ecrm.rank.collective_check import collective_check
+from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
@@ -31,7 +31,7 @@ from ecrm.rank.policy import policy_of
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import RunStopped, ThisRank, this_rank
 from ecrm.session.run import Wanted
-from ecrm.session.trained_module import TrainedModule, shapes_of
+from ecrm.session.trained_module import TrainedModule, digests_of, shapes_of
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
 from ecrm.wording import counted
@@ -121,8 +121,9 @@ def _config(config: Config, wanted: Wanted, started: int) -> Config:
 
 def _trained(wanted: Wanted) -> TrainedModule:
     replica = wanted.make_dense()
-    shapes = shapes_of(replica.module) if isinstance(replica, ModuleReplica) else {}
-    return TrainedModule(wanted, shapes)
+    if not isinstance(replica, ModuleReplica):
+        return TrainedModule(wanted, {}, {})
+    return TrainedModule(wanted, shapes_of(replica.module), digests_of(replica.named_state))
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
@@ -136,7 +137,26 @@ def _check(transport: Transport, rank: ThisRank, config: Config, trained: Traine
         model=trained.about(),
     )
     check_alike(transport, mine, ALIKE)
+    check_weights(share_json(transport, trained.weights))
     check_kernels(transport, config)
+
+
+def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
+    """Raise UsageError where a tensor of the module is not the same on all ranks.
+
+    `of_ranks` are the tensors' digests by name, of each rank.
+    """
+    first, *others = sorted(of_ranks)
+    for rank in others:
+        for name, digest in of_ranks[first].items():
+            if of_ranks[rank].get(name) != digest:
+                error = UsageError(
+                    f"{name} begins with other numbers on rank {rank} than on rank {first}",
+                    otherwise="draw them alike on all ranks, such as by torch.manual_seed(0) "
+                    "before the model is built",
+                )
+                error.speaker = first
+                raise error
 
 
 def _engine(
@@ -212,6 +232,10 @@ class RankRun:
         """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
         if self._checkpoints is not None:
             self._checkpoints.between_steps()
+
+    def doing(self, place: str) -> None:
+        """Where in training the script is, for the line that says where it has failed."""
+        self._this.place = place
 
     def step_finished(self) -> None:
         """A step is done on this rank: count it, and tell of it when that is due."""

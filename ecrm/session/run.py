@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.placement.tables import Table
@@ -22,7 +20,6 @@ class Wanted:
     - `slots`: how many parts a step's samples come in. `seed`: of rows that no step has updated.
     - `steps`: how many steps are trained in all.
     - `sparse_rate`: a factor on the learning rates of rows, by step; None for 1.
-    - `values`: initial values of tables that were built with some, float32 [rows, dim], by name.
     """
 
     tables: Sequence[Table]
@@ -31,7 +28,6 @@ class Wanted:
     seed: int
     steps: int
     sparse_rate: Callable[[int], float] | None
-    values: Mapping[str, Tensor]
 
 
 class Run(Protocol):
@@ -47,8 +43,17 @@ class Run(Protocol):
     def between_steps(self) -> None:
         """Collective, before a step: what is due, such as a checkpoint."""
 
+    def doing(self, place: str) -> None:
+        """The user's code begins on something, such as "step 7, slot 1"; "" once it is through."""
+
+    def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
+        """What slots have logged in a committed step; each step once, and in order."""
+
     def step_finished(self) -> None:
         """A step is done on this rank: count it, and tell when that is due."""
+
+    def steps_done(self) -> None:
+        """Collective, after the last step: see to it that a failure undoes no step any more."""
 
     def went_back(self) -> None:
         """A recovery is through: steps may have been undone."""

@@ -7,6 +7,7 @@ and all leave with the same exit code.
 from __future__ import annotations
 
 import contextlib
+import logging
 import runpy
 import sys
 import traceback
@@ -14,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.errors import EcrmError, ScriptFailed, Unrecoverable
+from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
@@ -45,7 +45,10 @@ class Failure:
 
 def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
     """Be one rank of a run of a script, and end the process: see `run_rank`."""
-    torch.set_num_threads(job.config.train.threads)
+    # torchrec calls a function of torch that tells of its own renaming on each rank
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    prepare_torch(job.config.train.threads)
+    seed_slot(job.config.train.seed, 0, 0)  # a model draws its first weights alike everywhere
     run_rank(
         lambda transport: _run(ThisRank(transport, job, script, stop)),
         guarded,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ecrm.checkpoint.compatibility import ANEW, begun_as
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
+from ecrm.model.nested_state import bytes_of
+from ecrm.placement.initial_values import Values
 from ecrm.session.run import Wanted
 
 SHOWN = 8
@@ -26,12 +29,24 @@ def shapes_of(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in named if not tensor.is_meta}
 
 
+def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
+    """A digest of each tensor's bytes."""
+    return {
+        name: hashlib.sha256(bytes_of(tensor).numpy().data).hexdigest()[:16]
+        for name, tensor in named.items()
+    }
+
+
 @dataclass(frozen=True)
 class TrainedModule:
-    """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`."""
+    """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`.
+
+    `weights` are digests of what the module, its optimizer and all else begin with, by name.
+    """
 
     wanted: Wanted
     shapes: Mapping[str, list[int]]
+    weights: Mapping[str, str]
 
     def steps(self, data_began: int = 0) -> int:
         if self.wanted.steps < 1:
@@ -50,6 +65,7 @@ class TrainedModule:
                     "rows": table.rows,
                     "dim": table.dim,
                     "optimizer": None if table.optimizer is None else table.optimizer.name,
+                    "values": table.initial.digest if isinstance(table.initial, Values) else None,
                 }
                 for table in wanted.tables
             },
@@ -112,7 +128,8 @@ def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
 
 def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
     """An identity in which tables have no optimizers."""
-    tables = {name: {**table, "optimizer": None} for name, table in identity["table"].items()}
+    without = {"optimizer": None, "values": None}
+    tables = {name: {**table, **without} for name, table in identity["table"].items()}
     return {**identity, "table": tables}
 
 
@@ -140,5 +157,6 @@ def _in_words(value: Any) -> str:
         return "missing"
     if isinstance(value, dict):
         optimizer = f" with {value['optimizer']}" if value["optimizer"] else ""
-        return f"{value['rows']} x {value['dim']}{optimizer}"
+        given = f", begun with values {value['values'][:8]}" if value["values"] else ""
+        return f"{value['rows']} x {value['dim']}{optimizer}{given}"
     return " x ".join(map(str, value)) or "one number"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.hash_uniform import hash_uniform
-from ecrm.placement.initial_values import InitFunction, Uniform
+from ecrm.placement.initial_values import InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
 
 
@@ -45,8 +45,10 @@ class InitialRows:
             here = (place == number).nonzero().squeeze(1)
             if not here.numel():
                 continue
-            if isinstance(table.initial, InitFunction):
-                of_table = rows[here] - self._space.offsets[number]
+            of_table = rows[here] - self._space.offsets[number]
+            if isinstance(table.initial, Values):
+                values[here] = table.initial.values[of_table]
+            elif isinstance(table.initial, InitFunction):
                 values[here] = self._filled(number, table.initial, of_table)
             else:
                 values[here] = _shifted(values[here], table.initial)

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from ecrm.checkpoint.compatibility import check_identity, same_bits
@@ -12,10 +13,10 @@ from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.session.build import _config
+from ecrm.session.build import _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
-from ecrm.session.trained_module import SHOWN, TrainedModule, shapes_of
+from ecrm.session.trained_module import SHOWN, TrainedModule, digests_of, shapes_of
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")
@@ -23,8 +24,8 @@ PATH = Path("run/checkpoints/step-5")
 
 def trained(width: int = 4, steps: int = 10, slots: int = 2, rows: int = 9, optimizer=ADAGRAD):
     module = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width))
-    wanted = Wanted([Table("user", rows, 8, optimizer)], lambda: None, slots, 3, steps, None, {})
-    return TrainedModule(wanted, shapes_of(module))
+    wanted = Wanted([Table("user", rows, 8, optimizer)], lambda: None, slots, 3, steps, None)
+    return TrainedModule(wanted, shapes_of(module), {})
 
 
 def test_a_run_may_go_on_with_other_rates_and_more_steps_and_says_so():
@@ -62,7 +63,7 @@ def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_sh
 
 
 def test_no_more_tensors_are_named_than_one_can_read():
-    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)})
+    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)}, {})
     with pytest.raises(UsageError, match=f"layer{SHOWN - 1} is .*, and 10 more: start"):
         trained().check_identity(PATH, module.identity())
 
@@ -111,3 +112,11 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
     ]
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
     assert "loss 5.0000  norm 1.0000  committed 6" in told[2][1]
+
+
+def test_weights_that_differ_from_rank_to_rank_are_refused():
+    torch.manual_seed(0)
+    one, other = (digests_of(nn.Linear(3, 2).state_dict()) for _ in range(2))
+    check_weights({0: one, 2: one, 5: one})
+    with pytest.raises(UsageError, match="weight begins with other numbers on rank 5 than on ra"):
+        check_weights({0: one, 2: one, 5: {**one, "weight": other["weight"]}})

@@ -69,7 +69,7 @@ def train_step(run: RankRun) -> None:
     run.step_finished()
 
 
-run = start_run(Wanted([table], replica.reset, SLOTS, 3, typed.steps, None, {}))
+run = start_run(Wanted([table], replica.reset, SLOTS, 3, typed.steps, None))
 while True:
     try:
         if run.engine.recovery.stopping:

@@ -1,0 +1,107 @@
+"""Batches that a session's model is evaluated on, and what its ranks gather of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.engine import Engine
+from ecrm.engine.sealed import sealed
+from ecrm.errors import UsageError
+from ecrm.model.nested_state import packed, unpacked
+from ecrm.session.batch_rows import BatchRows
+from ecrm.session.data import Indexed
+from ecrm.session.row_source import FetchedRows, RowSource
+from ecrm.transport.message import tensors
+
+EvalBatches = Indexed | Sequence[Any]
+"""What a model is evaluated on: each sample of `Indexed` once, or a sequence of batches."""
+
+
+class Evaluation:
+    """One evaluation on one rank: batches out, tensors gathered, all of them everywhere at the end.
+
+    `rows_of(batch)` are the rows that a batch uses. `source` hands those of the batch at hand to
+    the model's collections.
+    """
+
+    def __init__(
+        self, engine: Engine, rows_of: Callable[[Any], BatchRows], source: RowSource
+    ) -> None:
+        self._engine, self._rows_of, self._source = engine, rows_of, source
+        self._parts: dict[str, Tensor] = {}
+        self._number = -1
+
+    def gather(self, named: Mapping[str, Tensor]) -> None:
+        """Keep tensors of the batch at hand, [B, ...] or single numbers; copies."""
+        if self._number < 0:
+            raise UsageError(
+                "session.gather belongs into the body of the loop over session.eval_batches"
+            )
+        for name, tensor in named.items():
+            whole = torch.as_tensor(tensor).detach()
+            self._parts[f"{self._number} {name}"] = whole.reshape(whole.shape or (1,)).clone()
+
+    def run(self, batches: EvalBatches) -> Generator[Any, None, dict[str, Tensor]]:
+        """Collective: give the batches that this rank evaluates; again from the first one on after
+        a failure.
+
+        Returns {name: what was gathered, in the order of the batches}, the same on every rank.
+        Raises as `sealed` does.
+        """
+        count, make = _counted(batches)
+        result: dict[str, Tensor] = yield from sealed(
+            self._engine, lambda: self._once_through(count, make)
+        )
+        return result
+
+    def _once_through(
+        self, count: int, make: Callable[[int], Any]
+    ) -> Generator[Any, None, dict[str, Tensor]]:
+        engine, slots = self._engine, len(self._engine.view.slots)
+        self._parts = {}
+        for first in range(0, count, slots):
+            engine.heed_stop()
+            engine.enter("evaluate")
+            mine = {
+                slot: make(first + slot) for slot in sorted(engine.slots) if first + slot < count
+            }
+            asked = {slot: self._rows_of(batch) for slot, batch in mine.items()}
+            values = engine.lookup({slot: rows.rows for slot, rows in asked.items()})
+            for slot, batch in mine.items():
+                self._source.current = FetchedRows(values[slot], asked[slot])
+                self._number = first + slot
+                yield batch
+                self._source.current, self._number = None, -1
+        return self._shared()
+
+    def _shared(self) -> dict[str, Tensor]:
+        """Collective: what all ranks have gathered, by name, in the order of the batches."""
+        engine = self._engine
+        with engine.recovery.recovering():
+            shared = engine.state.transport.share([packed(self._parts)])
+        of_all: dict[str, dict[int, Tensor]] = {}
+        for _, parts in sorted(shared.items()):
+            for key, tensor in unpacked(tensors(parts)[0]).items():
+                number, _, name = key.partition(" ")
+                assert tensor is not None
+                of_all.setdefault(name, {})[int(number)] = tensor
+        return {
+            name: torch.cat([part for _, part in sorted(parts.items())])
+            for name, parts in sorted(of_all.items())
+        }
+
+
+def _counted(batches: EvalBatches) -> tuple[int, Callable[[int], Any]]:
+    """How many batches there are, and (number) -> one of them."""
+    if isinstance(batches, Indexed):
+        return batches.whole_batches, batches.whole_batch
+    if isinstance(batches, Sequence):
+        return len(batches), batches.__getitem__
+    raise UsageError(
+        f"session.eval_batches({type(batches).__name__}): give ecrm.Indexed(dataset, ...) or a "
+        "list of batches"
+    )

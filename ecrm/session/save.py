@@ -1,0 +1,120 @@
+"""A session's model as one file, tables gathered in windows: no rank ever holds a whole table."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ecrm.atomic_files import staged_file
+from ecrm.checkpoint.model_file import ModelFile, Shape
+from ecrm.engine.engine import Engine
+from ecrm.engine.sealed import sealed
+from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
+from ecrm.errors import EcrmError, UsageError
+from ecrm.storage.base import Store
+from ecrm.transport.message import tensors
+
+FORMATS = {".safetensors": "safetensors", ".pt": "torchrec", ".pth": "torchrec"}
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name asks for; UsageError where it names none."""
+    if path.suffix not in FORMATS:
+        raise UsageError(f"{path}: end the name with one of {', '.join(FORMATS)}")
+    return FORMATS[path.suffix]
+
+
+def saved(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> Generator[Any, None, None]:
+    """As `save`, whoever dies meanwhile; yields nothing. Raises as `sealed` does, too."""
+
+    def work() -> Generator[Any, None, None]:
+        with engine.recovery.recovering():
+            save(engine, path, dense)
+        yield from ()
+
+    yield from sealed(engine, work)
+
+
+def save(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> None:
+    """Collective, no row missing: write tables and `dense` tensors to a file, by their names.
+
+    The reporter writes it; `dense` is needed there alone. The file appears once it is complete, in
+    the place of an older one. Raises EcrmError on every rank where it cannot be written, and
+    PeerFailure as transport calls do.
+    """
+    engine.enter("save")
+    form, writes = format_of(path), engine.rank == engine.view.reporter
+    trouble: EcrmError | None = None
+    with ExitStack() as opened:
+        file: ModelFile | None = None
+        try:
+            if writes:
+                output = opened.enter_context(staged_file(path))
+                shapes = {name: _shape(tensor) for name, tensor in dense.items()}
+                file = opened.enter_context(
+                    closing(ModelFile(form, output, path.parent, {**_tables(engine), **shapes}, {}))
+                )
+        except (EcrmError, OSError) as error:
+            trouble = _told(path, error)
+        _share_trouble(engine, trouble)
+        for name, first, rows in _gathered(engine):
+            if file is not None and rows is not None:
+                file.arrays[name][first : first + len(rows)] = rows.numpy()
+        try:
+            if file is not None:
+                for name, tensor in dense.items():
+                    file.arrays[name][...] = tensor.detach().numpy()
+                file.finish()
+            opened.close()
+        except (EcrmError, OSError) as error:
+            trouble = _told(path, error)
+        _share_trouble(engine, trouble)
+
+
+def _tables(engine: Engine) -> dict[str, Shape]:
+    return {
+        f"{table.name}.weight": (np.dtype(np.float32), (table.rows, table.dim))
+        for space in engine.state.spaces
+        for table in space.tables
+    }
+
+
+def _shape(tensor: Tensor) -> Shape:
+    array: np.ndarray[Any, Any] = torch.empty(0, dtype=tensor.dtype).numpy()
+    return array.dtype, tuple(tensor.shape)
+
+
+def _gathered(engine: Engine) -> Iterator[tuple[str, int, Tensor | None]]:
+    """Collective: (name, first row, rows) of all windows of all tables; rows on the reporter."""
+    for space, row_space in enumerate(engine.state.spaces):
+        for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
+            for first in range(0, table.rows, CHUNK_ROWS):
+                last = min(first + CHUNK_ROWS, table.rows)
+                rows = torch.arange(offset + first, offset + last)
+                values = gather_rows(engine, space, rows, Store.lookup, engine.view.reporter)
+                yield f"{table.name}.weight", first, values
+
+
+def _told(path: Path, error: EcrmError | OSError) -> EcrmError:
+    if isinstance(error, EcrmError):
+        return error
+    return EcrmError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def _share_trouble(engine: Engine, trouble: EcrmError | None) -> None:
+    """Collective: raise the reporter's trouble on every rank."""
+    text = "" if trouble is None else f"{trouble.exit_code} {trouble}"
+    shared = engine.state.transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8)])
+    for rank, parts in sorted(shared.items()):
+        (said,) = tensors(parts)
+        if said.numel():
+            code, _, message = bytes(said.tolist()).decode().partition(" ")
+            error = EcrmError(message)
+            error.exit_code, error.speaker = int(code), rank
+            raise error

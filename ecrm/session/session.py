@@ -1,0 +1,235 @@
+"""The session: a user's own model and loop, with embedding tables that survive killed ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from ecrm.engine.engine import Engine
+from ecrm.errors import UsageError
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.placement.initial_values import Values
+from ecrm.placement.tables import row_spaces
+from ecrm.session.batch_rows import BatchRows, find_kjts
+from ecrm.session.build import start_run
+from ecrm.session.data import Batches, maker
+from ecrm.session.evaluation import EvalBatches, Evaluation
+from ecrm.session.run import Run, Start, Wanted
+from ecrm.session.save import format_of, saved
+from ecrm.session.step_loop import Due, Logged, StepLoop
+from ecrm.session.swap import swap
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Session:
+    """Trains a module whose embedding tables are sharded over ranks and protected.
+
+    Every EmbeddingBagCollection and EmbeddingCollection of torchrec in `model`, wherever it sits,
+    is replaced by one that looks its rows up on the ranks that hold them. The rest of the module is
+    replicated, and trained as DistributedDataParallel would.
+
+    - `model`: any module. Build its tables with device=torch.device("meta"), and give them an
+      optimizer with `torchrec.optim.apply_optimizer_in_backward`.
+    - `slots`: how many batches make up a step. The result depends on it, and not on the number of
+      ranks. Losses should be means over a batch: gradients are divided by `slots`.
+    - `seed`: of initial rows, of dropout, and of everything random in the loop's body.
+    - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables.
+    - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step.
+    - `before_step(parameters)`: called when their `grad` are those of the whole step, such as
+      `lambda ps: clip_grad_norm_(ps, 1.0)`.
+    - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
+      all that are found in it.
+    - `sparse_rate(step)`: a factor on the learning rates of all rows in a step; by default 1.
+    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started.
+
+    Raises UsageError where a table cannot be trained so, and says what to change.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        slots: int,
+        dense_optimizer: MakeOptimizer | None = None,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        before_step: Callable[[Sequence[nn.Parameter]], Any] | None = None,
+        sparse: Callable[[Any], Any] = find_kjts,
+        sparse_rate: Callable[[int], float] | None = None,
+        seed: int = 0,
+        start: Start = start_run,
+    ) -> None:
+        if slots < 1:
+            raise UsageError(f"Session(slots={slots}): at least 1 is needed")
+        self.model = model
+        """The module, whose collections are the session's now: call it in the loop's body."""
+        self._tables = swap(model, seed)
+        self._described = [
+            replace(table, initial=Values(self._tables.values[table.name]))
+            if table.name in self._tables.values
+            else table
+            for table in self._tables.tables
+        ]
+        self._slots, self._seed = slots, seed
+        self._sparse, self._sparse_rate = sparse, sparse_rate
+        spaces = row_spaces(self._described)
+        self._tables.lay_out(spaces)
+        self._spaces = len(spaces)
+        self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, before_step)
+        self._start = start
+        self._run: Run | None = None
+        self._loop: StepLoop | None = None
+        self._listeners: list[Callable[[int, Logged], None]] = []
+        self._due: list[Due] = []
+        self._evaluation: Evaluation | None = None
+        self.gathered: dict[str, Tensor] = {}
+        """What the last loop over `eval_batches` has gathered, the same on every rank."""
+
+    def register(self, name: str, thing: Any) -> None:
+        """Have a failure, a commit and a resume treat `thing` as part of the model.
+
+        It is anything with `state_dict` and `load_state_dict`, such as an average of the weights,
+        that changes in `before_step` or in the scheduler, alike on all ranks. Call it before
+        `steps`.
+        """
+        self._replica.register(name, thing)
+
+    def on_commit(self, listener: Callable[[int, Logged], None]) -> None:
+        """Have `listener(step, {slot: {name: value}})` called for each step that is committed.
+
+        It gets what all slots have logged, also those of ranks that died since. It is called on
+        each rank that holds the dense parameters, once a step, in order of steps.
+        """
+        self._listeners.append(listener)
+
+    def steps(self, batches: Batches, steps: int) -> Iterator[Any]:
+        """Train up to step `steps`: gives the batch of each (step, slot) that this rank runs.
+
+        `batches` are those of `ecrm.Indexed`, or a function of (step, slot). It must give the same
+        batch whenever it is asked, on whatever rank. The loop's body calls the model and
+        `backward`, and nothing that waits for other ranks. A step that a failure has undone is
+        given again. Ranks without slots get no batch: their loop ends when training does.
+        """
+        if self._loop is not None:
+            raise UsageError("session.steps was called before: one session trains once")
+        run = self._run = self._begin(steps)
+        self._loop = StepLoop(
+            run,
+            maker(batches, self._slots),
+            steps,
+            self._seed,
+            self._rows_of,
+            self._tables.source,
+            self._tell,
+            self._due,
+        )
+        yield from self._loop
+
+    def every(self, steps: int) -> Callable[[Callable[[], object]], Callable[[], object]]:
+        """Decorate a function that every rank is to call after each `steps` steps.
+
+        It is for evaluation: `eval_batches` belongs into it. Where a rank dies meanwhile it may be
+        called again for the same step.
+        """
+        if steps < 1:
+            raise UsageError(f"session.every({steps}): at least 1 is needed")
+
+        def add(work: Callable[[], object]) -> Callable[[], object]:
+            self._due.append(Due(steps, work))
+            return work
+
+        return add
+
+    def eval_batches(self, batches: EvalBatches) -> Iterator[Any]:
+        """Evaluate: gives the batches that this rank evaluates, for `gather` in the loop's body.
+
+        `batches` are an `ecrm.Indexed`, each sample of it once, or a list of batches. Every rank
+        must loop over them: in a function for `every`, or after `steps`. Gradients are off. Where a
+        rank dies meanwhile, all begin again with the first batch. After the loop `gathered` has the
+        result.
+        """
+        loop, engine = self._running("eval_batches")
+        evaluation = Evaluation(engine, self._rows_of, self._tables.source)
+        self._evaluation = evaluation
+        with torch.no_grad():
+            self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
+        self._evaluation = None
+
+    def gather(self, **tensors: Tensor) -> None:
+        """Keep tensors of the batch at hand, [B, ...], such as scores and labels.
+
+        `gathered` has them after the loop over `eval_batches`, of all batches and in their order.
+        """
+        if self._evaluation is None:
+            raise UsageError(
+                "session.gather belongs into the body of the loop over session.eval_batches"
+            )
+        self._evaluation.gather(tensors)
+
+    def save(self, path: str | Path) -> None:
+        """Collective, after `steps` or in a function for `every`: write the model to one file.
+
+        It holds the module's state_dict under TorchRec's names, tables and all: a `.pt` file for
+        torch.load, or a `.safetensors` file. The file appears once it is complete. Tables are
+        gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
+        it cannot be written.
+        """
+        (loop, engine), target = self._running("save"), Path(path)
+        format_of(target)
+        for _ in loop.stoppable(lambda: saved(engine, target, self._dense_state())):
+            pass
+
+    def _dense_state(self) -> dict[str, Tensor]:
+        """The module's tensors that are not tables, by the names of its state_dict."""
+        return {
+            name: tensor
+            for name, tensor in self.model.state_dict().items()
+            if isinstance(tensor, Tensor) and not tensor.is_meta
+        }
+
+    @property
+    def engine(self) -> Engine:
+        """This rank's engine, once `steps` has begun."""
+        return self._running("engine")[1]
+
+    def _running(self, what: str) -> tuple[StepLoop, Engine]:
+        if self._run is None or self._loop is None:
+            raise UsageError(f"session.{what} belongs after the first step of session.steps")
+        return self._loop, self._run.engine
+
+    def log(self, **values: float | Tensor) -> None:
+        """Note numbers of the batch at hand, such as its loss, for `on_commit` and the progress.
+
+        They count once for each step and slot, however often a failure has the step redone.
+        """
+        if self._loop is None:
+            raise UsageError("session.log belongs into the body of the loop over session.steps")
+        self._loop.log(values)
+
+    def _begin(self, steps: int) -> Run:
+        return self._start(
+            Wanted(
+                self._described,
+                self._replica.reset,
+                self._slots,
+                self._seed,
+                steps,
+                self._sparse_rate,
+            )
+        )
+
+    def _rows_of(self, batch: Any) -> BatchRows:
+        found = self._sparse(batch)
+        one = isinstance(found, (KeyedJaggedTensor, TensorDict))
+        return self._tables.batch_rows([found] if one else found, self._spaces)
+
+    def _tell(self, step: int, logged: Logged) -> None:
+        for listener in self._listeners:
+            listener(step, logged)

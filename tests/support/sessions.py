@@ -1,0 +1,289 @@
+"""Sessions on simulated ranks: a user's model and loop, with kills, and what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    PoolingType,
+)
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
+from ecrm.engine.table_digest import table_digests
+from ecrm.placement.assignment import initial_view
+from ecrm.protection.base import Protection
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.session.run import Wanted
+from ecrm.session.session import Session
+from ecrm.storage import store_factory
+from ecrm.storage.base import SparseOptimizer
+from ecrm.transport.base import Transport
+from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+
+META = torch.device("meta")
+
+
+@dataclass
+class Batch:
+    dense: Tensor
+    kjt: KeyedJaggedTensor
+    label: Tensor
+
+
+class TwoTower(nn.Module):
+    """Bags of several widths, a shared feature, weights, sequences, BatchNorm and Dropout."""
+
+    def __init__(self, device: torch.device = META) -> None:
+        super().__init__()
+        bag = EmbeddingBagConfig
+        self.ebc = EmbeddingBagCollection(
+            device=device,
+            tables=[
+                bag(
+                    name="user", num_embeddings=50, embedding_dim=8, feature_names=["u", "friends"]
+                ),
+                bag(
+                    name="item",
+                    num_embeddings=90,
+                    embedding_dim=16,
+                    feature_names=["clicked"],
+                    pooling=PoolingType.MEAN,
+                ),
+                bag(name="shop", num_embeddings=90, embedding_dim=4, feature_names=["clicked"]),
+            ],
+        )
+        self.weighted = EmbeddingBagCollection(
+            device=device,
+            is_weighted=True,
+            tables=[bag(name="tag", num_embeddings=30, embedding_dim=12, feature_names=["tags"])],
+        )
+        self.sequence = EmbeddingCollection(
+            device=device,
+            tables=[
+                EmbeddingConfig(
+                    name="page", num_embeddings=40, embedding_dim=8, feature_names=["pages"]
+                )
+            ],
+        )
+        self.norm = nn.BatchNorm1d(48 + 8)
+        self.mlp = nn.Sequential(
+            nn.Linear(56 + 4, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 1)
+        )
+
+    def forward(self, dense: Tensor, kjt: KeyedJaggedTensor) -> Tensor:
+        pages = self.sequence(kjt)["pages"]
+        summed = torch.zeros(len(dense), 8).index_add(
+            0, torch.repeat_interleave(torch.arange(len(dense)), pages.lengths()), pages.values()
+        )
+        bags = [self.ebc(kjt).values(), self.weighted(kjt).values(), summed]
+        return self.mlp(torch.cat([self.norm(torch.cat(bags, 1)), dense], 1)).squeeze(1)
+
+
+def two_tower() -> nn.Module:
+    model = TwoTower()
+    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.05})
+    apply_optimizer_in_backward(torch.optim.Adam, model.weighted.parameters(), {"lr": 0.01})
+    apply_optimizer_in_backward(torch.optim.SGD, model.sequence.parameters(), {"lr": 0.1})
+    return model
+
+
+KEYS = {"u": 50, "friends": 50, "clicked": 90, "tags": 30, "pages": 40}
+
+
+def batch_of(step: int, slot: int, size: int = 8) -> Batch:
+    """A batch that only (step, slot) decide; in step 3 nobody has tags."""
+    random = torch.Generator().manual_seed(1000 * step + slot)
+    lengths = [torch.ones(size, dtype=torch.int64)]
+    lengths += [torch.randint(0, 4, (size,), generator=random) for _ in range(4)]
+    if step == 3:
+        lengths[3].zero_()
+    ids = [
+        torch.randint(0, rows, (int(some.sum()),), generator=random)
+        for rows, some in zip(KEYS.values(), lengths, strict=True)
+    ]
+    kjt = KeyedJaggedTensor(
+        list(KEYS),
+        torch.cat(ids),
+        lengths=torch.cat(lengths),
+        weights=torch.rand(sum(map(len, ids)), generator=random),
+    )
+    return Batch(
+        torch.randn(size, 4, generator=random),
+        kjt,
+        torch.randint(0, 2, (size,), generator=random).float(),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a session runs, and how it is protected."""
+
+    servers: int = 4
+    trainers: int = 2
+    spares: int = 1
+    slots: int = 2
+    commit_interval: int = 1
+    protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
+
+    @property
+    def world(self) -> int:
+        return self.servers + self.trainers + self.spares
+
+
+@dataclass
+class SimulatedRun:
+    """The run of a session on one simulated rank."""
+
+    engine: Engine
+
+    def between_steps(self) -> None: ...
+
+    def doing(self, place: str) -> None: ...
+
+    def logged(self, step: int, by_slot: Any) -> None: ...
+
+    def step_finished(self) -> None: ...
+
+    def steps_done(self) -> None: ...
+
+    def went_back(self) -> None: ...
+
+    def stop(self) -> None:
+        raise AssertionError("nobody asks to stop")
+
+
+def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wanted], SimulatedRun]:
+    """What a session is started by on a simulated rank."""
+
+    def start(wanted: Wanted) -> SimulatedRun:
+        protection = layout.protection(layout.servers)
+        view = initial_view(
+            "dedicated", protection.shape, layout.trainers, layout.spares, wanted.slots, 2
+        )
+        return SimulatedRun(
+            Engine(
+                transport,
+                wanted.tables,
+                view,
+                protection,
+                store_factory("native", SparseOptimizer("sgd", 1.0)),
+                wanted.make_dense,
+                wanted.seed,
+                EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2),
+                hooks,
+                clock=lambda: 0.0,
+                sparse_rate=wanted.sparse_rate,
+            )
+        )
+
+    return start
+
+
+Train = Callable[[Callable[[Wanted], Any]], Session]
+"""A user's script, given what starts its session; returns the session when its loop is over."""
+
+
+def train_two_tower(
+    start: Callable[[Wanted], Any],
+    steps: int = 10,
+    prepare: Callable[[Session], None] = lambda session: None,
+) -> Session:
+    """The script of most tests; `prepare` gets the session before it trains."""
+    torch.manual_seed(7)
+    session = Session(
+        two_tower(),
+        slots=2,
+        seed=3,
+        dense_optimizer=lambda ps: torch.optim.AdamW(ps, lr=1e-2),
+        scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps),
+        before_step=lambda ps: nn.utils.clip_grad_norm_(ps, 0.5),
+        sparse=lambda batch: batch.kjt,
+        sparse_rate=lambda step: 0.9**step,
+        start=start,
+    )
+    session.delivered = []  # type: ignore[attr-defined]
+    session.on_commit(lambda step, logged: session.delivered.append((step, logged)))  # type: ignore[attr-defined]
+    prepare(session)
+    for batch in session.steps(batch_of, steps):
+        logits = session.model(batch.dense, batch.kjt)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.label)
+        loss.backward()
+        session.log(loss=loss)
+    return session
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a run: digests of tables and of dense states, wrong stripes, and so on."""
+
+    tables: Mapping[str, str]
+    dense: frozenset[str]
+    mismatches: int
+    deaths: int
+    logged: tuple[Any, ...] = field(repr=False)
+    evaluated: tuple[Any, ...] = ()
+
+
+def run(
+    faults: Sequence[PhaseFault] = (),
+    layout: Layout = Layout(),
+    train: Train = train_two_tower,
+    seed: int = 5,
+) -> Left:
+    """Train on simulated ranks, with those killed that `faults` name."""
+    cluster = SimulatedCluster(layout.world, seed, list(faults), most_calls=300_000)
+
+    def program(transport: Transport) -> tuple[Any, ...]:
+        hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
+        session = train(starter(transport, hooks, layout))
+        engine = session.engine
+        while True:
+            try:
+                engine.rebuild_all()
+                verified = engine.verify_parity()
+                with engine.recovery.recovering():
+                    tables = table_digests(engine, engine.view.reporter)
+                    transport.agree(True)
+                break
+            except StepAborted:
+                continue
+        dense = None
+        if engine.state.dense is not None:
+            digest = hashlib.sha256()
+            for tensor in engine.state.dense.state_tensors:
+                digest.update(tensor.detach().contiguous().numpy().tobytes())
+            dense = digest.hexdigest()
+        deaths = sum(len(failure.ranks) for failure in engine.state.failures.failures)
+        evaluated = tuple(getattr(session, "evaluated", {}).items())
+        return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
+
+    results = cluster.run(program).results
+    values = list(results.values())
+    (evaluated,) = {value[5] for value in values}  # every rank has the same
+    (tables,) = [value[0] for value in values if value[0] is not None]
+    logged = max((value[4] for value in values if value[1]), key=len)
+    return Left(
+        tables,
+        frozenset(value[1] for value in values if value[1] is not None),
+        max(value[2] for value in values),
+        max(value[3] for value in values),
+        tuple(
+            (step, tuple(sorted((s, tuple(v.items())) for s, v in slots.items())))
+            for step, slots in logged
+        ),
+        evaluated,
+    )

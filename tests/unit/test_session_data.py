@@ -1,0 +1,47 @@
+"""Batches of a map-style dataset: every sample once an epoch, whoever asks and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from ecrm.errors import UsageError
+from ecrm.session.data import Indexed, maker
+
+
+def numbers(size: int, batch: int, **options) -> Indexed:
+    return Indexed(range(size), batch, collate=list, **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("size", "batch", "slots"), [(12, 2, 3), (7, 3, 2), (5, 8, 1), (1, 1, 1)])
+def test_every_epoch_has_each_sample_once(shuffle, size, batch, slots):
+    data = numbers(size, batch, shuffle=shuffle)
+    make, steps = maker(data, slots), data.steps(3, slots)
+    seen = [i for step in range(steps) for slot in range(slots) for i in make(step, slot)]
+    assert len(seen) >= 3 * size > len(seen) - batch * slots
+    for epoch in range(3):
+        assert sorted(seen[epoch * size : (epoch + 1) * size]) == list(range(size))
+
+
+def test_a_batch_depends_on_seed_step_and_slot_alone():
+    forward, backward = numbers(50, 4), numbers(50, 4)
+    places = [(step, slot) for step in range(30) for slot in range(2)]
+    there = {place: forward.batch(*place, 2) for place in places}
+    assert there == {place: backward.batch(*place, 2) for place in reversed(places)}
+    assert there != {place: numbers(50, 4, seed=1).batch(*place, 2) for place in places}
+    first, second = (forward.samples(epoch * 50, 50) for epoch in range(2))
+    assert first != second != list(range(50)) != first
+
+
+def test_an_evaluation_sees_all_samples_in_order():
+    data = numbers(5, 2)
+    assert [data.whole_batch(n) for n in range(data.whole_batches)] == [[0, 1], [2, 3], [4]]
+
+
+def test_what_cannot_work_is_refused():
+    with pytest.raises(UsageError, match="batch_size=0"):
+        numbers(5, 0)
+    with pytest.raises(UsageError, match="empty"):
+        numbers(0, 1)
+    with pytest.raises(UsageError, match="list"):
+        maker([1, 2], 1)
