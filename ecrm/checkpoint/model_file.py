@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NAMES: dict[str, type] = {
     "BOOL": np.bool_,
@@ -21,6 +24,7 @@ _NAMES: dict[str, type] = {
     "I16": np.int16,
     "I32": np.int32,
     "I64": np.int64,
+    "BF16": np.uint16,  # which numpy does not have
     "F16": np.float16,
     "F32": np.float32,
     "F64": np.float64,
@@ -31,8 +35,20 @@ Shape = tuple[np.dtype[Any], tuple[int, ...]]
 """Element type and sizes of a tensor."""
 
 
+def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as what `ModelFile` takes: bfloat16 as uint16."""
+    import torch
+
+    plain = tensor.detach()
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(np.uint16)
+    return plain.numpy()
+
+
 class ModelFile:
     """A file being written: `arrays` are its tensors, mapped, holding zeros until they are filled.
+
+    An array of uint16 is a tensor of bfloat16.
 
     `form` is `safetensors`, or `torchrec` for what torch.load reads. `output` is an empty file,
     `folder` is where a temporary one may lie. `bytes` are those of the tensors. Raises OSError
@@ -70,7 +86,12 @@ class ModelFile:
 
         saved = _Saved(self._output)
         torch.save(
-            {name: torch.from_numpy(array) for name, array in self.arrays.items()},
+            {
+                name: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+                if array.dtype == np.uint16
+                else torch.from_numpy(array)
+                for name, array in self.arrays.items()
+            },
             cast(BinaryIO, saved),
         )
         if saved.trouble is not None:

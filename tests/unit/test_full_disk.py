@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ecrm import atomic_files
-from ecrm.checkpoint.export import export, shapes_of
+from ecrm.checkpoint.export import export
+from ecrm.checkpoint.exported_model import dlrm_shapes
 from ecrm.checkpoint.folder import Checkpoint, CheckpointFolder, name_of
 from ecrm.checkpoint.manifest import DENSE, Manifest
 from ecrm.checkpoint.model_file import read_safetensors
@@ -44,12 +45,7 @@ def made(tmp_path: Path) -> Path:
         0,
         [(numbers, np.ones((40, record // 4), np.float32).view(np.uint8))],
     )
-    shapes = shapes_of(
-        Checkpoint(draft, Manifest(7, IDENTITY, None, 0, [record], [ROWS + 5], [], []))
-    )
-    size = sum(
-        int(np.prod(shape)) for name, shape in shapes.items() if not name.startswith("sparse_arch.")
-    )
+    size = sum(int(np.prod(shape)) for shape in dlrm_shapes(IDENTITY).values())
     with SummedFile(folder.disk, draft / DENSE) as file:
         file.write(np.full(size, 2.0, np.float32).view(np.uint8).data)
     dense = {"name": DENSE, "space": -1, "bytes": file.bytes, "crc32": file.checksum}

@@ -1,0 +1,108 @@
+"""What the model of a checkpoint is made of, under the names of its file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ecrm.checkpoint.model_file import as_array
+from ecrm.errors import UsageError
+from ecrm.model.nested_state import unpacked
+from ecrm.placement.initial_values import Initial, Uniform
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import Table
+
+DLRM_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """Tables, what each is called in the file, and `dense_of(exported state)`, all else by name."""
+
+    tables: Sequence[Table]
+    names: Mapping[str, str]
+    dense_of: Callable[[Sequence[Tensor]], dict[str, np.ndarray[Any, Any]]]
+
+
+def exported_model(identity: Mapping[str, Any]) -> ExportedModel:
+    """The model of an identity. Raises UsageError where rows cannot be told from that alone."""
+    return _session(identity) if "tensor" in identity else _dlrm(identity)
+
+
+def _session(identity: Mapping[str, Any]) -> ExportedModel:
+    """A script's own model, under the names of its state_dict."""
+    tables = [
+        Table(name, table["rows"], table["dim"], _optimizer(identity, name), _initial(name, table))
+        for name, table in identity["table"].items()
+    ]
+    names = {name: f"{name}.weight" for name in identity["table"]}
+
+    def dense_of(state: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+        named = unpacked(state[0])
+        found = {name: named[first] for name, first in identity["names"].items()}
+        return {name: as_array(tensor) for name, tensor in found.items() if tensor is not None}
+
+    return ExportedModel(tables, names, dense_of)
+
+
+def _optimizer(identity: Mapping[str, Any], table: str) -> SparseOptimizer | None:
+    numbers = identity["rates"].get(table)
+    if numbers is None:
+        return None
+    return SparseOptimizer(**{**numbers, "betas": tuple(numbers["betas"])})
+
+
+def _initial(name: str, table: Mapping[str, Any]) -> Initial | None:
+    begins = table["begins"]
+    if isinstance(begins, str):
+        raise UsageError(
+            f"rows of table {name} that no step has updated begin as {begins}, which the "
+            "checkpoint does not hold",
+            otherwise='call session.save("model.pt") at the end of the script',
+        )
+    return None if begins is None else Uniform(*begins)
+
+
+def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:
+    """The built-in model, under the names of TorchRec's DLRM."""
+    dim, tables = identity["model.embedding_dim"], identity["tables"]
+    shapes = dlrm_shapes(identity)
+
+    def dense_of(state: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+        flat, place, arrays = state[0].numpy(), 0, {}
+        for name, shape in shapes.items():
+            arrays[name] = flat[place : place + math.prod(shape)].reshape(shape)
+            place += math.prod(shape)
+        return arrays
+
+    return ExportedModel(
+        [Table(name, rows, dim) for name, rows in tables.items()],
+        {name: DLRM_TABLE.format(name) for name in tables},
+        dense_of,
+    )
+
+
+def dlrm_shapes(identity: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The dense tensors of TorchRec's DLRM by name, in the order of the flat buffer."""
+    bottom, top = identity["model.bottom_mlp"], identity["model.top_mlp"]
+    features = len(identity["tables"])
+    width = bottom[-1] + (features + 1) * features // 2
+    last = top[-2] if len(top) > 1 else width
+    return {
+        **dict(_layers("dense_arch.model._mlp.{}._linear", 13, bottom)),
+        **dict(_layers("over_arch.model.0._mlp.{}._linear", width, top[:-1])),
+        "over_arch.model.1.weight": (top[-1], last),
+        "over_arch.model.1.bias": (top[-1],),
+    }
+
+
+def _layers(name: str, inputs: int, widths: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for number, width in enumerate(widths):
+        yield f"{name.format(number)}.weight", (width, inputs)
+        yield f"{name.format(number)}.bias", (width,)
+        inputs = width
