@@ -6,7 +6,7 @@
 The model and its loss are TorchRec's and torch's own. What protects it is the session.
 """
 
-import sys
+import argparse
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,15 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import ecrm
 from ecrm.data.dataset import CriteoDataset
 
-STEPS, SLOTS, BATCH, DIM = 200, 2, 256, 16
+parser = argparse.ArgumentParser()
+parser.add_argument("data", help="folder of a prepared dataset")
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--max-rows", type=int, help="the most rows of a table")
+parser.add_argument("--output", default="model.safetensors", help="file for the trained model")
+typed = parser.parse_args()
+SLOTS, BATCH, DIM = 2, 256, 16
 
-data = CriteoDataset.open(sys.argv[1])
+data = CriteoDataset.open(typed.data, typed.max_rows)
 names = [name for name, _ in data.tables]
 
 model = DLRM(
@@ -55,11 +61,11 @@ session = ecrm.Session(
     slots=SLOTS,
     seed=0,
     dense_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-    scheduler=lambda optimizer: CosineAnnealingLR(optimizer, STEPS),
+    scheduler=lambda optimizer: CosineAnnealingLR(optimizer, typed.steps),
     before_step=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0),
 )
-for dense, ids, labels in session.steps(batch, STEPS):
+for dense, ids, labels in session.steps(batch, typed.steps):
     loss = F.binary_cross_entropy_with_logits(session.model(dense, ids).squeeze(1), labels)
     loss.backward()
     session.log(loss=loss)
-session.save("model.pt")
+session.save(typed.output)

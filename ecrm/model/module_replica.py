@@ -97,6 +97,24 @@ class ModuleReplica:
         """The trained parameters, in the module's order."""
         return list(self._trained.values())
 
+    @property
+    def versions(self) -> int:
+        """A number that grows whenever something changes a parameter in place."""
+        return sum(parameter._version for parameter in self._all.values())
+
+    @property
+    def changed(self) -> bool:
+        """Whether a parameter is other than at the last commit."""
+        saved = self._saved["parameters"]
+        return any(not same_bits(p.detach(), saved[name]) for name, p in self._all.items())
+
+    @property
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradients that trained parameters have, by name."""
+        for name, parameter in self._trained.items():
+            if parameter.grad is not None:
+                yield name, parameter.grad
+
     def start_here(self) -> None:
         """Take everything as it is now as the start, and as committed.
 

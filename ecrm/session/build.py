@@ -13,7 +13,7 @@ from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
-from ecrm.errors import Unrecoverable, UsageError
+from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.process.agreed_stop import agree_on_stop
@@ -30,8 +30,8 @@ from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.policy import policy_of
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import RunStopped, ThisRank, this_rank
-from ecrm.session.run import Wanted
-from ecrm.session.trained_module import TrainedModule, digests_of, shapes_of
+from ecrm.session.run import Wanted, too_late
+from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
 from ecrm.wording import counted
@@ -122,8 +122,9 @@ def _config(config: Config, wanted: Wanted, started: int) -> Config:
 def _trained(wanted: Wanted) -> TrainedModule:
     replica = wanted.make_dense()
     if not isinstance(replica, ModuleReplica):
-        return TrainedModule(wanted, {}, {})
-    return TrainedModule(wanted, shapes_of(replica.module), digests_of(replica.named_state))
+        return TrainedModule(wanted, {}, {}, {})
+    module, state = replica.module, replica.named_state
+    return TrainedModule(wanted, shapes_of(module), names_of(module), digests_of(state))
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
@@ -228,6 +229,11 @@ class RankRun:
         )
         self._progress.restart_clock()
 
+    @property
+    def steps_left(self) -> int:
+        """How many steps are not trained yet."""
+        return self._steps - self.engine.step
+
     def between_steps(self) -> None:
         """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
         if self._checkpoints is not None:
@@ -236,6 +242,14 @@ class RankRun:
     def doing(self, place: str) -> None:
         """Where in training the script is, for the line that says where it has failed."""
         self._this.place = place
+
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        """The part of what slots have in trouble in a step that all ranks must know."""
+        return self._rank.watch.worth_saying(step, troubles)
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step, but to an evaluation."""
+        self._progress.restart_clock()
 
     def step_finished(self) -> None:
         """A step is done on this rank: count it, and tell of it when that is due."""
@@ -296,7 +310,7 @@ class RankRun:
         asked = False
         while True:
             if self.engine.step < self._furthest:
-                raise self._too_late()
+                raise too_late(self.engine, self._furthest)
             try:
                 if asked:
                     asked = False
@@ -310,12 +324,6 @@ class RankRun:
                 self.went_back()
         tell_end(self._run, self._rank, summary, self._ending.unkept, _pace(summary))
         return 0 if self._run.folder.is_complete else 1
-
-    def _too_late(self) -> Unrecoverable:
-        return Unrecoverable(
-            f"after the script's loop all ranks have rolled back from step {self._furthest} to "
-            f"step {self.engine.step}: start the run again with --resume auto"
-        )
 
 
 class LastWords:

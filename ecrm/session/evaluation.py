@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.errors import UsageError
+from ecrm.model.determinism import aligned, seed_slot
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed, unpacked
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.data import Indexed
 from ecrm.session.row_source import FetchedRows, RowSource
+from ecrm.session.run import Run
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]
@@ -25,13 +27,21 @@ class Evaluation:
     """One evaluation on one rank: batches out, tensors gathered, all of them everywhere at the end.
 
     `rows_of(batch)` are the rows that a batch uses. `source` hands those of the batch at hand to
-    the model's collections.
+    the model's collections. `replica` is the dense part, `went_back` is called after a failure.
     """
 
     def __init__(
-        self, engine: Engine, rows_of: Callable[[Any], BatchRows], source: RowSource
+        self,
+        run: Run,
+        replica: ModuleReplica,
+        seed: int,
+        rows_of: Callable[[Any], BatchRows],
+        source: RowSource,
+        went_back: Callable[[], None],
     ) -> None:
-        self._engine, self._rows_of, self._source = engine, rows_of, source
+        self._run, self._engine, self._replica = run, run.engine, replica
+        self._seed, self._rows_of, self._source = seed, rows_of, source
+        self._went_back = went_back
         self._parts: dict[str, Tensor] = {}
         self._number = -1
 
@@ -54,7 +64,7 @@ class Evaluation:
         """
         count, make = _counted(batches)
         result: dict[str, Tensor] = yield from sealed(
-            self._engine, lambda: self._once_through(count, make)
+            self._engine, lambda: self._once_through(count, make), self._went_back
         )
         return result
 
@@ -63,20 +73,43 @@ class Evaluation:
     ) -> Generator[Any, None, dict[str, Tensor]]:
         engine, slots = self._engine, len(self._engine.view.slots)
         self._parts = {}
+        self._check_count(count)
         for first in range(0, count, slots):
             engine.heed_stop()
             engine.enter("evaluate")
-            mine = {
-                slot: make(first + slot) for slot in sorted(engine.slots) if first + slot < count
-            }
+            numbers = {slot: first + slot for slot in sorted(engine.slots) if first + slot < count}
+            mine = {slot: self._made(make, number) for slot, number in numbers.items()}
             asked = {slot: self._rows_of(batch) for slot, batch in mine.items()}
             values = engine.lookup({slot: rows.rows for slot, rows in asked.items()})
             for slot, batch in mine.items():
                 self._source.current = FetchedRows(values[slot], asked[slot])
                 self._number = first + slot
+                self._replica.begin_slot(slot)  # with the buffers of the step
+                seed_slot(self._seed, engine.step, -1 - self._number)
+                self._run.doing(f"batch {self._number} of an evaluation")
                 yield batch
+                self._run.doing("")
                 self._source.current, self._number = None, -1
         return self._shared()
+
+    def _made(self, make: Callable[[int], Any], number: int) -> Any:
+        self._run.doing(f"batch {number} of an evaluation")
+        seed_slot(self._seed, self._engine.step, -1 - number)
+        return aligned(make(number))
+
+    def _check_count(self, count: int) -> None:
+        """Collective: raise UsageError on every rank unless all have as many batches."""
+        engine = self._engine
+        with engine.recovery.recovering():
+            shared = engine.state.transport.share([torch.tensor([count])])
+        counts = {rank: int(tensors(parts)[0]) for rank, parts in sorted(shared.items())}
+        for rank, other in counts.items():
+            if other != counts[min(counts)]:
+                raise UsageError(
+                    f"session.eval_batches has {counts[min(counts)]} batches on rank "
+                    f"{min(counts)} and {other} on rank {rank}",
+                    otherwise="give all ranks the same",
+                )
 
     def _shared(self) -> dict[str, Tensor]:
         """Collective: what all ranks have gathered, by name, in the order of the batches."""

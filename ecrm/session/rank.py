@@ -21,6 +21,10 @@ class Part(Protocol):
     def engine(self) -> Engine:
         """This rank's engine."""
 
+    @property
+    def steps_left(self) -> int:
+        """How many steps are not trained yet."""
+
     def end(self) -> int:
         """Collective, once the script has ended on this rank: end the run; returns its exit code.
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
+from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
 
 
@@ -49,6 +50,12 @@ class Run(Protocol):
     def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
         """What slots have logged in a committed step; each step once, and in order."""
 
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        """The part of what slots have in trouble in a step that all ranks must know."""
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step."""
+
     def step_finished(self) -> None:
         """A step is done on this rank: count it, and tell when that is due."""
 
@@ -63,6 +70,14 @@ class Run(Protocol):
 
         Does not return, unless by StepAborted or StopAgreed.
         """
+
+
+def too_late(engine: Engine, trained: int) -> Unrecoverable:
+    """Why a script cannot go on: its loop is over, and a failure has undone steps of it."""
+    return Unrecoverable(
+        f"after the script's loop all ranks have rolled back from step {trained} to "
+        f"step {engine.step}: start the run again with --resume auto"
+    )
 
 
 Start = Callable[[Wanted], Run]

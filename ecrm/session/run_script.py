@@ -76,6 +76,16 @@ def _to_the_end(rank: ThisRank) -> int:
     failure = _execute(rank.script, rank)
     if failure is None and rank.part is None:
         failure = Failure(f"{rank.script.path} has ended without training: no session.steps() ran")
+    if rank.place and failure is None:
+        failure = Failure(
+            f"{rank.script.path} has left a loop in {rank.place}: let loops over session.steps and "
+            "session.eval_batches run to their end"
+        )
+    if rank.part is not None and failure is None and rank.part.steps_left:
+        failure = Failure(
+            f"{rank.script.path} has ended {rank.part.steps_left} steps before its training: let "
+            "the loop over session.steps run to its end"
+        )
     if failure is not None:
         _fail(rank, failure)
     assert rank.part is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ecrm.atomic_files import staged_file
-from ecrm.checkpoint.model_file import ModelFile, Shape
+from ecrm.checkpoint.model_file import ModelFile, Shape, as_array
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
 from ecrm.errors import EcrmError, UsageError
 from ecrm.storage.base import Store
+from ecrm.transport.base import PeerFailure
 from ecrm.transport.message import tensors
 
 FORMATS = {".safetensors": "safetensors", ".pt": "torchrec", ".pth": "torchrec"}
@@ -30,21 +31,30 @@ def format_of(path: Path) -> str:
     return FORMATS[path.suffix]
 
 
-def saved(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> Generator[Any, None, None]:
+def saved(
+    engine: Engine,
+    path: Path,
+    dense: Callable[[], Mapping[str, Tensor]],
+    aliases: Mapping[str, str],
+    went_back: Callable[[], None],
+) -> Generator[Any, None, None]:
     """As `save`, whoever dies meanwhile; yields nothing. Raises as `sealed` does, too."""
 
     def work() -> Generator[Any, None, None]:
         with engine.recovery.recovering():
-            save(engine, path, dense)
+            save(engine, path, dense(), aliases)
         yield from ()
 
-    yield from sealed(engine, work)
+    yield from sealed(engine, work, went_back)
 
 
-def save(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> None:
+def save(
+    engine: Engine, path: Path, dense: Mapping[str, Tensor], aliases: Mapping[str, str]
+) -> None:
     """Collective, no row missing: write tables and `dense` tensors to a file, by their names.
 
-    The reporter writes it; `dense` is needed there alone. The file appears once it is complete, in
+    The reporter writes it; `dense` is needed there alone. `aliases` are {further name of a table:
+    name}: the file has such a table under both. The file appears once it is complete, in
     the place of an older one. Raises EcrmError on every rank where it cannot be written, and
     PeerFailure as transport calls do.
     """
@@ -56,9 +66,11 @@ def save(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> None:
         try:
             if writes:
                 output = opened.enter_context(staged_file(path))
-                shapes = {name: _shape(tensor) for name, tensor in dense.items()}
+                shapes = _tables(engine)
+                shapes |= {f"{n}.weight": shapes[f"{of}.weight"] for n, of in aliases.items()}
+                shapes |= {name: _shape(tensor) for name, tensor in dense.items()}
                 file = opened.enter_context(
-                    closing(ModelFile(form, output, path.parent, {**_tables(engine), **shapes}, {}))
+                    closing(ModelFile(form, output, path.parent, shapes, {}))
                 )
         except (EcrmError, OSError) as error:
             trouble = _told(path, error)
@@ -68,8 +80,10 @@ def save(engine: Engine, path: Path, dense: Mapping[str, Tensor]) -> None:
                 file.arrays[name][first : first + len(rows)] = rows.numpy()
         try:
             if file is not None:
+                for name, of in aliases.items():
+                    file.arrays[f"{name}.weight"][...] = file.arrays[f"{of}.weight"]
                 for name, tensor in dense.items():
-                    file.arrays[name][...] = tensor.detach().numpy()
+                    file.arrays[name][...] = as_array(tensor)
                 file.finish()
             opened.close()
         except (EcrmError, OSError) as error:
@@ -86,8 +100,7 @@ def _tables(engine: Engine) -> dict[str, Shape]:
 
 
 def _shape(tensor: Tensor) -> Shape:
-    array: np.ndarray[Any, Any] = torch.empty(0, dtype=tensor.dtype).numpy()
-    return array.dtype, tuple(tensor.shape)
+    return as_array(tensor[:0] if tensor.dim() else tensor).dtype, tuple(tensor.shape)
 
 
 def _gathered(engine: Engine) -> Iterator[tuple[str, int, Tensor | None]]:
@@ -110,7 +123,10 @@ def _told(path: Path, error: EcrmError | OSError) -> EcrmError:
 def _share_trouble(engine: Engine, trouble: EcrmError | None) -> None:
     """Collective: raise the reporter's trouble on every rank."""
     text = "" if trouble is None else f"{trouble.exit_code} {trouble}"
-    shared = engine.state.transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8)])
+    transport = engine.state.transport
+    shared = transport.share([torch.tensor(list(text.encode()), dtype=torch.uint8)])
+    if not transport.agree(True):
+        raise PeerFailure("a rank died while a model was saved")
     for rank, parts in sorted(shared.items()):
         (said,) = tensors(parts)
         if said.numel():

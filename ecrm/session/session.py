@@ -82,6 +82,7 @@ class Session:
         spaces = row_spaces(self._described)
         self._tables.lay_out(spaces)
         self._spaces = len(spaces)
+        self._check_dense()
         self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, before_step)
         self._start = start
         self._run: Run | None = None
@@ -92,6 +93,18 @@ class Session:
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
 
+    def _check_dense(self) -> None:
+        """Raise UsageError where a parameter that is no table has no memory."""
+        tables = [*self._tables.values, *self._tables.aliases]
+        tables += [table.name for table in self._tables.tables]
+        weights = {f"{table}.weight" for table in tables}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if parameter.is_meta and name not in weights:
+                raise UsageError(
+                    f"parameter {name} is on the meta device and is no table's",
+                    otherwise="build all but the tables on the CPU",
+                )
+
     def register(self, name: str, thing: Any) -> None:
         """Have a failure, a commit and a resume treat `thing` as part of the model.
 
@@ -99,6 +112,7 @@ class Session:
         that changes in `before_step` or in the scheduler, alike on all ranks. Call it before
         `steps`.
         """
+        self._check_before("register")
         self._replica.register(name, thing)
 
     def on_commit(self, listener: Callable[[int, Logged], None]) -> None:
@@ -119,12 +133,14 @@ class Session:
         """
         if self._loop is not None:
             raise UsageError("session.steps was called before: one session trains once")
+        make = maker(batches, self._slots)
         run = self._run = self._begin(steps)
         self._loop = StepLoop(
             run,
-            maker(batches, self._slots),
+            make,
             steps,
             self._seed,
+            self.model,
             self._rows_of,
             self._tables.source,
             self._tell,
@@ -138,6 +154,7 @@ class Session:
         It is for evaluation: `eval_batches` belongs into it. Where a rank dies meanwhile it may be
         called again for the same step.
         """
+        self._check_before("every")
         if steps < 1:
             raise UsageError(f"session.every({steps}): at least 1 is needed")
 
@@ -155,8 +172,16 @@ class Session:
         rank dies meanwhile, all begin again with the first batch. After the loop `gathered` has the
         result.
         """
-        loop, engine = self._running("eval_batches")
-        evaluation = Evaluation(engine, self._rows_of, self._tables.source)
+        loop, run = self._running("eval_batches")
+        self._check_unchanged("eval_batches")
+        evaluation = Evaluation(
+            run,
+            self._replica,
+            self._seed,
+            self._rows_of,
+            self._tables.source,
+            loop.went_back,
+        )
         self._evaluation = evaluation
         with torch.no_grad():
             self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
@@ -181,13 +206,18 @@ class Session:
         gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
         it cannot be written.
         """
-        (loop, engine), target = self._running("save"), Path(path)
+        (loop, run), target = self._running("save"), Path(path)
         format_of(target)
-        for _ in loop.stoppable(lambda: saved(engine, target, self._dense_state())):
+        self._check_unchanged("save")
+        aliases = self._tables.aliases
+        for _ in loop.stoppable(
+            lambda: saved(run.engine, target, self._dense_state, aliases, loop.went_back)
+        ):
             pass
 
     def _dense_state(self) -> dict[str, Tensor]:
         """The module's tensors that are not tables, by the names of its state_dict."""
+        self._replica.begin_slot(0)  # with the buffers of the step
         return {
             name: tensor
             for name, tensor in self.model.state_dict().items()
@@ -197,12 +227,46 @@ class Session:
     @property
     def engine(self) -> Engine:
         """This rank's engine, once `steps` has begun."""
-        return self._running("engine")[1]
+        if self._run is None:
+            raise UsageError("session.engine is there once the loop over session.steps has begun")
+        return self._run.engine
 
-    def _running(self, what: str) -> tuple[StepLoop, Engine]:
+    def _check_before(self, what: str) -> None:
+        if self._loop is not None:
+            raise UsageError(f"session.{what} belongs before the loop over session.steps")
+
+    def _check_unchanged(self, what: str) -> None:
+        """Raise UsageError where parameters are not those that the last step has left."""
+        engine = self.engine
+        holds = engine.state.dense is not None and engine.committed == engine.step
+        if holds and self._replica.changed:
+            raise UsageError(
+                f"session.{what}: the model's parameters were changed since the last step",
+                otherwise="leave them as they are; for other weights, such as an average, "
+                "call copy.deepcopy(session.model) and change the copy",
+            )
+
+    def _running(self, what: str) -> tuple[StepLoop, Run]:
         if self._run is None or self._loop is None:
             raise UsageError(f"session.{what} belongs after the first step of session.steps")
-        return self._loop, self._run.engine
+        if not self._loop.between_steps:
+            raise UsageError(
+                f"session.{what} is called while step {self._run.engine.step} is under way",
+                otherwise="call it after the loop over session.steps has come to its end, or in a "
+                "function for session.every",
+            )
+        if self._evaluation is not None:
+            raise UsageError(
+                f"session.{what} is called in the body of a loop over session.eval_batches, or "
+                "after one that was left",
+                otherwise="let that loop run to its end before",
+            )
+        if torch.is_inference_mode_enabled():
+            raise UsageError(
+                f"session.{what} is called under torch.inference_mode()",
+                otherwise="leave that out: gradients are off in the loop already",
+            )
+        return self._loop, self._run
 
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of the batch at hand, such as its loss, for `on_commit` and the progress.
@@ -214,6 +278,7 @@ class Session:
         self._loop.log(values)
 
     def _begin(self, steps: int) -> Run:
+        self._replica.start_here()
         return self._start(
             Wanted(
                 self._described,

@@ -14,7 +14,7 @@ from ecrm.checkpoint.compatibility import ANEW, begun_as
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
-from ecrm.placement.initial_values import Values
+from ecrm.placement.initial_values import Initial, Uniform, Values
 from ecrm.session.run import Wanted
 
 SHOWN = 8
@@ -29,6 +29,21 @@ def shapes_of(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in named if not tensor.is_meta}
 
 
+def names_of(module: nn.Module) -> dict[str, str]:
+    """{name in the state_dict: first name of that parameter or buffer}, but for tables.
+
+    A tensor has several names in the state_dict where it is in the module more than once.
+    """
+    named = [*module.named_parameters(), *module.named_buffers()]
+    first = {id(tensor): name for name, tensor in reversed(named)}
+    kept = module.state_dict(keep_vars=True)
+    return {
+        name: first[id(tensor)]
+        for name, tensor in kept.items()
+        if id(tensor) in first and not tensor.is_meta
+    }
+
+
 def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
     """A digest of each tensor's bytes."""
     return {
@@ -41,11 +56,13 @@ def digests_of(named: Mapping[str, Tensor]) -> dict[str, str]:
 class TrainedModule:
     """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`.
 
-    `weights` are digests of what the module, its optimizer and all else begin with, by name.
+    `names` are as `names_of` has them. `weights` are digests of what the module, its optimizer and
+    all else begin with, by name.
     """
 
     wanted: Wanted
     shapes: Mapping[str, list[int]]
+    names: Mapping[str, str]
     weights: Mapping[str, str]
 
     def steps(self, data_began: int = 0) -> int:
@@ -65,7 +82,7 @@ class TrainedModule:
                     "rows": table.rows,
                     "dim": table.dim,
                     "optimizer": None if table.optimizer is None else table.optimizer.name,
-                    "values": table.initial.digest if isinstance(table.initial, Values) else None,
+                    "begins": _beginning(table.initial),
                 }
                 for table in wanted.tables
             },
@@ -75,6 +92,7 @@ class TrainedModule:
                 if table.optimizer is not None
             },
             "tensor": dict(self.shapes),
+            "names": dict(self.names),
             "data_began": data_began,
             **(began_as or begun_as({"rows_seed": wanted.seed})),
             "told": {"steps": wanted.steps},
@@ -121,6 +139,15 @@ class TrainedModule:
         return lines if steps[0] == steps[1] else [*lines, f"steps {steps[0]} -> {steps[1]}"]
 
 
+def _beginning(initial: Initial | None) -> list[float] | str | None:
+    """What rows begin as: between two bounds, or in words; None for the default."""
+    if isinstance(initial, Uniform):
+        return [initial.low, initial.high]
+    if isinstance(initial, Values):
+        return f"values {initial.digest[:16]}"
+    return None if initial is None else "its init_fn says"
+
+
 def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
     if "tensor" not in said:
         raise UsageError(f"{path} is of the built-in trainer, and not of a script: {ANEW}")
@@ -128,7 +155,7 @@ def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
 
 def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
     """An identity in which tables have no optimizers."""
-    without = {"optimizer": None, "values": None}
+    without = {"optimizer": None, "begins": None}
     tables = {name: {**table, **without} for name, table in identity["table"].items()}
     return {**identity, "table": tables}
 
@@ -157,6 +184,7 @@ def _in_words(value: Any) -> str:
         return "missing"
     if isinstance(value, dict):
         optimizer = f" with {value['optimizer']}" if value["optimizer"] else ""
-        given = f", begun with values {value['values'][:8]}" if value["values"] else ""
+        begins = value["begins"]
+        given = "" if begins is None else f", begun as {begins}"
         return f"{value['rows']} x {value['dim']}{optimizer}{given}"
     return " x ".join(map(str, value)) or "one number"

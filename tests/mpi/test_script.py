@@ -95,6 +95,7 @@ def test_killed_ranks_leave_the_model_of_an_undisturbed_run(tmp_path, calm):
         check_event(json.loads(line))
 
 
+@pytest.mark.drill
 def test_what_dies_after_the_loop_does_not_undo_it(tmp_path, calm):
     checkpoints = ("--protection", "checkpoint", "--set", "checkpoint.every_steps=5")
     done = train(tmp_path, "--run-dir", "run", "--kill", "1@12:finish", *checkpoints)
@@ -104,6 +105,7 @@ def test_what_dies_after_the_loop_does_not_undo_it(tmp_path, calm):
     assert after["model_sha256"] == summary(calm)["model_sha256"]
 
 
+@pytest.mark.drill
 def test_a_script_goes_on_where_it_was_stopped_and_its_model_must_be_the_same(tmp_path, calm):
     done = train(tmp_path, "--run-dir", "run", script=("12", "--stop-in", "6"))
     assert done.returncode == 130, done.stdout + done.stderr

@@ -160,6 +160,11 @@ class SimulatedRun:
 
     def steps_done(self) -> None: ...
 
+    def restart_clock(self) -> None: ...
+
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        return troubles
+
     def went_back(self) -> None: ...
 
     def stop(self) -> None:

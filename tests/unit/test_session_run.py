@@ -16,7 +16,7 @@ from ecrm.placement.tables import Table
 from ecrm.session.build import _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
-from ecrm.session.trained_module import SHOWN, TrainedModule, digests_of, shapes_of
+from ecrm.session.trained_module import SHOWN, TrainedModule, digests_of, names_of, shapes_of
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")
@@ -25,7 +25,7 @@ PATH = Path("run/checkpoints/step-5")
 def trained(width: int = 4, steps: int = 10, slots: int = 2, rows: int = 9, optimizer=ADAGRAD):
     module = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width))
     wanted = Wanted([Table("user", rows, 8, optimizer)], lambda: None, slots, 3, steps, None)
-    return TrainedModule(wanted, shapes_of(module), {})
+    return TrainedModule(wanted, shapes_of(module), names_of(module), {})
 
 
 def test_a_run_may_go_on_with_other_rates_and_more_steps_and_says_so():
@@ -63,7 +63,7 @@ def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_sh
 
 
 def test_no_more_tensors_are_named_than_one_can_read():
-    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)}, {})
+    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)}, {}, {})
     with pytest.raises(UsageError, match=f"layer{SHOWN - 1} is .*, and 10 more: start"):
         trained().check_identity(PATH, module.identity())
 
@@ -120,3 +120,12 @@ def test_weights_that_differ_from_rank_to_rank_are_refused():
     check_weights({0: one, 2: one, 5: one})
     with pytest.raises(UsageError, match="weight begins with other numbers on rank 5 than on ra"):
         check_weights({0: one, 2: one, 5: {**one, "weight": other["weight"]}})
+
+
+def test_a_tensor_has_all_its_names_in_the_state_dict_and_none_that_is_not_kept():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module[1].weight = module[0].weight
+    module.register_buffer("mask", torch.ones(2), persistent=False)
+    names = names_of(module)
+    assert names.keys() == module.state_dict().keys()
+    assert names["1.weight"] == names["0.weight"] == "0.weight" and names["1.bias"] == "1.bias"

@@ -1,0 +1,74 @@
+"""The example script under mpirun: a kill changes no bit, and its model is TorchRec's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.models.dlrm import DLRM
+
+from ecrm.checkpoint.model_file import read_safetensors
+from ecrm.data.dataset import CriteoDataset
+from support.commands import ecrm
+from support.drilling import Run
+from support.paths import ROOT
+
+SCRIPT = ROOT / "examples" / "criteo_dlrm.py"
+LAYOUT = ("--servers", "3", "--trainers", "2", "--spares", "1", "-k", "2", "-m", "1")
+STEPS = 30
+
+
+def train(folder: Path, data: Path, *words: str) -> Run:
+    """The example, its model saved beside its run folder."""
+    line = ("launch", str(SCRIPT), *LAYOUT, "--run-dir", str(folder / "run"), *words)
+    model = folder / "model.safetensors"
+    own = ("--", str(data), "--steps", str(STEPS), "--max-rows", "2000", "--output", str(model))
+    done = ecrm(*line, *own, cwd=folder, timeout=200)
+    return Run(done.returncode, done.stdout + done.stderr, folder / "run")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, criteo_rows) -> Run:
+    run = train(
+        tmp_path_factory.mktemp("killed"), criteo_rows, "--kill", "1@9:parity", "--kill", "4@20"
+    )
+    assert run.code == 0, run.output
+    return run
+
+
+def test_killed_ranks_leave_the_model_of_an_undisturbed_run(killed, tmp_path, criteo_rows):
+    calm = train(tmp_path, criteo_rows)
+    dead = [rank for failure in killed.summary["failures"] for rank in failure["ranks"]]
+    assert calm.code == 0 and calm.summary["failures"] == [] and sorted(dead) == [1, 4]
+    assert killed.model == calm.model
+    saved = [read_safetensors(run.folder.parent / "model.safetensors") for run in (calm, killed)]
+    assert saved[0].keys() == saved[1].keys()
+    assert all((saved[0][name] == saved[1][name]).all() for name in saved[0])
+
+
+def test_the_saved_and_the_exported_model_are_loaded_by_torchrec(killed, tmp_path, criteo_rows):
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=[name])
+        for name, rows in CriteoDataset.open(str(criteo_rows), 2000).tables
+    ]
+    plain = DLRM(EmbeddingBagCollection(tables=tables), 13, [64, 16], [64, 1])
+    saved = read_safetensors(killed.folder.parent / "model.safetensors")
+    plain.load_state_dict({name: torch.from_numpy(array) for name, array in saved.items()})
+    exported = tmp_path / "exported.safetensors"
+    done = ecrm("export", str(killed.folder), "--output", str(exported), cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    again = read_safetensors(exported)
+    assert again.keys() == saved.keys()
+    assert all((again[name] == saved[name]).all() for name in saved)
+    assert json.loads((killed.folder / "summary.json").read_text())["steps"] == STEPS
+
+
+def test_a_script_without_ecrm_says_what_to_type(tmp_path, criteo_rows):
+    words = [sys.executable, str(SCRIPT), str(criteo_rows)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and f"type ecrm launch {SCRIPT}" in done.stderr
