@@ -310,23 +310,43 @@ def public(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def described(name: str, thing: Callable[..., Any]) -> list[str]:
-    """A function or class: its signature and its docstring."""
-    return [f"#### {name}", f"```python\n{signature(thing)}\n```", *paragraphs(thing)]
+    """A function or class: its signature and its docstring, and those of a class's methods."""
+    blocks = [f"#### {name}", f"```python\n{signature(thing)}\n```", *paragraphs(thing)]
+    for method, function in methods(thing):
+        text = signature(function)
+        blocks += [f"##### {name}.{method}", f"```python\n{text}\n```", *paragraphs(function)]
+    return blocks
+
+
+def methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public methods that a class has of its own, in the order of the source."""
+    for name, function in vars(thing).items() if inspect.isclass(thing) else ():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            yield name, function
 
 
 def signature(thing: Callable[..., Any]) -> str:
     """The head of a function, or the fields of a class, as they are in the source."""
     node = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
     if isinstance(node, ast.ClassDef):
+        made = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+        for function in made:
+            if function.name == "__init__":
+                return called(node.name, function.args, "")
         fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
         return "\n".join([f"class {node.name}:", *(f"    {ast.unparse(part)}" for part in fields)])
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{thing} is neither a function nor a class")
-    texts = [text.replace("'", '"') for text in argument_texts(node.args)]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    if len(whole := f"{node.name}({', '.join(texts)}){returns}") <= COLUMNS:
+    return called(node.name, node.args, returns)
+
+
+def called(name: str, arguments: ast.arguments, returns: str) -> str:
+    """How something is called: its name and arguments, in one line or one for each argument."""
+    texts = [text.replace("'", '"') for text in argument_texts(arguments) if text != "self"]
+    if len(whole := f"{name}({', '.join(texts)}){returns}") <= COLUMNS:
         return whole
-    return "\n".join([f"{node.name}(", *(f"    {text}," for text in texts), f"){returns}"])
+    return "\n".join([f"{name}(", *(f"    {text}," for text in texts), f"){returns}"])
 
 
 def argument_texts(arguments: ast.arguments) -> Iterator[str]:
