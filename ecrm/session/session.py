@@ -14,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.engine.engine import Engine
 from ecrm.errors import UsageError
+from ecrm.model.determinism import seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import row_spaces
@@ -82,8 +83,9 @@ class Session:
         spaces = row_spaces(self._described)
         self._tables.lay_out(spaces)
         self._spaces = len(spaces)
+        self._user_before_step = before_step
         self._check_dense()
-        self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, before_step)
+        self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, self._before_step)
         self._start = start
         self._run: Run | None = None
         self._loop: StepLoop | None = None
@@ -92,6 +94,12 @@ class Session:
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
+
+    def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Just before the dense part steps, alike on all ranks that hold it."""
+        seed_slot(self._seed, self.engine.step, self._slots)
+        if self._user_before_step is not None:
+            self._user_before_step(parameters)
 
     def _check_dense(self) -> None:
         """Raise UsageError where a parameter that is no table has no memory."""

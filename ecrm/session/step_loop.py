@@ -208,7 +208,6 @@ class StepLoop:
             if engine.repairs_ahead and step + 2 < self._steps:
                 soon = self._rows(step + 2)
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
-        seed_slot(self._seed, step, len(engine.view.slots))  # for what steps the dense part
         engine.apply(
             {slot: result.gradients for slot, result in results.items()},
             {slot: result.contribution for slot, result in results.items()},

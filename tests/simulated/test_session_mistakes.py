@@ -1,0 +1,211 @@
+"""What a script can get wrong in a session is told in one line; what it may do leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from ecrm.errors import StrayId, UsageError
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.session.run import Wanted
+from ecrm.session.session import Session
+from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from support.sessions import Layout, Left, Train, run
+
+SMALL = Layout(
+    servers=3, trainers=2, spares=2, protection=lambda servers: ErasureProtection(servers, 2, 1)
+)
+ROWS, STEPS = 40, 6
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        return self.layers(self.bags(ids).values()).squeeze(1)
+
+
+def batch_of(step: int, slot: int, rows: int = ROWS) -> dict[str, Any]:
+    """A batch with noise that nobody has seeded: the session has."""
+    random = torch.Generator().manual_seed(31 * step + slot)
+    ids = torch.randint(0, rows, (5,), generator=random)
+    kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.ones(5, dtype=torch.int64))
+    return {"ids": kjt, "label": torch.rand(5), "weight": torch.ones(5)}
+
+
+def usual(session: Session, batch: dict[str, Any]) -> None:
+    loss = F.mse_loss(session.model(batch["ids"]), batch["label"])
+    loss.backward()
+
+
+def script(
+    body: Callable[[Session, dict[str, Any]], object] = usual,
+    prepare: Callable[[Session], object] = lambda session: None,
+    batches: Any = batch_of,
+    after: Callable[[Session], object] = lambda session: None,
+    before_step: Any = None,
+) -> Train:
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(0)
+        model = Model()
+        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+        session = Session(
+            model,
+            slots=2,
+            dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            before_step=before_step,
+            start=start,
+        )
+        session.delivered = []
+        session.on_commit(lambda step, logged: session.delivered.append((step, logged)))
+        prepare(session)
+        for batch in session.steps(batches, STEPS):
+            body(session, batch)
+        after(session)
+        return session
+
+    return train
+
+
+def forward_only(session: Session, batch: dict[str, Any]) -> None:
+    session.model(batch["ids"])
+
+
+def steps_itself(session: Session, batch: dict[str, Any]) -> None:
+    usual(session, batch)
+    with torch.no_grad():
+        next(session.model.layers[2].parameters()).add_(1.0)
+
+
+def logs_a_vector(session: Session, batch: dict[str, Any]) -> None:
+    usual(session, batch)
+    session.log(scores=torch.ones(3))
+
+
+def saves(session: Session, batch: dict[str, Any]) -> None:
+    session.save("model.pt")
+
+
+def asks_in_the_body(session: Session, batch: dict[str, Any]) -> None:
+    session.every(2)(lambda: None)
+
+
+BODIES = {
+    "nothing has a gradient: call session.model": forward_only,
+    "parameters were changed in the body": steps_itself,
+    r"session.log\(scores=...\) got 3 values": logs_a_vector,
+    "session.save is called while step 0 is under way": saves,
+    "session.every belongs before the loop": asks_in_the_body,
+}
+
+
+@pytest.mark.parametrize("told", BODIES)
+def test_a_mistake_in_the_body_is_told(told):
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script(BODIES[told]))
+    first = next(iter(failed.value.errors.values()))
+    assert isinstance(first, UsageError)
+    with pytest.raises(UsageError, match=told):
+        raise first
+
+
+def evaluates(batches: Callable[[Session], Any], body: Callable[[Session, Any], object]):
+    def after(session: Session) -> None:
+        for batch in session.eval_batches(batches(session)):
+            body(session, batch)
+
+    return after
+
+
+def swaps_weights(session: Session) -> list[Any]:
+    with torch.no_grad():
+        next(session.model.layers[2].parameters()).mul_(0.5)
+    return [batch_of(50, 0)]
+
+
+AFTER = {
+    "parameters were changed since the last step": (swaps_weights, forward_only),
+    r"has 1 batches on rank 0 and 2 on rank 1": (
+        lambda session: [batch_of(50, 0)] * (1 + session.engine.rank % 2),
+        forward_only,
+    ),
+    "called in the body of a loop over session.eval_batches": (
+        lambda session: [batch_of(50, 0)] * 2,
+        lambda session, batch: session.save("model.pt"),
+    ),
+    r"eval_batches\(int\)": (lambda session: 3, forward_only),
+}
+
+
+@pytest.mark.parametrize("told", AFTER)
+def test_a_mistake_in_an_evaluation_is_told(told):
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script(after=evaluates(*AFTER[told])))
+    first = next(iter(failed.value.errors.values()))
+    with pytest.raises(UsageError, match=told):
+        raise first
+
+
+def test_an_id_that_its_table_does_not_have_is_told_with_feature_sample_and_table():
+    def batches(step: int, slot: int) -> dict[str, Any]:
+        return batch_of(step, slot, ROWS if step < 2 else 10 * ROWS)
+
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script(batches=batches))
+    first = next(iter(failed.value.errors.values()))
+    with pytest.raises(StrayId, match='feature "f" of sample .: id .* is not in table t, whose id'):
+        raise first
+
+
+def changes_its_batch(session: Session, batch: dict[str, Any]) -> None:
+    batch["weight"].mul_(3.0)
+    loss = (batch["weight"] * (session.model(batch["ids"]) - batch["label"]) ** 2).mean()
+    loss.backward()
+
+
+def adds_noise(parameters: Any) -> None:
+    for parameter in parameters:
+        parameter.grad += 0.01 * torch.randn(parameter.shape)
+
+
+def toggles_modes(session: Session) -> None:
+    @session.every(2)
+    def evaluate() -> None:
+        session.model.eval()
+        for batch in session.eval_batches([batch_of(60 + n, 0) for n in range(3)]):
+            session.gather(score=session.model(batch["ids"]))
+        session.model.train()
+
+
+KILLS = [
+    [PhaseFault(3, 2, "update")],
+    [PhaseFault(4, 3, "update"), PhaseFault(0, 4, "dense")],
+    [PhaseFault(3, 4, "evaluate")],
+]
+
+
+def everything(interval: int, faults: list[PhaseFault]) -> Left:
+    layout = Layout(3, 2, 2, 2, interval, SMALL.protection)
+    return run(faults, layout, script(changes_its_batch, toggles_modes, before_step=adds_noise))
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_noise_changed_batches_and_modes_survive_kills(interval):
+    calm = everything(1, [])
+    for faults in KILLS:
+        left = everything(interval, faults)
+        assert left.deaths == len(faults)
+        assert (left.tables, left.dense) == (calm.tables, calm.dense)
