@@ -577,7 +577,9 @@ def test_a_broken_protection_is_caught(tmp_path, monkeypatch, broken):
         monkeypatch.setattr(
             StandIn,
             "kept",
-            lambda self, shard: [replace(entry, step=-entry.step) for entry in kept(self, shard)],
+            lambda self, shard: [
+                replace(entry, step=1000 - entry.step) for entry in kept(self, shard)
+            ],
         )
     elif broken == "rows are left out":
         restore = "ecrm.storage.hosted.HostedShard.restore"
