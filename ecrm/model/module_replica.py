@@ -293,6 +293,14 @@ class ModuleReplica:
                 f"the state to be loaded has registered objects {sorted(theirs)}, "
                 f"this script has {sorted(ours)}: register the same ones"
             )
+        for saved, live in zip(rest["optimizers"], self._optimizer_state.live()):
+            for one, other in zip(saved["groups"], live["groups"]):
+                if one.keys() != other.keys():
+                    raise UsageError(
+                        "the state to be loaded is another optimizer's: its numbers are "
+                        f"{', '.join(sorted(one))}, those of this script's are "
+                        f"{', '.join(sorted(other))}: make the optimizer as it was made"
+                    )
         if (rest["scheduler"] is None) != (self.scheduler is None):
             there, here = ("without", "with") if self.scheduler else ("with", "without")
             raise UsageError(

@@ -477,3 +477,12 @@ def test_nothing_that_is_committed_is_shared_with_what_is_live():
     replica.undo()
     assert all(torch.equal(a, b) for a, b in zip(before, replica.present(), strict=True))
     assert replica.memory_bytes > 3 * sum(p.nbytes for p in replica.parameters)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    theirs, ours = (
+        ModuleReplica(nn.Linear(2, 1), make)
+        for make in (lambda ps: torch.optim.SGD(ps, lr=0.1), lambda ps: torch.optim.Adam(ps))
+    )
+    with pytest.raises(UsageError, match="is another optimizer's: its numbers are dampening"):
+        ours.load(theirs.export())
