@@ -8,6 +8,7 @@ import pytest
 from support.benchmarking import measured, program, read
 
 
+@pytest.mark.drill
 def test_step(committed_results, benchmark_data, tmp_path, capsys):
     pytest.importorskip("torchrec")
     benchmark = program("bench_step")
@@ -85,6 +86,7 @@ def test_calls_count_for_the_phase_that_they_lie_in(tmp_path):
     }
 
 
+@pytest.mark.drill
 def test_scaling(committed_results, benchmark_data, tmp_path):
     for series in ("tables", "servers", "rebuild"):  # the second leaves what the first has written
         program("bench_scaling").main(

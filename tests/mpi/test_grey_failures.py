@@ -33,7 +33,7 @@ def test_a_stopped_rank_is_fenced_and_recovered(tmp_path, criteo_rows, undisturb
 @pytest.mark.parametrize(
     "how",
     [
-        "exit 3",
+        pytest.param("exit 3", marks=pytest.mark.drill),
         pytest.param("throw", marks=pytest.mark.drill),
         pytest.param("before the first step", marks=pytest.mark.drill),
         *(

@@ -84,6 +84,7 @@ def calm(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.drill
 def test_killed_ranks_leave_the_model_of_an_undisturbed_run(tmp_path, calm):
     done = train(tmp_path, "--run-dir", "run", "--kill", "1@4:parity", "--kill", "3@9:update")
     assert done.returncode == 0, done.stdout + done.stderr

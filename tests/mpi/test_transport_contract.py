@@ -29,7 +29,7 @@ RANKS = transport_contract.WORLD_SIZE
 EXPECTED_SURVIVORS = list(transport_contract.SURVIVORS)
 
 
-@pytest.mark.parametrize("waits", ["poll", "sleep"])
+@pytest.mark.parametrize("waits", ["sleep", pytest.param("poll", marks=pytest.mark.drill)])
 def test_contract_holds_on_mpi(tmp_path: Path, waits: str) -> None:
     output = mpirun(RANKS, PROGRAMS / "transport_contract.py", tmp_path, waits)
     results = read_results(tmp_path, output)
