@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, Rule
+from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, ModelConfig, Rule
 from ecrm.errors import Problem
 from ecrm.faults.flip import parse_flip
 
@@ -149,12 +149,17 @@ def problems_of_values(raw: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]
 
 def problems_of_fit(config: Config) -> list[Problem]:
     """Each way in which keys, right by themselves, do not fit together."""
-    model, train, cluster, protection = (
-        config.model,
-        config.train,
-        config.cluster,
-        config.protection,
-    )
+    return [
+        *_problems_of_model(config.model),
+        *_problems_of_steps(config),
+        *_problems_of_redundancy(config),
+        *_problems_of_evaluations(config),
+        *_problems_of_what_is_kept(config),
+        *_problems_of_flip(config),
+    ]
+
+
+def _problems_of_model(model: ModelConfig) -> list[Problem]:
     problems = []
     if model.bottom_mlp[-1] != model.embedding_dim:
         problems.append(
@@ -180,6 +185,13 @@ def problems_of_fit(config: Config) -> list[Problem]:
                 {"model.max_rows_per_table": 0},
             )
         )
+    return problems
+
+
+def _problems_of_steps(config: Config) -> list[Problem]:
+    """Steps, batches, slots and the ranks that share them."""
+    train, cluster = config.train, config.cluster
+    problems = []
     if train.steps and train.epochs:
         problems.append(
             _problem(
@@ -215,6 +227,13 @@ def problems_of_fit(config: Config) -> list[Problem]:
                 {"train.global_batch": below or config.slots},
             )
         )
+    return problems
+
+
+def _problems_of_redundancy(config: Config) -> list[Problem]:
+    """What a protection needs of the servers, and scrubbing of a protection."""
+    protection, cluster = config.protection, config.cluster
+    problems = []
     if protection.name == "erasure":
         problems += _problems_of_stripes(protection.k, protection.m, cluster.servers)
     elif protection.name in ("chain", "replicate") and protection.copies > cluster.servers:
@@ -235,6 +254,13 @@ def problems_of_fit(config: Config) -> list[Problem]:
                 {"protection.scrub_rows_per_step": 0},
             )
         )
+    return problems
+
+
+def _problems_of_evaluations(config: Config) -> list[Problem]:
+    """What goes by evaluations, where there are none."""
+    train = config.train
+    problems = []
     if not train.eval_every_steps or not config.data.eval_fraction:
         wrong = "train.eval_every_steps" if not train.eval_every_steps else "data.eval_fraction"
         right = {wrong: 100 if not train.eval_every_steps else 0.1}
@@ -255,6 +281,13 @@ def problems_of_fit(config: Config) -> list[Problem]:
                         {name: off},
                     )
                 )
+    return problems
+
+
+def _problems_of_what_is_kept(config: Config) -> list[Problem]:
+    """What a protection needs of checkpoints and of dense replicas."""
+    protection = config.protection
+    problems = []
     if protection.name in NEED_CHECKPOINTS and not (
         config.checkpoint.every_steps or config.checkpoint.every_minutes
     ):
@@ -284,7 +317,6 @@ def problems_of_fit(config: Config) -> list[Problem]:
                 {"cluster.spares": 1},
             )
         )
-    problems += _problems_of_flip(config)
     # m+1 dense replicas always fit: world_size >= cluster.servers >= k+m >= m+1.
     return problems
 
