@@ -56,14 +56,7 @@ from lib import measure, tables
 from lib.interleaved import Beside, RunFailed, run_interleaved
 from lib.ratios import STEP_BARS, step_ratios
 from lib.step_phases import phases
-
-KEEPS_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-"""What `ecrm.process.memory` and storage.prefault do in ECRM's ranks, for TorchRec's."""
+from lib.torchrec_peer import ENVIRONMENT, peer_words
 
 PROTECTION = {
     "none": {"protection.name": "none"},
@@ -191,36 +184,17 @@ def profiled(folder: Path, sets: dict[str, Any], name: str) -> list[dict[str, An
     ]
 
 
-def peer(
-    folder: Path, sets: dict[str, Any], sharding: str, options: Sequence[str]
-) -> dict[str, Any]:
-    """One run of TorchRec, with `options` of its program."""
+def peer(folder: Path, sets: dict[str, Any], name: str) -> dict[str, Any]:
+    """One run of TorchRec."""
     folder.mkdir()
     result = folder / "result.json"
-    program = Path(__file__).with_name("peer_torchrec.py")
-    words = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(sets["cluster.servers"]),
-        str(program),
-        "quickstart",
-        str(result),
-    ]
-    words += ["--warm-up", str(sets["train.steps"] // 2)]
+    options = ["--warm-up", str(sets["train.steps"] // 2)]
     done = subprocess.run(
-        [
-            sys.executable,
-            *words,
-            "--sharding",
-            sharding,
-            *(f"--{option}" for option in options),
-            *measure.set_words(sets),
-        ],
+        peer_words(name, sets, result, options),
         capture_output=True,
         text=True,
         timeout=measure.RUN_SECONDS,
-        env={**os.environ, **KEEPS_MEMORY, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        env={**os.environ, **ENVIRONMENT},
     )
     if done.returncode:
         sys.exit(f"the TorchRec peer failed:\n{done.stdout}{done.stderr}")
@@ -234,12 +208,8 @@ def peer(
 
 
 def measured(name: str, folder: Path, sets: dict[str, Any]) -> dict[str, Any]:
-    """One run of a contender.
-
-    TorchRec's are named torchrec-PLAN, followed by -pipelined, -bound or both.
-    """
-    kind, *plan = name.split("-")
-    return peer(folder, sets, plan[0], plan[1:]) if kind == "torchrec" else ours(folder, sets, name)
+    """One run of a contender; names of TorchRec's are those of `peer_words`."""
+    return (peer if name.startswith("torchrec-") else ours)(folder, sets, name)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,11 +1,12 @@
 """The peer: TorchRec DistributedModelParallel over gloo, unprotected, on ECRM's data and model.
 
     torchrun --nproc-per-node 5 benchmarks/peer_torchrec.py CONFIG OUTPUT [--set a.b=c] [--sharding
-    table_wise] [--pipelined] [--bound]
+    table_wise] [--pipelined] [--bound] [--ids-per-bag 20] [--tell FOLDER]
 
 Reads an ECRM config (data, model, batch, optimizers, steps). Every process is one slot of it, and
 embeddings are sharded over all of them. Writes {"samples_per_second", "step_seconds", "logloss",
-"plan"} as JSON to OUTPUT; logloss is the mean over all samples of all steps.
+"plan"} as JSON to OUTPUT; logloss is the mean over all samples of all steps. With --tell, each
+process tells of its steps while it runs (lib/told_steps.py).
 
 What makes it a fair peer, and how that was verified (TorchRec 1.8.0, torch 2.13.0):
   same work   Both begin with the same dense parameters and rows, and see the same batches in the
@@ -55,17 +56,14 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingType
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.config import Config, load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.kernels.hash_uniform import hash_uniform
-from ecrm.model.replica import EPSILON
+from lib.plain_dlrm import check, dense_adagrad, open_dataset, plain_dlrm, read_batch, tables_of
+from lib.told_steps import ToldSteps
 
 SHARDINGS = {
     "planner": None,
@@ -98,25 +96,8 @@ def build(
     config: Config, dataset: CriteoDataset, sharding: str
 ) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
     """The sharded model with its sparse optimizer fused into the backward pass; dense optimizer."""
-    model = config.model
-    tables = [
-        EmbeddingBagConfig(
-            name=name, embedding_dim=model.embedding_dim, num_embeddings=rows, feature_names=[name]
-        )
-        for name, rows in dataset.tables
-    ]
-    torch.manual_seed(config.train.seed)
-    bags = EmbeddingBagCollection(tables, device=torch.device("meta"))
-    training = Training(
-        DLRM(
-            bags, 13, list(model.bottom_mlp), list(model.top_mlp), dense_device=torch.device("cpu")
-        )
-    )
-    apply_optimizer_in_backward(
-        RowWiseAdagrad,
-        bags.parameters(),
-        {"lr": config.train.sparse_lr, "eps": config.train.sparse_eps},
-    )
+    tables = tables_of(config, dataset)
+    training = Training(plain_dlrm(config, tables))
     kind = SHARDINGS[sharding]
     constraints = kind and {
         name: ParameterConstraints(sharding_types=[kind.value], min_partition=COLUMNS)
@@ -137,11 +118,7 @@ def build(
     start_alike(sharded, tables, config.train.seed)
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(sharded.named_parameters())),
-        # fused: the fastest of torch's three forms on CPUs, with the dense-heavy model's layers a
-        # third of the time of the default.
-        lambda parameters: torch.optim.Adagrad(
-            parameters, lr=config.train.dense_lr, eps=EPSILON, fused=True
-        ),
+        lambda parameters: dense_adagrad(config, parameters),
     )
     return sharded, dense
 
@@ -168,15 +145,10 @@ def start_alike(
                 part.detach()[first : first + WINDOW] = initial[:, column : column + width]
 
 
-def batches(dataset: CriteoDataset, config: Config) -> Iterator[Batch]:
+def batches(dataset: CriteoDataset, config: Config, ids_per_bag: int) -> Iterator[Batch]:
     """This process's slice of every step's batch, read when it is asked for."""
-    names = [name for name, _ in dataset.tables]
     for step in range(config.train.steps):
-        dense, ids, labels = dataset.batch_for(
-            step, dist.get_rank(), dist.get_world_size(), config.train.global_batch
-        )
-        lengths = torch.ones(ids.numel(), dtype=torch.int32)
-        yield Batch(dense, KeyedJaggedTensor(names, ids.t().reshape(-1), lengths=lengths), labels)
+        yield read_batch(dataset, config, step, dist.get_rank(), dist.get_world_size(), ids_per_bag)
 
 
 def plain_step(
@@ -196,18 +168,6 @@ def bind() -> None:
     os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
 
 
-def check(config: Config) -> None:
-    """End the program where the config asks for what this peer does not do."""
-    train, slots = config.train, dist.get_world_size()
-    for key, value, only in (
-        ("train.sparse_optimizer", train.sparse_optimizer, "rowwise_adagrad"),
-        ("train.dense_optimizer", train.dense_optimizer, "adagrad"),
-        ("train.global_batch modulo the processes", train.global_batch % slots, 0),
-    ):
-        if value != only:
-            sys.exit(f"peer_torchrec: {key} is {value}: it can only be {only}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -221,6 +181,8 @@ def main() -> None:
     )
     parser.add_argument("--bound", action="store_true", help="each process on one core")
     parser.add_argument("--warm-up", type=int, default=5, help="steps not counted")
+    parser.add_argument("--ids-per-bag", type=int, default=1)
+    parser.add_argument("--tell", type=Path, help="folder for the time and loss of each step")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     config = load_config(arguments.config, arguments.set)
@@ -228,12 +190,11 @@ def main() -> None:
         bind()
     torch.set_num_threads(config.train.threads)
     dist.init_process_group("gloo")
-    check(config)
-    dataset = CriteoDataset.open(
-        config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
-    )
+    check("peer_torchrec", config, dist.get_world_size())
+    dataset = open_dataset(config)
     model, optimizer = build(config, dataset, arguments.sharding)
-    data = batches(dataset, config)
+    data = batches(dataset, config, arguments.ids_per_bag)
+    told = ToldSteps(arguments.tell, dist.get_rank()) if arguments.tell else None
     pipeline = (
         TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         if arguments.pipelined
@@ -245,9 +206,11 @@ def main() -> None:
         loss = pipeline.progress(data) if pipeline else plain_step(model, optimizer, data)
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
-    # TorchRec only logs it when it finds no module that it can pipeline
-    if pipeline and not pipeline._pipelined_modules:
-        sys.exit("peer_torchrec: TorchRec pipelined nothing of this model")
+        # TorchRec only logs it when it finds no module that it can pipeline
+        if pipeline and not pipeline._pipelined_modules:
+            sys.exit("peer_torchrec: TorchRec pipelined nothing of this model")
+        if told:
+            told.append(time.time(), losses[-1])
     counted = seconds[arguments.warm_up :]
     loss = torch.tensor(statistics.mean(losses), dtype=torch.float64)
     dist.all_reduce(loss)  # slots are alike in size: the mean over them is that over all samples

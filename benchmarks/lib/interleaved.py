@@ -15,23 +15,42 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ecrm.drill.drill_runs import read_run
 from ecrm.process.linux import session_members
-from ecrm.run.reading import parse_events
 from lib import measure
 
 START_SECONDS, END_SECONDS = 120.0, 60.0
 ENDLESS = 1_000_000
 """Steps of a run that is asked to stop when it has been measured."""
+TELLS_OFTEN = {"train.log_every_steps": 10}
+"""How often a run of ECRM tells of the steps that it has finished."""
+
+Finished = Sequence[tuple[int, float]]
+"""(step, seconds since the epoch) of every finishing of a step that a run has told of."""
 
 
 class RunFailed(Exception):
     """A run ended by itself, or did not begin; the message says what it printed."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is started for a run, and what tells of its steps while it runs.
+
+    `words` start it, with `environment` beside this program's own. SIGINT ends it. Its processes
+    lie in sessions of their own: mpirun with its ranks under `ecrm launch`, each worker under
+    torchrun.
+    """
+
+    words: Sequence[str]
+    finished: Callable[[], Finished]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -39,13 +58,13 @@ class InterleavedRun:
     """One run. It is stopped except in its `turns`: (begin, end) in seconds since the epoch."""
 
     name: str
-    folder: Path
+    program: Program
     process: subprocess.Popen[str]
     turns: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def _members(self) -> list[int]:
-        """What `ecrm launch` has started: mpirun in a session of its own, guards and ranks."""
+        """All processes of the sessions that what was started has begun."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             return [
@@ -88,9 +107,7 @@ class InterleavedRun:
             self.process.communicate()
 
 
-def step_seconds(
-    finished: Sequence[tuple[int, float]], turns: Sequence[tuple[float, float]]
-) -> list[float]:
+def step_seconds(finished: Finished, turns: Sequence[tuple[float, float]]) -> list[float]:
     """Seconds of an average step of each turn, of the steps that begin and end in it.
 
     Raises ValueError for a turn without such a step.
@@ -129,72 +146,89 @@ class Beside:
         return [one / other for one, other in zip(self.mine, self.others, strict=True)]
 
 
-def run_interleaved(
-    runs: Mapping[str, Mapping[str, Any]], folder: Path, warm_steps: int, turns: int, seconds: float
+def interleave(
+    programs: Mapping[str, Program],
+    warm_steps: int,
+    turns: int,
+    seconds: Callable[[Finished], float],
 ) -> dict[str, list[float]]:
     """Seconds of an average step in each turn, by the name of the run.
 
-    `runs` are the config keys of each run. Each has `turns` of `seconds`, after at least
-    `warm_steps` steps. All runs are gone afterwards. Raises RunFailed where one ends by itself.
+    Each of the `programs` has `turns`, after at least `warm_steps` steps. `seconds` says how long
+    its turns are, from the steps that it has finished until then. All runs are gone afterwards.
+    Raises RunFailed where one ends by itself.
     """
     started: list[InterleavedRun] = []
+    lengths: dict[str, float] = {}
     try:
-        for name, sets in runs.items():
-            started.append(
-                _start(
-                    name,
-                    folder / name,
-                    {**sets, "train.steps": ENDLESS, "train.log_every_steps": 10},
-                )
-            )
+        for name, program in programs.items():
+            started.append(_start(name, program))
             _warm_up(started[-1], warm_steps)
+            lengths[name] = seconds(program.finished())
         for number in range(turns):
             for run in started if number % 2 == 0 else reversed(started):
-                run.continue_for(seconds)
+                run.continue_for(lengths[run.name])
     finally:
         for run in started:
             run.end()
+    return {run.name: step_seconds(run.program.finished(), run.turns) for run in started}
+
+
+def run_interleaved(
+    runs: Mapping[str, Mapping[str, Any]], folder: Path, warm_steps: int, turns: int, seconds: float
+) -> dict[str, list[float]]:
+    """The same of runs of the built-in trainer, in turns of so many `seconds`.
+
+    `runs` are the config keys of each run.
+    """
+    programs = {name: built_in(folder / name, sets) for name, sets in runs.items()}
     try:
-        return {run.name: step_seconds(read_run(run.folder).finished, run.turns) for run in started}
+        return interleave(programs, warm_steps, turns, lambda _: seconds)
     finally:
-        for run in started:
-            shutil.rmtree(run.folder, ignore_errors=True)
+        for name in programs:
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _start(name: str, folder: Path, sets: Mapping[str, Any]) -> InterleavedRun:
-    words = [
-        sys.executable,
-        "-m",
-        "ecrm",
-        "launch",
-        "quickstart",
-        "--run-dir",
-        str(folder),
-        *measure.set_words(sets),
-    ]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return InterleavedRun(name, folder, process)
+def built_in(folder: Path, sets: Mapping[str, Any]) -> Program:
+    """An endless run of the built-in trainer in a run folder."""
+    sets = {**sets, **TELLS_OFTEN, "train.steps": ENDLESS}
+    return launched(["quickstart", *measure.set_words(sets)], folder)
+
+
+def launched(what: Sequence[str], folder: Path, arguments: Sequence[str] = ()) -> Program:
+    """`ecrm launch` of a config or a script, in a run folder, with a script's own `arguments`."""
+    words = [sys.executable, "-m", "ecrm", "launch", *what, "--run-dir", str(folder)]
+    own = ["--", *arguments] if arguments else []
+    return Program([*words, *own], lambda: read_run(folder).finished)
+
+
+def several_steps(steps: int, least: float = 0.5) -> Callable[[Finished], float]:
+    """Turns as long as so many steps at the pace of the last ones, and at least `least` seconds."""
+
+    def seconds(finished: Finished) -> float:
+        pace = [(to - at) / (last - step) for (step, at), (last, to) in pairwise(finished)]
+        return max(least, steps * statistics.median(pace[len(pace) // 2 :]))
+
+    return seconds
+
+
+def _start(name: str, program: Program) -> InterleavedRun:
+    process = subprocess.Popen(
+        program.words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **program.environment},
+    )
+    return InterleavedRun(name, program, process)
 
 
 def _warm_up(run: InterleavedRun, steps: int) -> None:
-    """Let it run until events.jsonl says that so many steps are done, then stop it."""
+    """Let it run until it has told that so many steps are done, then stop it."""
     deadline = time.monotonic() + START_SECONDS
-    while not _has_done(run.folder / "events.jsonl", steps):
+    while not any(step >= steps for step, _ in run.program.finished()):
         run.check()
         if time.monotonic() > deadline:
             raise RunFailed(f"{run.name} did not come to step {steps} in {START_SECONDS:g} s")
         time.sleep(0.1)
     run.signal(signal.SIGSTOP)
-
-
-def _has_done(events: Path, steps: int) -> bool:
-    return any(step >= steps for step in _progress(events))
-
-
-def _progress(events: Path) -> Iterator[int]:
-    with contextlib.suppress(FileNotFoundError):
-        yield from (
-            event["step"]
-            for event in parse_events(events.read_text())[0]
-            if event["event"] == "progress"
-        )

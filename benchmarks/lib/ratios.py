@@ -20,6 +20,20 @@ STEP_BARS = [
 torchrec is the fastest of its plans in that round.
 """
 
+SESSION_BARS = [
+    (regime, ids_per_bag, other, bar)
+    for regime in ("dense-heavy", "embedding-heavy")
+    for ids_per_bag, other, bar in (
+        (1, "trainer-torchrec", 0.97),
+        (1, "torchrec", 1.0),
+        (20, "torchrec", 1.0),
+    )
+]
+"""(regime, ids per bag, the other, least samples/s of a session over the other's).
+
+torchrec is the fastest of its plans in that round.
+"""
+
 KERNEL_BARS = {
     "isa-l contiguous": 1.0,
     "no-arithmetic": 1.25,
@@ -60,6 +74,18 @@ def step_ratios(rows: Sequence[Row], regime: str, one: str, other: str) -> list[
                 else float(mine[one]["samples_per_second"]) / max(others)
             )
     return found
+
+
+def session_ratios(rows: Sequence[Row], regime: str, ids_per_bag: int, other: str) -> list[float]:
+    """Samples per second of a session over those of the other, by round of session.csv."""
+    rounds: dict[str, list[float]] = {}
+    for row in rows:
+        name = row["contender"]
+        if (row["regime"], int(row["ids_per_bag"])) == (regime, ids_per_bag) and (
+            name == other or (other == "torchrec" and name.startswith("torchrec-"))
+        ):
+            rounds.setdefault(str(row["round"]), []).append(float(row["session_over_this"]))
+    return [min(found) for found in rounds.values()]
 
 
 def scaling_ratios(rows: Sequence[Row], series: str) -> dict[int, list[float]]:

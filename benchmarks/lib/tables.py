@@ -24,7 +24,14 @@ from lib.protection_tables import (
     protections_short,
     protections_size,
 )
-from lib.ratios import STEP_BARS, Row, scaling_ratios, step_ratios
+from lib.ratios import (
+    SESSION_BARS,
+    STEP_BARS,
+    Row,
+    scaling_ratios,
+    session_ratios,
+    step_ratios,
+)
 from lib.table_rows import TableError, groups, markdown, numbers, read_rows, source, spread
 from lib.versus import (
     BASELINES,
@@ -275,6 +282,49 @@ def step_bars(rows: Sequence[Row]) -> list[str]:
     )
 
 
+def session(rows: Sequence[Row]) -> list[str]:
+    """Milliseconds a step and samples per second of a session and of what took turns with it."""
+    lines = []
+    for (regime, bag, _, contender), mine in groups(
+        rows, "regime", "ids_per_bag", "beside", "contender"
+    ).items():
+        ratio = numbers(mine, "session_over_this")
+        lines.append(
+            (
+                regime,
+                bag,
+                contender,
+                spread(numbers(mine, "step_ms"), 1),
+                spread(numbers(mine, "samples_per_second")),
+                "" if contender == "session" else spread(ratio, 3),
+            )
+        )
+    return markdown(
+        (
+            "regime",
+            "ids per bag",
+            "contender",
+            "step, ms",
+            "samples/s",
+            "session's samples/s / its",
+        ),
+        lines,
+    )
+
+
+def session_bars(rows: Sequence[Row]) -> list[str]:
+    """Samples per second of a session over another's in turns beside its own, and the bar."""
+    found = [(*entry, session_ratios(rows, *entry[:3])) for entry in SESSION_BARS]
+    return markdown(
+        ("regime", "ids per bag", "a session's samples/s / those of", "ratio", "at least"),
+        (
+            (regime, str(ids_per_bag), other, spread(values, 3), f"{bar:.2f}")
+            for regime, ids_per_bag, other, bar, values in found
+            if values
+        ),
+    )
+
+
 def scaling(rows: Sequence[Row]) -> list[str]:
     """Milliseconds a step at each point, and the ratio to the same series' first point.
 
@@ -468,6 +518,8 @@ TABLES: dict[str, Table | Picture] = {
     "kernels": Table("kernels.csv", kernels),
     "step": Table("step.csv", step),
     "step bars": Table("step.csv", step_bars),
+    "session": Table("session.csv", session),
+    "session bars": Table("session.csv", session_bars),
     "step phases": Table("step_phases.csv", step_phases),
     "oversubscribed": Table("oversubscribed.csv", oversubscribed),
     "scaling": Table("scaling.csv", scaling),

@@ -43,3 +43,27 @@ def test_oversubscribed(committed_results, benchmark_data, tmp_path):
     assert {line["auto"] for line in lines} == {
         "" if cores >= 3 else "sleep" if cores == 2 else "bind"
     }
+
+
+def test_session(committed_results, benchmark_data, tmp_path, capsys):
+    benchmark = program("bench_session")
+    target = tmp_path / "session.csv"
+    benchmark.main(["--smoke", "--data", str(benchmark_data), "--output", str(target)])
+    found = {(line["beside"], line["contender"]): line for line in measured(target)}
+    assert list(found) == [
+        ("trainer", "session"),
+        ("trainer", "trainer-torchrec"),
+        ("torchrec", "session"),
+        ("torchrec", "torchrec-planner-pipelined"),
+    ]
+    assert all(float(line["samples_per_second"]) > 0 for line in found.values())
+    for beside, contender in found:
+        mine, line = found[beside, "session"], found[beside, contender]
+        ratio = float(line["session_over_this"])
+        assert ratio == 1 if contender == "session" else 0.05 < ratio < 20
+        # Same batches, initial values and optimizers; some only round differently.
+        losses = [float(each["first_logloss"]) for each in (mine, line)]
+        assert 0.1 < losses[0] < 1 and abs(losses[0] - losses[1]) < 2e-5
+    one_id, bags = (found[beside, "session"]["first_logloss"] for beside in ("trainer", "torchrec"))
+    assert one_id != bags
+    assert "session / torchrec: " in capsys.readouterr().out

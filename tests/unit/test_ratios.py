@@ -57,3 +57,47 @@ def test_a_series_is_held_against_its_first_value_in_the_same_round():
         )
     ]
     assert program("lib.ratios").scaling_ratios(rows, "k") == {2: [1.0, 1.0], 4: [1.5, 1.0]}
+
+
+def test_a_session_is_held_against_the_fastest_peer_of_each_round():
+    rows = [
+        {
+            "regime": "dense-heavy",
+            "ids_per_bag": bag,
+            "round": number,
+            "contender": name,
+            "session_over_this": ratio,
+        }
+        for number, bag, name, ratio in (
+            (0, "1", "session", 1.0),
+            (0, "1", "trainer-torchrec", 0.98),
+            (0, "1", "torchrec-planner", 1.4),
+            (0, "1", "torchrec-column_wise", 1.6),
+            (1, "1", "torchrec-planner", 1.5),
+            (1, "1", "torchrec-column_wise", 1.3),
+            (0, "20", "torchrec-planner", 0.9),
+        )
+    ]
+    ratios = program("lib.ratios")
+    assert ratios.session_ratios(rows, "dense-heavy", 1, "torchrec") == [1.4, 1.3]
+    assert ratios.session_ratios(rows, "dense-heavy", 20, "torchrec") == [0.9]
+    assert ratios.session_ratios(rows, "dense-heavy", 1, "trainer-torchrec") == [0.98]
+    assert ratios.session_ratios(rows, "embedding-heavy", 1, "torchrec") == []
+
+
+def test_steps_are_told_line_by_line_and_losses_are_of_all_processes(tmp_path):
+    told = program("lib.told_steps").ToldSteps
+    assert told(tmp_path).finished() == []
+    for process, losses in enumerate(((1.0, 2.0, 9.0), (3.0, 4.0))):
+        for at, loss in enumerate(losses):
+            told(tmp_path, process).append(10.0 + at, loss)
+    (tmp_path / "0.jsonl").open("a").write("[13.0, 1")  # not whole yet
+    assert told(tmp_path).finished() == [(1, 10.0), (2, 11.0), (3, 12.0)]
+    assert told(tmp_path).first_loss(2) == 2.5
+
+
+def test_turns_are_as_long_as_so_many_of_the_last_steps():
+    seconds = program("lib.interleaved").several_steps(10)
+    slow_first = [(1, 0.0), (2, 5.0), (3, 10.0), (5, 10.4), (6, 10.6)]
+    assert seconds(slow_first) == pytest.approx(2.0)
+    assert seconds([(1, 0.0), (2, 0.01), (3, 0.02)]) == 0.5
