@@ -319,8 +319,9 @@ def described(name: str, thing: Callable[..., Any]) -> list[str]:
 
 
 def methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public methods that a class has of its own, in the order of the source."""
-    for name, function in vars(thing).items() if inspect.isclass(thing) else ():
+    """The public methods and properties that a class has of its own, in the order of the source."""
+    for name, member in vars(thing).items() if inspect.isclass(thing) else ():
+        function = member.fget if isinstance(member, property) else member
         if inspect.isfunction(function) and not name.startswith("_"):
             yield name, function
 
@@ -338,6 +339,8 @@ def signature(thing: Callable[..., Any]) -> str:
     if not isinstance(node, ast.FunctionDef):
         raise TypeError(f"{thing} is neither a function nor a class")
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    if any(ast.unparse(decorator) == "property" for decorator in node.decorator_list):
+        return node.name + returns.replace(" ->", ":")
     return called(node.name, node.args, returns)
 
 

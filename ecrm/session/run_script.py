@@ -24,8 +24,7 @@ from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
-from ecrm.rank.rank_run import RunStopped
-from ecrm.session.rank import ThisRank, be
+from ecrm.session.rank import RunStopped, ThisRank, be
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,16 @@ from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.data.dataset import CriteoDataset
 from support.commands import ecrm
 from support.drilling import Run
-from support.paths import ROOT
+from support.examples import EXAMPLES, dead_ranks, run_example
 
-SCRIPT = ROOT / "examples" / "criteo_dlrm.py"
-LAYOUT = ("--servers", "3", "--trainers", "2", "--spares", "1", "-k", "2", "-m", "1")
+SCRIPT = EXAMPLES / "criteo_dlrm.py"
 STEPS = 30
 
 
 def train(folder: Path, data: Path, *words: str) -> Run:
     """The example, its model saved beside its run folder."""
-    line = ("launch", str(SCRIPT), *LAYOUT, "--run-dir", str(folder / "run"), *words)
-    model = folder / "model.safetensors"
-    own = ("--", str(data), "--steps", str(STEPS), "--max-rows", "2000", "--output", str(model))
-    done = ecrm(*line, *own, cwd=folder, timeout=200)
-    return Run(done.returncode, done.stdout + done.stderr, folder / "run")
+    own = (str(data), "--steps", str(STEPS), "--max-rows", "2000")
+    return run_example(SCRIPT.name, folder, words, own)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +39,7 @@ def killed(tmp_path_factory, criteo_rows) -> Run:
 
 def test_killed_ranks_leave_the_model_of_an_undisturbed_run(killed, tmp_path, criteo_rows):
     calm = train(tmp_path, criteo_rows)
-    dead = [rank for failure in killed.summary["failures"] for rank in failure["ranks"]]
-    assert calm.code == 0 and calm.summary["failures"] == [] and sorted(dead) == [1, 4]
+    assert calm.code == 0 and dead_ranks(calm) == [] and dead_ranks(killed) == [1, 4]
     assert killed.model == calm.model
     saved = [read_safetensors(run.folder.parent / "model.safetensors") for run in (calm, killed)]
     assert saved[0].keys() == saved[1].keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import runpy
 
@@ -112,3 +113,12 @@ def test_lines_are_at_most_100_columns_but_for_tables_links_and_samples(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     prose = (line for line in text.splitlines() if not line.startswith(("|", "    ", "*")))
     assert [line for line in prose if len(line) > 100 and "](" not in line] == []
+
+
+def test_the_tutorial_shows_how_its_two_scripts_differ():
+    page = (ROOT / "docs" / "tutorial" / "your-model.md").read_text()
+    (shown,) = re.findall(r"^```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names = ["examples/multi_hot_dcn_plain.py", "examples/multi_hot_dcn.py"]
+    scripts = [(ROOT / name).read_text().splitlines(keepends=True) for name in names]
+    assert shown == "".join(difflib.unified_diff(*scripts, *names))
+    assert all(f"`{name}`" in page for name in names)
