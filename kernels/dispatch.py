@@ -19,7 +19,7 @@ def choose(operation: str, backend: str, device: torch.device, has_triton: bool 
     """The backend, one of BACKENDS, that will run `operation` on tensors of `device`.
 
     "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch
-    operations on the GPU) for the operations that need no kernel of their own there. Every choice
+    operations on the GPU) for the few that need no kernel of their own there. Every choice
     is remembered for `taken`. Raises ValueError for an unknown name or one that cannot work on the
     device, OSError where the C++ was not built.
     """

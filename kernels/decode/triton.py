@@ -1,43 +1,93 @@
-"""The GPU kernel: each program computes one block of one wanted unit."""
+"""The GPU kernel: up to four outputs for each read of the units, which stay where they are."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from ecrm.kernels.triton_field import as_words, times
+from ecrm.kernels.triton_field import times
+from ecrm.kernels.triton_rows import as_words, kernel, pieces, programs, row_and_piece, vector_of
+
+_ELEMENTS = 1024  # of a program
+_AT_A_TIME = 4  # outputs
+
+
+@kernel
+def _multiply(
+    table,
+    k: tl.int64,
+    matrix: tl.int64,
+    out,
+    out_stride: tl.int64,
+    n: tl.int64,
+    per_row: tl.int64,
+    WANTED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """`table` has the units' addresses, then their row strides; from `matrix` on, coefficients."""
+    i, piece = row_and_piece(per_row, COUNT)
+    mask = (i < n)[:, None]
+    sum0 = tl.zeros((COUNT, VECTOR), tl.uint32)
+    sum1 = sum0
+    sum2 = sum0
+    sum3 = sum0
+    for u in range(k):  # not unrolled: constants of all coefficients at once take all registers
+        unit = tl.load(table + u).to(tl.pointer_type(out.dtype.element_ty))
+        place = pieces(unit, i, tl.load(table + k + u), piece, VECTOR)
+        value = tl.load(place, mask=mask, other=0).to(tl.uint32)
+        factor = table + matrix + u
+        sum0 ^= times(value, tl.load(factor).to(tl.uint32))
+        if WANTED > 1:
+            sum1 ^= times(value, tl.load(factor + k).to(tl.uint32))
+        if WANTED > 2:
+            sum2 ^= times(value, tl.load(factor + 2 * k).to(tl.uint32))
+        if WANTED > 3:
+            sum3 ^= times(value, tl.load(factor + 3 * k).to(tl.uint32))
+    at = i * per_row + piece
+    _put(out, at, sum0, mask, VECTOR)
+    if WANTED > 1:
+        _put(out, at + out_stride, sum1, mask, VECTOR)
+    if WANTED > 2:
+        _put(out, at + 2 * out_stride, sum2, mask, VECTOR)
+    if WANTED > 3:
+        _put(out, at + 3 * out_stride, sum3, mask, VECTOR)
 
 
 @triton.jit
-def _multiply(units, unit_stride, row_stride, k, matrix, out, size, width, BLOCK: tl.constexpr):
-    wanted = tl.program_id(1)
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    at = (place // width) * row_stride + place % width
-    total = tl.zeros((BLOCK,), tl.uint32)
-    for unit in range(k):
-        value = tl.load(units + at, mask=inside, other=0).to(tl.uint32)
-        total ^= times(value, tl.load(matrix + wanted * k + unit).to(tl.uint32))
-        # not unit * unit_stride, which is a product of 32 bits where the stride fits into them
-        units += unit_stride
-    tl.store(out + wanted.to(tl.int64) * size + place, total.to(out.dtype.element_ty), mask=inside)
+def _put(out, at, value, mask, VECTOR: tl.constexpr):
+    tl.store(pieces(out, at, 1, 0, VECTOR), value.to(out.dtype.element_ty), mask=mask)
 
 
-def multiply(planes: list[torch.Tensor], matrix: torch.Tensor, out: torch.Tensor) -> None:
-    k, wanted = len(planes), out.shape[0]
-    units, out = as_words(torch.stack(planes), out)
-    _, n, width = units.shape
-    block = 1024
-    _multiply[(triton.cdiv(n * width, block), wanted)](
-        units,
-        units.stride(0),
-        units.stride(1),
-        k,
-        matrix.to(out.device).contiguous(),
-        out,
-        n * width,
-        width,
-        BLOCK=block,
-        num_warps=4,
-    )
+def multiply(planes: list[Tensor], matrix: Tensor, out: Tensor) -> None:
+    k, wanted = len(planes), len(matrix)
+    units = as_words(*planes, *out)[:k]
+    words = out.view(units[0].dtype)
+    vector = vector_of(*units, *words)
+    n, per_row = len(units[0]), words.shape[2] // vector
+    numbers = [unit.data_ptr() for unit in units] + [unit.stride(0) // vector for unit in units]
+    table = _sent(torch.tensor(numbers + matrix.flatten().tolist()), out.device)
+    for first in range(0, wanted, _AT_A_TIME):
+        _multiply[programs(n, per_row, vector, _ELEMENTS)](
+            table,
+            k,
+            (2 + first) * k,
+            words[first],
+            n * per_row,
+            n,
+            per_row,
+            WANTED=min(_AT_A_TIME, wanted - first),
+            VECTOR=vector,
+            COUNT=_ELEMENTS // vector,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+
+
+def _sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, on its way without anyone waiting for it."""
+    if device.type == "cpu":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)

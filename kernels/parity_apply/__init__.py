@@ -15,6 +15,7 @@ def parity_apply(
     coefficients: torch.Tensor | int,
     delta: torch.Tensor,
     backend: str = "auto",
+    unique: bool = False,
 ) -> None:
     """Add multiples of deltas to parity rows, over GF(2^8), in place.
 
@@ -28,6 +29,8 @@ def parity_apply(
         coefficients: uint8 [n], contiguous, or one int from 0 to 255 for all. 1 is a plain XOR, 0
             does nothing.
         delta: uint8 [n, W], rows contiguous. Not checked: that its memory is not that of `parity`.
+        unique: Whether no row comes twice (not checked). Then a GPU needs no atomics. A CPU does
+            the same either way.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -39,15 +42,20 @@ def parity_apply(
     check.row_numbers("rows", rows, parity.shape[0])
     n, width = rows.shape[0], parity.shape[1]
     check.shape("delta", delta, (n, width))
-    if isinstance(coefficients, int):
-        step = 0
-        coefficients = torch.full((1,), coefficients, dtype=torch.uint8, device=device)
-    else:
-        step = 1
+    if isinstance(coefficients, torch.Tensor):
         _check_coefficients(coefficients, n)
     chosen = dispatch.choose("parity_apply", backend, device)
     if n == 0 or width == 0:
         return
+    if chosen == "triton":
+        from ecrm.kernels.parity_apply.triton import apply
+
+        if not isinstance(coefficients, int) or coefficients:
+            apply(parity, rows, coefficients, delta, unique)
+        return
+    step = 0 if isinstance(coefficients, int) else 1
+    if isinstance(coefficients, int):
+        coefficients = torch.full((1,), coefficients, dtype=torch.uint8, device=device)
     if chosen == "cpu":
         native.library().ecrm_parity_apply(
             parity.data_ptr(),
@@ -61,11 +69,9 @@ def parity_apply(
             width,
         )
         return
-    if chosen == "triton":
-        from ecrm.kernels.parity_apply.triton import apply
-    else:
-        from ecrm.kernels.parity_apply.reference import apply
-    apply(parity, rows, coefficients.expand(n), delta)
+    from ecrm.kernels.parity_apply import reference
+
+    reference.apply(parity, rows, coefficients.expand(n), delta)
 
 
 def _check_coefficients(coefficients: torch.Tensor, n: int) -> None:

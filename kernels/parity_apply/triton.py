@@ -1,68 +1,87 @@
-"""The GPU kernel: deltas grouped by row, each parity row read and written once.
+"""The GPU kernel: pieces of 16 bytes, rows that repeat by atomic XOR.
 
-Rows may repeat, so two programs must not change the same row at once. The deltas are sorted by row;
-the program of the first delta of a row adds all deltas of that row, the others end at once. No
-atomics, so any width and alignment will do.
+XOR has no order, so atomics of integers give the same bits every time.
 """
 
 from __future__ import annotations
 
-import torch
-import triton
 import triton.language as tl
+from torch import Tensor
 
-from ecrm.kernels.triton_field import as_words, times
+from ecrm.kernels.triton_field import times
+from ecrm.kernels.triton_rows import (
+    ELEMENTS,
+    as_words,
+    kernel,
+    pieces,
+    programs,
+    row_and_piece,
+    vector_of,
+)
 
 
-@triton.jit
-def _add_rows(
+@kernel
+def _xor_rows(
     parity,
-    parity_stride,
-    sorted_rows,
-    order,
+    parity_stride: tl.int64,
+    rows,
     coefficients,
+    coefficient: tl.int32,
     delta,
-    delta_stride,
-    n,
-    width,
-    BLOCK: tl.constexpr,
+    delta_stride: tl.int64,
+    n: tl.int64,
+    FACTOR: tl.constexpr,
+    UNIQUE: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COUNT: tl.constexpr,
 ):
-    i = tl.program_id(0)
-    row = tl.load(sorted_rows + i)
-    before = tl.load(sorted_rows + i - 1, mask=i > 0, other=-1)
-    if row != before:
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < width
-        place = parity + row * parity_stride + at
-        total = tl.load(place, mask=inside, other=0).to(tl.uint32)
-        j = i
-        here = row
-        while here == row:
-            k = tl.load(order + j)
-            value = tl.load(delta + k * delta_stride + at, mask=inside, other=0).to(tl.uint32)
-            total ^= times(value, tl.load(coefficients + k).to(tl.uint32))
-            j += 1
-            here = tl.load(sorted_rows + j, mask=j < n, other=-1)
-        tl.store(place, total.to(parity.dtype.element_ty), mask=inside)
+    i, piece = row_and_piece(PER_ROW, COUNT)
+    inside = i < n
+    row = tl.load(rows + i, mask=inside, other=0)
+    mask = inside[:, None]
+    change = tl.load(pieces(delta, i, delta_stride, piece, VECTOR), mask=mask, other=0)
+    change = change.to(tl.uint32)
+    if FACTOR == "each":
+        factors = tl.load(coefficients + i, mask=inside, other=0).to(tl.uint32)
+        change = times(change, factors[:, None])
+    elif FACTOR == "number":
+        change = times(change, coefficient.to(tl.uint32))
+    place = pieces(parity, row, parity_stride, piece, VECTOR)
+    if UNIQUE:
+        old = tl.load(place, mask=mask, other=0)
+        tl.store(place, old ^ change.to(place.dtype.element_ty), mask=mask)
+    elif place.dtype.element_ty == tl.int32:
+        tl.atomic_xor(place, change.to(tl.int32), mask=mask, sem="relaxed")
+    else:  # bytes: in the word that has them
+        address = place.to(tl.int64)
+        word = (address & -4).to(tl.pointer_type(tl.int32))
+        change = change << ((address & 3) * 8).to(tl.uint32)
+        tl.atomic_xor(word, change.to(tl.int32), mask=mask, sem="relaxed")
 
 
 def apply(
-    parity: torch.Tensor, rows: torch.Tensor, coefficients: torch.Tensor, delta: torch.Tensor
+    parity: Tensor, rows: Tensor, coefficients: Tensor | int, delta: Tensor, unique: bool
 ) -> None:
-    sorted_rows, order = torch.sort(rows)
+    """As in the package; `coefficients`, if it is a number, is not 0."""
     parity, delta = as_words(parity, delta)
-    n, width = delta.shape
-    block = min(1024, triton.next_power_of_2(width))
-    _add_rows[(n, triton.cdiv(width, block))](
+    vector = vector_of(parity, delta)
+    per_row = delta.shape[1] // vector
+    one = isinstance(coefficients, int)
+    _xor_rows[programs(len(rows), per_row, vector)](
         parity,
-        parity.stride(0),
-        sorted_rows,
-        order,
-        coefficients.contiguous(),
+        parity.stride(0) // vector,
+        rows,
+        rows if isinstance(coefficients, int) else coefficients,
+        coefficients if isinstance(coefficients, int) else 0,
         delta,
-        delta.stride(0),
-        n,
-        width,
-        BLOCK=block,
-        num_warps=1 if block <= 128 else 4,
+        delta.stride(0) // vector,
+        len(rows),
+        FACTOR="each" if not one else "none" if coefficients == 1 else "number",
+        UNIQUE=unique,
+        PER_ROW=per_row,
+        VECTOR=vector,
+        COUNT=ELEMENTS // vector,
+        num_warps=4,
+        enable_fp_fusion=False,
     )

@@ -1,21 +1,193 @@
-"""The GPU kernel: eight columns of several rows at a time, operations in README.md's order.
+"""The GPU kernels: operations in README.md's order, and old XOR new bits in the same pass.
 
 Division and roots are the correctly rounded ones, and multiply-adds are fused only where the
-definition fuses them, so that the bits are those of every other backend.
+definition fuses them, so that the bits are those of every other backend. What is written depends on
+all that was read from there, so the delta may lie over the gradients.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from ecrm.kernels.triton_rows import (
+    ELEMENTS,
+    columns,
+    kernel,
+    pieces,
+    programs,
+    row_and_piece,
+    vector_of,
+)
 
 if TYPE_CHECKING:
     from ecrm.kernels.sparse_update import Hyper
 
-_ROWS_PER_PROGRAM = 16
+
+@kernel
+def _update_elements(
+    weights,
+    weights_stride: tl.int64,
+    state0,
+    state0_stride: tl.int64,
+    state1,
+    state1_stride: tl.int64,
+    rows,
+    gradients,
+    gradients_stride: tl.int64,
+    weights_change,
+    weights_change_stride: tl.int64,
+    state0_change,
+    state0_change_stride: tl.int64,
+    state1_change,
+    state1_change_stride: tl.int64,
+    n: tl.int64,
+    lr: tl.float32,
+    eps: tl.float32,
+    beta1: tl.float32,
+    beta2: tl.float32,
+    one_minus_beta1: tl.float32,
+    one_minus_beta2: tl.float32,
+    correction1: tl.float32,
+    correction2: tl.float32,
+    l2: tl.float32,
+    keep: tl.float32,
+    OPTIMIZER: tl.constexpr,
+    WITH_L2: tl.constexpr,
+    WITH_DELTA: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    VECTOR: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """SGD, Adagrad and Adam: every element by itself."""
+    i, piece = row_and_piece(PER_ROW, COUNT)
+    inside = i < n
+    row = tl.load(rows + i, mask=inside, other=0)
+    mask = inside[:, None]
+    zero = tl.zeros((COUNT, VECTOR), tl.float32)
+    g = tl.load(pieces(gradients, i, gradients_stride, piece, VECTOR), mask=mask, other=0.0)
+    place = pieces(weights, row, weights_stride, piece, VECTOR)
+    old = tl.load(place, mask=mask, other=0.0)
+    w = old.to(tl.float32)
+    if WITH_L2:
+        g += w * l2
+    w *= keep
+    if OPTIMIZER == "sgd":
+        new = tl.fma(zero - lr, g, w)
+    else:
+        place0 = pieces(state0, row, state0_stride, piece, VECTOR)
+        change0 = pieces(state0_change, i, state0_change_stride, piece, VECTOR)
+        old0 = tl.load(place0, mask=mask, other=0.0)
+        if OPTIMIZER == "adagrad":
+            new0 = tl.fma(g, g, old0)
+            root = tl.sqrt(new0.to(tl.float64)) + eps
+            new = (w.to(tl.float64) - (g * lr).to(tl.float64) / root).to(tl.float32)
+        else:
+            place1 = pieces(state1, row, state1_stride, piece, VECTOR)
+            change1 = pieces(state1_change, i, state1_change_stride, piece, VECTOR)
+            old1 = tl.load(place1, mask=mask, other=0.0)
+            new0 = old0 * beta1 + g * one_minus_beta1
+            new1 = old1 * beta2 + (g * g) * one_minus_beta2
+            root = tl.sqrt_rn(tl.div_rn(new1, zero + correction2)) + eps
+            new = w - tl.div_rn(tl.div_rn(new0, zero + correction1), root) * lr
+            _replace(place1, old1, new1, change1, mask, WITH_DELTA)
+        _replace(place0, old0, new0, change0, mask, WITH_DELTA)
+    change = pieces(weights_change, i, weights_change_stride, piece, VECTOR)
+    _replace(place, old, _as_weights(new, old), change, mask, WITH_DELTA)
+
+
+@kernel
+def _update_rows(
+    weights,
+    weights_stride: tl.int64,
+    state,
+    state_stride: tl.int64,
+    rows,
+    gradients,
+    gradients_stride: tl.int64,
+    weights_change,
+    weights_change_stride: tl.int64,
+    state_change,
+    state_change_stride: tl.int64,
+    n: tl.int64,
+    lr: tl.float32,
+    eps: tl.float32,
+    l2: tl.float32,
+    keep: tl.float32,
+    WITH_L2: tl.constexpr,
+    WITH_DELTA: tl.constexpr,
+    DIMENSION: tl.constexpr,
+    UNROLLED: tl.constexpr,
+    VECTOR: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Row-wise Adagrad: whole rows, of whose gradients the squares are summed first."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    present = i < n
+    row = tl.load(rows + i, mask=present, other=0)
+    column = tl.arange(0, BLOCK)
+    mask = present[:, None] & (column < DIMENSION)[None, :]
+    place = columns(weights, row, weights_stride, column, VECTOR)
+    old = tl.load(place, mask=mask, other=0.0)  # asked for before the squares are summed
+    old_h = tl.load(state + row * state_stride, mask=present, other=0.0)
+    partial = tl.zeros((ROWS, 8), tl.float32)
+    if UNROLLED:
+        for d in tl.static_range(0, DIMENSION, 8):
+            partial += _squares(
+                weights, row, weights_stride, gradients, i, gradients_stride, present, d, l2,
+                WITH_L2, DIMENSION, VECTOR,
+            )  # fmt: skip
+    else:
+        for d in range(0, DIMENSION, 8):
+            partial += _squares(
+                weights, row, weights_stride, gradients, i, gradients_stride, present, d, l2,
+                WITH_L2, DIMENSION, VECTOR,
+            )  # fmt: skip
+    # in the first-level cache by now
+    g = tl.load(columns(gradients, i, gradients_stride, column, VECTOR), mask=mask, other=0.0)
+    # Threads read what others write: the state, and gradients below the delta.
+    tl.debug_barrier()
+    mean = tl.div_rn(_sum_of_eight(partial, ROWS), tl.zeros((ROWS,), tl.float32) + DIMENSION)
+    h = old_h + mean
+    row_step = tl.div_rn(tl.zeros((ROWS,), tl.float32) + lr, tl.sqrt_rn(h) + eps)
+    w = old.to(tl.float32)
+    if WITH_L2:
+        g += w * l2
+    new = _as_weights(w * keep - g * row_step[:, None], old)
+    change = columns(weights_change, i, weights_change_stride, column, VECTOR)
+    _replace(place, old, new, change, mask, WITH_DELTA)
+    change_of_state = state_change + i * state_change_stride
+    _replace(state + row * state_stride, old_h, h, change_of_state, present, WITH_DELTA)
+
+
+@triton.jit
+def _squares(
+    weights,
+    row,
+    weights_stride,
+    gradients,
+    i,
+    gradients_stride,
+    present,
+    d,
+    l2,
+    WITH_L2: tl.constexpr,
+    DIMENSION: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Squares of the gradients in eight columns from d on, [rows, 8]."""
+    column = d + tl.arange(0, 8)
+    mask = present[:, None] & (column < DIMENSION)[None, :]
+    g = tl.load(columns(gradients, i, gradients_stride, column, VECTOR), mask=mask, other=0.0)
+    if WITH_L2:
+        place = columns(weights, row, weights_stride, column, VECTOR)
+        g += tl.load(place, mask=mask, other=0.0).to(tl.float32) * l2
+    return g * g
 
 
 @triton.jit
@@ -30,174 +202,77 @@ def _sum_of_eight(partial, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _as_weights(value, weights):
-    """float32 rounded to the weights' type, to nearest and ties to even.
+def _as_weights(value, old):
+    """float32 rounded to the type of the old weights, to nearest and ties to even.
 
     bfloat16 is rounded by hand, because Triton's interpreter truncates it.
     """
-    if weights.dtype.element_ty == tl.bfloat16:
+    if old.dtype == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         result = (
             tl.where(value != value, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         )
     else:
-        result = value.to(weights.dtype.element_ty)
+        result = value.to(old.dtype)
     return result
 
 
 @triton.jit
-def _replace(place, value, change, mask, WITH_DELTA: tl.constexpr):
-    """Write a value; `change` receives old XOR new bits."""
+def _replace(place, old, new, change, mask, WITH_DELTA: tl.constexpr):
+    """Write new values; `change` receives old XOR new bits."""
+    tl.store(place, new, mask=mask)
     if WITH_DELTA:
-        old = tl.load(place, mask=mask, other=0).to(change.dtype.element_ty, bitcast=True)
-        tl.store(change, old ^ value.to(change.dtype.element_ty, bitcast=True), mask=mask)
-    tl.store(place, value, mask=mask)
-
-
-@triton.jit
-def _update(
-    weights,
-    weights_stride,
-    state0,
-    state0_stride,
-    state1,
-    state1_stride,
-    rows,
-    gradients,
-    gradient_stride,
-    weights_change,
-    weights_change_stride,
-    state0_change,
-    state0_change_stride,
-    state1_change,
-    state1_change_stride,
-    n,
-    dimension,
-    lr,
-    eps,
-    beta1,
-    beta2,
-    one_minus_beta1,
-    one_minus_beta2,
-    correction1,
-    correction2,
-    l2,
-    keep,
-    OPTIMIZER: tl.constexpr,
-    WITH_L2: tl.constexpr,
-    WITH_DELTA: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    present = i < n
-    row = tl.load(rows + i, mask=present, other=0)
-    columns = tl.arange(0, 8)
-    zero = tl.zeros((ROWS, 8), tl.float32)
-
-    if OPTIMIZER == "rowwise_adagrad":
-        partial = zero
-        for d in range(0, dimension, 8):
-            mask = present[:, None] & (d + columns < dimension)[None, :]
-            g = tl.load(
-                gradients + i[:, None] * gradient_stride + (d + columns)[None, :],
-                mask=mask,
-                other=0.0,
-            )
-            if WITH_L2:
-                old = weights + row[:, None] * weights_stride + (d + columns)[None, :]
-                g += tl.load(old, mask=mask, other=0.0).to(tl.float32) * l2
-            partial += g * g
-        mean = tl.div_rn(_sum_of_eight(partial, ROWS), tl.zeros((ROWS,), tl.float32) + dimension)
-        h = tl.load(state0 + row * state0_stride, mask=present, other=0.0) + mean
-        row_step = tl.div_rn(tl.zeros((ROWS,), tl.float32) + lr, tl.sqrt_rn(h) + eps)
-        _replace(
-            state0 + row * state0_stride,
-            h,
-            state0_change + i * state0_change_stride,
-            present,
-            WITH_DELTA,
-        )
-
-    for d in range(0, dimension, 8):
-        column = (d + columns)[None, :]
-        mask = present[:, None] & (column < dimension)
-        g = tl.load(gradients + i[:, None] * gradient_stride + column, mask=mask, other=0.0)
-        place = weights + row[:, None] * weights_stride + column
-        w = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-        if WITH_L2:
-            g += w * l2
-        w *= keep
-        if OPTIMIZER == "sgd":
-            new = tl.fma(zero - lr, g, w)
-        elif OPTIMIZER == "rowwise_adagrad":
-            new = w - g * row_step[:, None]
-        elif OPTIMIZER == "adagrad":
-            place0 = state0 + row[:, None] * state0_stride + column
-            h = tl.fma(g, g, tl.load(place0, mask=mask, other=0.0))
-            root = tl.sqrt(h.to(tl.float64)) + eps
-            new = (w.to(tl.float64) - (g * lr).to(tl.float64) / root).to(tl.float32)
-            _replace(
-                place0,
-                h,
-                state0_change + i[:, None] * state0_change_stride + column,
-                mask,
-                WITH_DELTA,
-            )
-        else:
-            place0 = state0 + row[:, None] * state0_stride + column
-            place1 = state1 + row[:, None] * state1_stride + column
-            m = tl.load(place0, mask=mask, other=0.0) * beta1 + g * one_minus_beta1
-            v = tl.load(place1, mask=mask, other=0.0) * beta2 + (g * g) * one_minus_beta2
-            root = tl.sqrt_rn(tl.div_rn(v, zero + correction2)) + eps
-            new = w - tl.div_rn(tl.div_rn(m, zero + correction1), root) * lr
-            _replace(
-                place0,
-                m,
-                state0_change + i[:, None] * state0_change_stride + column,
-                mask,
-                WITH_DELTA,
-            )
-            _replace(
-                place1,
-                v,
-                state1_change + i[:, None] * state1_change_stride + column,
-                mask,
-                WITH_DELTA,
-            )
-        change = weights_change + i[:, None] * weights_change_stride + column
-        _replace(place, _as_weights(new, weights), change, mask, WITH_DELTA)
+        WORD: tl.constexpr = change.dtype.element_ty
+        bits = old.to(WORD, bitcast=True) ^ new.to(WORD, bitcast=True)
+        tl.store(change, bits, mask=mask)
 
 
 def update(
-    weights: torch.Tensor,
-    states: list[torch.Tensor],
-    rows: torch.Tensor,
-    gradients: torch.Tensor,
+    weights: Tensor,
+    states: list[Tensor],
+    rows: Tensor,
+    gradients: Tensor,
     optimizer: str,
     hyper: Hyper,
-    delta: torch.Tensor | None,
+    delta: Tensor | None,
 ) -> None:
     parts = [weights, *states]
-    changes = None if delta is None else _change_views(parts, delta)
-    # threads read what others have written over
-    if delta is not None and delta.data_ptr() == gradients.data_ptr():
-        gradients = gradients.clone()
+    changes = parts if delta is None else _change_views(parts, delta)
+    if optimizer == "rowwise_adagrad":
+        _run_rows(parts, rows, gradients, hyper, changes, delta is not None)
+    else:
+        _run_elements(parts, rows, gradients, optimizer, hyper, changes, delta is not None)
+    if delta is not None:
+        _copy_back(changes, delta)
+
+
+def _run_elements(
+    parts: list[Tensor],
+    rows: Tensor,
+    gradients: Tensor,
+    optimizer: str,
+    hyper: Hyper,
+    changes: list[Tensor],
+    with_delta: bool,
+) -> None:
     n, dimension = gradients.shape
-    places = [(part, part.stride(0)) for part in (parts + [weights] * 2)[:3]]
-    targets = [(part, part.stride(0)) for part in ((changes or parts) + [weights] * 2)[:3]]
-    _update[(triton.cdiv(n, _ROWS_PER_PROGRAM),)](
-        *places[0],
-        *places[1],
-        *places[2],
+    vector = vector_of(gradients, *parts, *changes)
+    per_row = dimension // vector
+
+    def strided(matrices: list[Tensor]) -> list[Any]:
+        three = (matrices + matrices[:1] * 2)[:3]
+        return [number for m in three for number in (m, m.stride(0) // vector)]
+
+    # half as many where doubles or two states take registers
+    elements = ELEMENTS if optimizer == "sgd" else ELEMENTS // 2
+    _update_elements[programs(n, per_row, vector, elements)](
+        *strided(parts),
         rows,
         gradients,
-        gradients.stride(0),
-        *targets[0],
-        *targets[1],
-        *targets[2],
+        gradients.stride(0) // vector,
+        *strided(changes),
         n,
-        dimension,
         hyper.learning_rate,
         hyper.eps,
         hyper.beta1,
@@ -210,16 +285,58 @@ def update(
         hyper.keep,
         OPTIMIZER=optimizer,
         WITH_L2=hyper.l2 != 0,
-        WITH_DELTA=delta is not None,
-        ROWS=_ROWS_PER_PROGRAM,
+        WITH_DELTA=with_delta,
+        PER_ROW=per_row,
+        VECTOR=vector,
+        COUNT=elements // vector,
         num_warps=4,
         enable_fp_fusion=False,
     )
-    if delta is not None and changes is not None:
-        _copy_back(changes, delta)
 
 
-def _change_views(parts: list[torch.Tensor], delta: torch.Tensor) -> list[torch.Tensor]:
+def _run_rows(
+    parts: list[Tensor],
+    rows: Tensor,
+    gradients: Tensor,
+    hyper: Hyper,
+    changes: list[Tensor],
+    with_delta: bool,
+) -> None:
+    n, dimension = gradients.shape
+    (weights, state), (weights_change, state_change) = parts, changes
+    vector = vector_of(gradients, weights, weights_change)
+    block = max(8, triton.next_power_of_2(dimension))
+    at_a_time = min(128, max(1, ELEMENTS // block))
+    _update_rows[(triton.cdiv(n, at_a_time),)](
+        weights,
+        weights.stride(0) // vector,
+        state,
+        state.stride(0),
+        rows,
+        gradients,
+        gradients.stride(0) // vector,
+        weights_change,
+        weights_change.stride(0) // vector,
+        state_change,
+        state_change.stride(0),
+        n,
+        hyper.learning_rate,
+        hyper.eps,
+        hyper.l2,
+        hyper.keep,
+        WITH_L2=hyper.l2 != 0,
+        WITH_DELTA=with_delta,
+        DIMENSION=dimension,
+        UNROLLED=dimension <= 512,
+        VECTOR=vector,
+        ROWS=at_a_time,
+        BLOCK=block,
+        num_warps=4 if block <= 4096 else 16,
+        enable_fp_fusion=False,
+    )
+
+
+def _change_views(parts: list[Tensor], delta: Tensor) -> list[Tensor]:
     """Integers of the parts' element sizes over `delta`'s memory.
 
     A part whose place in `delta` is not aligned gets new memory.
@@ -239,7 +356,7 @@ def _change_views(parts: list[torch.Tensor], delta: torch.Tensor) -> list[torch.
     return views
 
 
-def _copy_back(changes: list[torch.Tensor], delta: torch.Tensor) -> None:
+def _copy_back(changes: list[Tensor], delta: Tensor) -> None:
     at = 0
     for change in changes:
         width = change.shape[1] * change.element_size()
