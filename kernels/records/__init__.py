@@ -39,18 +39,27 @@ class RecordLog:
         records: uint8 [C, B], contiguous.
         places: int32 [R], contiguous. 1 more than a row's place in the log, 0 for a row that is not
             in it. Several logs may share it if none has a row of another.
-        count: How many rows are there, from the first on.
+        count: How many rows are there, from the first on. On a GPU it may be too large until
+            `settle`: only `counter` is exact.
+        counter: int64 [1], with `count` in it. The "triton" backend needs it, and counts in it, so
+            that nobody waits for a number that the GPU has. None: `count` is exact.
     """
 
     rows: torch.Tensor
     records: torch.Tensor
     places: torch.Tensor
     count: int = 0
+    counter: torch.Tensor | None = None
 
     @property
     def width(self) -> int:
         """B, the bytes of one record."""
         return self.records.shape[1]
+
+    def settle(self) -> None:
+        """Make `count` exact. Waits for the GPU if the log lies there."""
+        if self.counter is not None:
+            self.count = int(self.counter)
 
     def check_room(self, rows: torch.Tensor) -> None:
         """Check that this is a log to which all `rows`, int64 [n], can be appended.
@@ -81,7 +90,8 @@ class RecordLog:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, for messages."""
-        return {"log_rows": self.rows, "log": self.records, "places": self.places}
+        tensors = {"log_rows": self.rows, "log": self.records, "places": self.places}
+        return tensors if self.counter is None else {**tensors, "counter": self.counter}
 
 
 def record_bytes(weights: torch.Tensor, state: Sequence[torch.Tensor]) -> int:
@@ -153,7 +163,7 @@ def xor_records(
     """XOR deltas into rows and their state: undo an update, or apply it again.
 
     Args:
-        rows: May repeat on "cpu". On "reference" each is there at most once (not checked).
+        rows: May repeat on "cpu". Elsewhere each is there at most once (not checked).
         delta: uint8 [n, B].
     """
     parts = _parts(weights, state, rows)
@@ -174,11 +184,22 @@ def merge_records(
     check.matrix("delta", delta, (torch.uint8,))
     check.shape("delta", delta, (rows.shape[0], log.width))
     device = check.one_device({**log.tensors, "rows": rows, "delta": delta})
-    if dispatch.choose("merge_records", backend, device, has_triton=False) == "reference":
+    chosen = dispatch.choose("merge_records", backend, device)
+    if chosen == "triton":
+        _merge_on_gpu(log, rows, delta)
+        return
+    log.settle()
+    if chosen == "reference":
         from ecrm.kernels.records import reference
 
         reference.merge_records(log, rows, delta)
-        return
+    else:
+        _merge_on_cpu(log, rows, delta)
+    if log.counter is not None:
+        log.counter.fill_(log.count)
+
+
+def _merge_on_cpu(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor) -> None:
     log.count = native.library().ecrm_merge_records(
         log.places.data_ptr(),
         rows.data_ptr(),
@@ -191,6 +212,17 @@ def merge_records(
         log.records.data_ptr(),
         log.count,
     )
+
+
+def _merge_on_gpu(log: RecordLog, rows: torch.Tensor, delta: torch.Tensor) -> None:
+    if log.counter is None:
+        raise ValueError("merge_records: a log without a counter, which a GPU needs")
+    if not rows.shape[0]:
+        return
+    from ecrm.kernels.records.triton import merge
+
+    merge(log.rows, log.records, log.places, log.counter, rows, delta)
+    log.count += rows.shape[0]
 
 
 def _parts(
@@ -219,8 +251,13 @@ def _run(
         f"part {p}": part for p, part in enumerate(parts)
     }
     tensors |= {f"picked {p}": some for p, some in enumerate(picked) if some is not None}
-    chosen = dispatch.choose(operation, backend, check.one_device(tensors), has_triton=False)
+    chosen = dispatch.choose(operation, backend, check.one_device(tensors))
     if rows.shape[0] == 0 or not parts:
+        return
+    if chosen == "triton":
+        from ecrm.kernels.records.triton import move
+
+        move(operation, parts, rows, records, *picked)
         return
     if chosen == "reference":
         from ecrm.kernels.records import reference

@@ -16,6 +16,7 @@ def scatter_add(
     backend: str = "auto",
     seen: torch.Tensor | None = None,
     picked: torch.Tensor | None = None,
+    unique: bool = False,
 ) -> None:
     """Add rows to rows, in order: `out[index[i]] += values[i]` for i = 0, 1, ... n-1.
 
@@ -34,6 +35,8 @@ def scatter_add(
             are 1.
         picked: int64 [n], contiguous; may repeat. `values[picked[i]]` is added in place of
             `values[i]`; `values` may then have any number of rows.
+        unique: Whether no index comes twice (not checked). Then a GPU need not sort them. A CPU
+            does the same either way.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -57,8 +60,13 @@ def scatter_add(
                 "needed: torch.uint8, contiguous"
             )
         tensors["seen"] = seen
-    chosen = dispatch.choose("scatter_add", backend, check.one_device(tensors), has_triton=False)
+    chosen = dispatch.choose("scatter_add", backend, check.one_device(tensors))
     if index.shape[0] == 0 or values.numel() == 0:
+        return
+    if chosen == "triton":
+        from ecrm.kernels.scatter_add import triton
+
+        triton.add(out, index, values, seen, picked, unique)
         return
     if chosen == "reference":
         from ecrm.kernels.scatter_add.reference import add

@@ -161,9 +161,7 @@ def sparse_update(
     device = check.one_device(tensors)
     chosen = dispatch.choose("sparse_update", backend, device)
     if log is not None:
-        dispatch.choose(
-            "merge_records", "cpu" if chosen == "cpu" else "reference", device, has_triton=False
-        )
+        dispatch.choose("merge_records", chosen, device)
     if rows.shape[0] == 0 or dimension == 0:
         return
     hyper = Hyper.of(lr, eps, betas, step, weight_decay, decoupled)
@@ -187,7 +185,7 @@ def sparse_update(
         hyper,
         records[:, : record_bytes(weights, states)],
     )
-    merge_records(log, rows, records, backend="reference")
+    merge_records(log, rows, records, backend=chosen)
 
 
 def _update_on_cpu(
