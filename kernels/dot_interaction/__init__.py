@@ -33,6 +33,10 @@ def dot_interaction(
         from ecrm.kernels.dot_interaction.reference import forward
 
         return forward(dense, values, places)
+    if chosen == "triton":
+        from ecrm.kernels.dot_interaction import triton
+
+        return triton.forward(dense, values, places, features)
     batch, width = dense.shape
     out = torch.empty(batch, width + features * (features + 1) // 2)
     room = _room(features, width)
@@ -88,6 +92,10 @@ def dot_interaction_backward(
     if not sums.is_contiguous():
         raise ValueError(f"sums has strides {sums.stride()}, needed: contiguous")
     check.one_device({"sums": sums, "values": values})
+    if chosen == "triton":
+        from ecrm.kernels.dot_interaction import triton
+
+        return triton.backward(gradients, dense, values, places, features, sums), sums
     seen = torch.zeros(values.shape[0], dtype=torch.uint8, device=values.device)
     if chosen == "reference":
         from ecrm.kernels.dot_interaction.reference import backward
@@ -139,7 +147,10 @@ def _checked(
             f"places has {places.shape[0]} elements, "
             f"needed: a multiple of the {dense.shape[0]} samples"
         )
-    return dispatch.choose("dot_interaction", backend, device, has_triton=False), features
+    chosen = dispatch.choose("dot_interaction", backend, device)
+    if chosen == "triton" and not dense.numel():
+        chosen = "reference"  # there is nothing to launch
+    return chosen, features
 
 
 def _room(features: int, width: int) -> torch.Tensor:

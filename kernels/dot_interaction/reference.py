@@ -10,9 +10,9 @@ LANES = 16
 
 def _rows(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:
     """The rows of each sample, dense first, [B, F + 1, D]."""
-    return torch.cat(
-        (dense.unsqueeze(1), values[places].view(dense.shape[0], -1, dense.shape[1])), dim=1
-    )
+    batch, width = dense.shape
+    features = places.shape[0] // batch if batch else 0
+    return torch.cat((dense.unsqueeze(1), values[places].view(batch, features, width)), dim=1)
 
 
 def forward(dense: Tensor, values: Tensor, places: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Sort rows by shard and by unit of their stripes, so that what goes to one rank lies together.
 
 Local row r of a shard is data unit `r % units` of a stripe, in the period `r // units`. Legend: n
-rows, U of them different. `rows` is int64 [n], contiguous, none negative, n below 2^32. All
-functions raise TypeError or ValueError, with the numbers.
+rows, U of them different. `rows` is int64 [n], contiguous, none negative, n below 2^32. On a GPU
+all are below 2^62 (not checked). All functions raise TypeError or ValueError, with the numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def unique_by_unit(rows: Tensor, units: int, backend: str = "auto") -> tuple[Ten
 
     Returns int64 [U] and int64 [n].
     """
-    chosen = _choose("unique_by_unit", rows, units, backend)
+    chosen = _choose("unique_by_unit", rows, units, backend, has_triton=True)
+    if chosen == "triton":
+        from ecrm.kernels.unit_order import triton
+
+        return triton.unique_by_unit(rows, units)
     if chosen == "reference":
         from ecrm.kernels.unit_order import reference
 
@@ -86,10 +90,12 @@ def split_by_shard(
     return list(counts), places, local
 
 
-def _choose(operation: str, rows: Tensor, units: int, backend: str) -> str:
+def _choose(
+    operation: str, rows: Tensor, units: int, backend: str, has_triton: bool = False
+) -> str:
     check.row_numbers("rows", rows, _LARGEST)
     if units < 1:
         raise ValueError(f"{units} units, needed: at least 1")
     if rows.shape[0] >> 32:
         raise ValueError(f"{rows.shape[0]} rows, needed: fewer than 2^32")
-    return dispatch.choose(operation, backend, rows.device, has_triton=False)
+    return dispatch.choose(operation, backend, rows.device, has_triton)
