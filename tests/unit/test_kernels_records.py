@@ -220,8 +220,3 @@ def test_wrong_arguments_are_refused_before_the_first_write(change, error, messa
     with pytest.raises(error, match=message):
         scatter_records(**(arguments | change))
     assert (weights == 1).all()
-
-
-def test_there_is_no_triton_kernel_to_ask_for():
-    with pytest.raises(ValueError, match="gather_records: no Triton kernel"):
-        gather_records(torch.ones(2, 2), [], torch.tensor([0]), backend="triton")

@@ -8,9 +8,20 @@ pytest.importorskip("triton")
 
 from ecrm.coding import ReedSolomon  # noqa: E402
 from ecrm.kernels.decode import decode  # noqa: E402
+from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward  # noqa: E402
+from ecrm.kernels.hash_uniform import begin_rows, hash_uniform  # noqa: E402
 from ecrm.kernels.parity_apply import parity_apply  # noqa: E402
-from ecrm.kernels.records import RecordLog, record_bytes  # noqa: E402
+from ecrm.kernels.records import (  # noqa: E402
+    RecordLog,
+    gather_records,
+    merge_records,
+    record_bytes,
+    scatter_records,
+    xor_records,
+)
+from ecrm.kernels.scatter_add import scatter_add  # noqa: E402
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  # noqa: E402
+from ecrm.kernels.unit_order import unique_by_unit  # noqa: E402
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,6 +45,18 @@ def test_parity_apply(height, n, width, offset):
     )
     parity_apply(storage[:, offset : offset + width], rows, coefficients, delta, backend="triton")
     assert torch.equal(storage, expected)
+
+
+@pytest.mark.parametrize("width, stride", [(32, 32), (20, 24), (8, 16), (33, 35)])
+@pytest.mark.parametrize("coefficient", [0, 1, 29])
+@pytest.mark.parametrize("unique", [True, False])
+def test_parity_apply_with_one_coefficient(width, stride, coefficient, unique):
+    parity, delta = random_bytes(9, stride)[:, :width], random_bytes(7, stride, seed=1)[:, :width]
+    rows = torch.tensor([8, 0, 3, 1, 7, 2, 5] if unique else [8, 0, 8, 8, 0, 2, 5]).to(DEVICE)
+    expected = parity.clone()
+    parity_apply(expected, rows, coefficient, delta, backend="reference")
+    parity_apply(parity, rows, coefficient, delta, backend="triton", unique=unique)
+    assert torch.equal(parity, expected)
 
 
 def test_parity_apply_knows_all_65536_products():
@@ -128,12 +151,14 @@ def test_the_deltas_of_sparse_update_may_go_to_a_log():
             torch.zeros(30, dtype=torch.int32).to(DEVICE),
         )
         log.records.zero_()
+        log.counter = torch.zeros(1, dtype=torch.int64).to(DEVICE) if backend == "triton" else None
         for first, some in enumerate(gradients):
             rows = torch.arange(first, first + 19).to(DEVICE)
             sparse_update(
                 weights, state, rows, some, "rowwise_adagrad", lr=0.05, log=log, backend=backend
             )
         logs.append([log.rows, log.records, log.places])
+        log.settle()
         assert log.count == 20
     for expected, found in zip(*logs):
         assert torch.equal(found, expected)
@@ -186,3 +211,153 @@ def test_compiled_kernels_equal_the_cpu(optimizer):
     sparse_update(weights, state, rows, gradients, optimizer, lr=0.05, delta=delta, backend="cpu")
     for mine, its in zip([weights, *state, delta], on_gpu):
         assert torch.equal(mine.view(torch.uint8), its.cpu().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dimension, width", [(16, 16), (16, 20), (13, 13), (13, 14), (520, 521)])
+@pytest.mark.parametrize("unique", [True, False])
+@pytest.mark.parametrize("with_picked", [True, False])
+def test_scatter_add(dimension, width, unique, with_picked):
+    """Sums whose order matters, of rows that hold nothing yet and of rows that do."""
+    random = torch.Generator().manual_seed(1)
+    index = torch.randperm(31, generator=random)[:29]
+    if not unique:
+        index = torch.cat(
+            [index, torch.randint(0, 31, (11,), generator=random), torch.full((20,), 3)]
+        )
+    if dimension > 100:
+        index = index[:3].repeat(1 if unique else 2)
+    values = torch.randn(len(index), dimension, generator=random) * 1e3
+    values[:2] = -0.0
+    picked = torch.randperm(len(index), generator=random) if with_picked else None
+    results = []
+    for backend in ("reference", "triton"):
+        out, seen = torch.randn(31, width, generator=random.manual_seed(2)), torch.arange(31) % 2
+        out[:5] = -0.0
+        out, seen = out.to(DEVICE), seen.to(torch.uint8).to(DEVICE)
+        scatter_add(
+            out if width > dimension else out[:, :dimension],
+            index.to(DEVICE),
+            values.to(DEVICE),
+            backend,
+            seen if width > dimension else None,
+            None if picked is None else picked.to(DEVICE),
+            unique=unique,
+        )
+        results.append([out, seen])
+    for expected, found in zip(*results):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dimension, dtype", [(16, torch.float32), (5, torch.float16)])
+def test_records(dimension, dtype):
+    results = []
+    for backend in ("reference", "triton"):
+        weights = torch.arange(12 * (dimension + 3), dtype=dtype).view(12, -1)[:, :dimension]
+        state = [torch.arange(12.0), torch.arange(24.0).view(12, 2)]
+        weights, state = weights.to(DEVICE), [part.to(DEVICE) for part in state]
+        rows = torch.tensor([3, 11, 0, 7, 5]).to(DEVICE)
+        found = gather_records(weights, state, rows, backend=backend)
+        scatter_records(weights, state, rows, found.flip(0), backend=backend)
+        picked = torch.tensor([4, 4]).to(DEVICE)
+        scatter_records(weights, state, rows[:2], found, backend=backend, picked=picked)
+        delta = random_bytes(2, found.shape[1])
+        xor_records(weights, state, torch.tensor([1, 7]).to(DEVICE), delta, backend=backend)
+        results.append([found, weights, *state])
+    for expected, found in zip(*results):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("width", [32, 12, 7])
+def test_merge_records(width):
+    """New rows and known ones together; the device counts."""
+    logs = []
+    for backend in ("reference", "triton"):
+        log = RecordLog(
+            torch.zeros(40, dtype=torch.int64).to(DEVICE),
+            torch.zeros(40, width, dtype=torch.uint8).to(DEVICE),
+            torch.zeros(20, dtype=torch.int32).to(DEVICE),
+            counter=torch.zeros(1, dtype=torch.int64).to(DEVICE),
+        )
+        for turn, rows in enumerate([[5, 2, 9], [], [1, 9, 0, 2], [2]]):
+            delta = random_bytes(len(rows), width, seed=turn)
+            numbers = torch.tensor(rows, dtype=torch.int64).to(DEVICE)
+            merge_records(log, numbers, delta, backend=backend)
+        assert log.count >= 5
+        log.settle()
+        assert log.count == 5
+        logs.append([log.rows, log.records, log.places, log.counter])
+    for expected, found in zip(*logs):
+        assert torch.equal(found, expected)
+
+
+def test_a_log_without_a_counter_is_refused():
+    log = RecordLog(
+        torch.zeros(4, dtype=torch.int64), random_bytes(4, 8), torch.zeros(4, dtype=torch.int32)
+    )
+    with pytest.raises(ValueError, match="a log without a counter"):
+        merge_records(log, torch.tensor([1]), random_bytes(1, 8), backend="triton")
+
+
+@pytest.mark.parametrize("dimension", [16, 5])
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("seed", [7, 2**64 - 1])
+def test_hash_uniform(dimension, per_row, seed):
+    rows = torch.tensor([0, 5, 2**40, 1]).to(DEVICE)
+    table = torch.tensor([3, -(2**63), 0, 3]).to(DEVICE) if per_row else 2**63 + 1
+    bound = torch.tensor([0.5, 1.0, 0.0, 0.1]).to(DEVICE) if per_row else 0.3
+    expected, found = (
+        hash_uniform(seed, table, rows, dimension, bound, backend)
+        for backend in ("reference", "triton")
+    )
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize("dimension", [16, 5])
+def test_begin_rows(backend, dimension):
+    """Rows never updated get their values, the others keep theirs."""
+    rows, table = torch.tensor([9, 0, 4, 2, 1]), torch.tensor([1, 2, 1, 2, 1])
+    targets, bound = torch.tensor([5, 0, 3, 1, 4]), torch.full((5,), 0.3)
+    results = []
+    for name in ("reference", backend):
+        if name == "cpu" and DEVICE == "cuda":
+            pytest.skip("a GPU is there: the CPU's is tested elsewhere")
+        records = torch.full((6, dimension + 3), 7.0).to(DEVICE)
+        records[:, -1] = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+        weights, touched = records[:, :dimension], records[:, -1]
+        given = [part.to(DEVICE) for part in (targets, table, rows, bound)]
+        begin_rows(weights, touched, given[0], 3, *given[1:], backend=name)
+        results.append(records)
+        assert (weights == 7.0).all(dim=1).tolist() == [False, True, True, False, True, False]
+    assert torch.equal(results[1].view(torch.int32), results[0].view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    "batch, features, dimension",
+    [(3, 4, 16), (2, 11, 4), (2, 1, 13), (2, 0, 5), (0, 0, 4), (1, 2, 0)],
+)
+def test_dot_interaction(batch, features, dimension):
+    random = torch.Generator().manual_seed(features)
+    dense = torch.randn(batch, dimension + 1, generator=random).to(DEVICE)[:, :dimension]
+    values = torch.randn(7, dimension, generator=random).to(DEVICE)
+    places = torch.randint(0, 5, (batch * features,), generator=random).to(DEVICE)
+    forward = [
+        dot_interaction(dense, values, places, backend) for backend in ("reference", "triton")
+    ]
+    assert torch.equal(forward[1].view(torch.int32), forward[0].view(torch.int32))
+    gradients = torch.randn(forward[0].shape, generator=random).to(DEVICE)
+    results = [
+        dot_interaction_backward(gradients, dense, values, places, backend)
+        for backend in ("reference", "triton")
+    ]
+    for expected, found in zip(*results):
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("units", [1, 3, 4])
+@pytest.mark.parametrize("rows", [[], [6], [7, 3, 7, 2**40 + 1, 0, 3, 4, 11], [5] * 9])
+def test_unique_by_unit(units, rows):
+    numbers = torch.tensor(rows, dtype=torch.int64).to(DEVICE)
+    results = [unique_by_unit(numbers, units, backend) for backend in ("reference", "triton")]
+    for expected, found in zip(*results):
+        assert torch.equal(found, expected)

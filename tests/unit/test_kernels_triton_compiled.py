@@ -1,63 +1,110 @@
-"""The Triton kernels compile for a GPU, on machines without one too.
+"""All Triton kernels compile for a GPU, on machines without one, into the code they should."""
 
-The compiler neither fuses nor approximates operations whose results must be exact.
-"""
-
+import json
 import os
-import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-PROGRAM = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from ecrm.kernels.decode.triton import _multiply
-from ecrm.kernels.parity_apply.triton import _add_rows
-from ecrm.kernels.sparse_update.triton import _update
-
-FLOATS = ("lr", "eps", "beta1", "beta2", "one_minus_beta1", "one_minus_beta2")
-FLOATS += ("correction1", "correction2", "l2", "keep")
-
-def assembly(kernel, pointers, constants, **options):
-    types = {name: "fp32" if name in FLOATS else "i32" for name in kernel.arg_names}
-    types |= {name: "*" + element for name, element in pointers.items()}
-    types |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.asm["cubin"]
-    return compiled.asm["ptx"]
-
-words = {"parity": "i32", "delta": "i32", "sorted_rows": "i64", "order": "i64"}
-words |= {"coefficients": "u8"}
-print(len(assembly(_add_rows, words, {"BLOCK": 64}, num_warps=1)))
-print(len(assembly(_multiply, {"units": "u8", "out": "u8", "matrix": "u8"}, {"BLOCK": 1024})))
-for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
-    pointers = {"weights": "fp32", "state0": "fp32", "state1": "fp32"}
-    pointers |= {"rows": "i64", "gradients": "fp32"}
-    pointers |= {"weights_change": "i32", "state0_change": "i32", "state1_change": "i32"}
-    constants = {"OPTIMIZER": optimizer, "WITH_L2": True, "WITH_DELTA": True, "ROWS": 16}
-    print("//", optimizer)
-    print(assembly(_update, pointers, constants, num_warps=4, enable_fp_fusion=False))
-"""
+TESTS = Path(__file__).parent.parent
+MADE_TO_FAIL = ("approximate", "unordered", "crowded")
+MOST_REGISTERS = {"update adagrad": 128, "update adam": 128}
+"""Of a thread: 128 leave room for 16 warps on a multiprocessor, 80 for 24."""
 
 
-def test_kernels_compile_and_round_every_operation():
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, list[dict]]:
+    """What each case of the program compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    program = TESTS / "support/programs/compile_kernels.py"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": str(TESTS)},
     )
     assert done.returncode == 0, done.stderr
-    pieces = re.split(r"^// (sgd|rowwise_adagrad|adagrad|adam)$", done.stdout, flags=re.M)[1:]
-    parts = dict(zip(pieces[::2], pieces[1::2]))
-    fused = {
-        name: len(re.findall(r"\bfma\.rn\.f(?:32|64)", text)) > 0 for name, text in parts.items()
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours(compiled: dict[str, list[dict]]) -> list[tuple[str, dict]]:
+    """The project's kernels with the case that each is of."""
+    return [
+        (case, kernel)
+        for case, kernels in compiled.items()
+        if case not in MADE_TO_FAIL
+        for kernel in kernels
+    ]
+
+
+def test_every_kernel_is_compiled(ours):
+    sources = (TESTS.parent / "kernels").glob("*/triton.py")
+    written = [
+        line.split("(")[0].removeprefix("def ")
+        for source in sources
+        for before, line in zip(*(source.read_text().splitlines()[at:] for at in (0, 1)))
+        if before == "@kernel"
+    ]
+    assert len(written) > 10
+    assert {kernel["kernel"] for _, kernel in ours} == set(written)
+
+
+def test_registers_suffice(compiled, ours):
+    for case, kernel in ours:
+        assert kernel["spilled"] == kernel["stack"] == 0, (case, kernel)
+        assert 0 < kernel["registers"] <= MOST_REGISTERS.get(case, 80), (case, kernel)
+    assert compiled["crowded"][0]["spilled"] > 0
+
+
+def test_every_operation_is_rounded_as_the_definition_says(compiled, ours):
+    for case, kernel in ours:
+        assert not kernel["approximate"], (case, kernel)
+        fuses = case in ("update sgd", "update adagrad")
+        assert (kernel["fused"] > 0) == fuses, (case, kernel)
+    assert compiled["approximate"][0]["approximate"]
+
+
+def test_floats_are_added_in_an_order(compiled, ours):
+    for case, kernel in ours:
+        assert not kernel["float_atomics"], (case, kernel)
+    assert compiled["unordered"][0]["float_atomics"] == 1
+
+
+def test_records_are_moved_16_bytes_at_a_time(ours):
+    """Every kernel that moves rows does, but for what a row has beside them."""
+    moves = {
+        "_move",
+        "_merge",
+        "_xor_rows",
+        "_multiply",
+        "_add",
+        "_update_elements",
+        "_update_rows",
     }
-    assert fused == {"sgd": True, "rowwise_adagrad": False, "adagrad": True, "adam": False}
-    for text in parts.values():
-        assert not re.findall(r"\b\w+\.(?:approx|full)[.\w]*", text)
-        assert not re.findall(r"\b\w+[.\w]*\.ftz[.\w]*", text)
+    seen = set()
+    for case, kernel in ours:
+        if kernel["kernel"] in moves and case not in ("parity repeats", "update halves"):
+            assert kernel["loads"]["128"] and kernel["stores"]["128"], (case, kernel)
+            seen.add(kernel["kernel"])
+    assert seen == moves
+    for name, most in (("_xor_rows", 12), ("_move", 12), ("_multiply", 6)):
+        # the rest are row numbers and factors: a few for each piece of 16 bytes
+        for case, kernel in ours:
+            if kernel["kernel"] == name and case == "run":
+                others = sum(kernel["loads"].values()) - kernel["loads"]["128"]
+                assert others <= most, (case, kernel)
+                assert set(kernel["stores"]) == {"128"}, (case, kernel)
+
+
+def test_nothing_is_compiled_after_the_warm_up(compiled):
+    """Of calls with other row counts, addresses, strides and factors; another width is."""
+    assert len(compiled["run"]) > 20
+    assert compiled["later"] == []
+    assert [kernel["kernel"] for kernel in compiled["other width"]] == ["_move"]

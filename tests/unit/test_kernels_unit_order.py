@@ -65,3 +65,8 @@ def test_wrong_arguments_are_refused_with_the_numbers(operation):
         operation(torch.tensor([2], dtype=torch.int32), 4)
     with pytest.raises(ValueError, match="0 units"):
         operation(torch.tensor([2]), 0)
+
+
+def test_there_is_no_triton_kernel_to_ask_for_where_the_host_needs_the_counts():
+    with pytest.raises(ValueError, match="split_by_unit: no Triton kernel"):
+        split_by_unit(torch.tensor([1]), 2, backend="triton")

@@ -1,0 +1,114 @@
+"""Compile Triton kernels for a GPU that is not there; print what each case compiled, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ecrm.kernels.decode import decode
+from ecrm.kernels.parity_apply import parity_apply
+from ecrm.kernels.records import gather_records, record_bytes, xor_records
+from ecrm.kernels.scatter_add import scatter_add
+from ecrm.kernels.sparse_update import sparse_update, state_widths
+from ecrm.kernels.warm_up import Shapes, warm_up
+from support.kernel_compiler import compiling
+
+BACKEND = "triton"
+RUN = Shapes(dimension=64, optimizer="rowwise_adagrad", lost=2, features=26)
+
+
+def rows_of(n: int, first: int = 0) -> torch.Tensor:
+    """Row numbers that begin at an odd multiple of 8 bytes if `first` is odd."""
+    return torch.arange(first + n)[first:]
+
+
+def update(optimizer: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """An update of padded records."""
+    weights = torch.zeros(8, 64, dtype=dtype)
+    state = [torch.zeros(8, width) for width in state_widths(optimizer, 64)]
+    delta = torch.zeros(5, 4 * 64 * 3 + 16, dtype=torch.uint8)[:, : record_bytes(weights, state)]
+    gradients = torch.zeros(5, 64)
+    sparse_update(
+        weights, state, rows_of(5), gradients, optimizer,
+        lr=0.1, delta=delta, backend=BACKEND, **options,
+    )  # fmt: skip
+
+
+def later(shapes: Shapes) -> None:
+    """Calls of the same run with other row counts, addresses and strides."""
+    for n, first in ((1, 1), (16, 0), (17, 1)):
+        rows = rows_of(n, first)
+        records = torch.zeros(40, shapes.stride + 4)[first:, : shapes.stride]
+        weights, state, _ = shapes.parts(records)
+        sums = torch.zeros(n, shapes.stride)
+        delta = sums.view(torch.uint8)
+        changed = delta[:, : 4 * (shapes.dimension + shapes.state)]
+        gradients = sums[:, : shapes.dimension]
+        sparse_update(
+            weights, state, rows, gradients, shapes.optimizer,
+            lr=0.1, step=n, delta=changed, backend=BACKEND,
+        )  # fmt: skip
+        scatter_add(
+            sums, rows - first, gradients.clone(), BACKEND, torch.zeros(n, dtype=torch.uint8)
+        )
+        gather_records(weights, (), rows, BACKEND)
+        xor_records(records, (), rows, delta, BACKEND)
+        parity = torch.zeros(40, 4 * shapes.stride, dtype=torch.uint8)
+        for coefficient in (1, 3, 29):
+            parity_apply(parity, rows, coefficient, delta, BACKEND, unique=True)
+        decode([delta] * (n + 1), torch.ones(1, n + 1, dtype=torch.uint8), BACKEND)
+
+
+@triton.jit
+def _approximate(out, x):
+    tl.store(out, tl.load(x) / tl.load(x + 1))
+
+
+@triton.jit
+def _unordered(out, x):
+    tl.atomic_add(out, tl.load(x))
+
+
+@triton.jit
+def _crowded(out, x):
+    at = tl.arange(0, 4096)
+    tl.store(out + at, tl.load(x + tl.load(x + at).to(tl.int32)) + tl.load(x + at))
+
+
+def cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    yield "run", lambda: warm_up(RUN, "cpu", BACKEND)
+    yield "later", lambda: later(RUN)
+    yield "other width", lambda: gather_records(torch.zeros(2, 8), (), rows_of(2), BACKEND)
+    for optimizer in ("sgd", "adagrad", "adam"):
+        yield f"update {optimizer}", lambda optimizer=optimizer: update(optimizer)
+    yield "update decayed", lambda: update("rowwise_adagrad", weight_decay=0.1)
+    yield "update halves", lambda: update("rowwise_adagrad", torch.bfloat16)
+    yield (
+        "parity repeats",
+        lambda: parity_apply(
+            torch.zeros(4, 64, dtype=torch.uint8), rows_of(2), torch.zeros(2, dtype=torch.uint8),
+            torch.zeros(2, 64, dtype=torch.uint8), BACKEND,
+        ),
+    )  # fmt: skip
+    x = torch.zeros(5000)
+    yield "approximate", lambda: _approximate[(1,)](x, x, enable_fp_fusion=True)
+    yield "unordered", lambda: _unordered[(1,)](x, x, enable_fp_fusion=True)
+    yield (
+        "crowded",
+        lambda: _crowded[(1,)](x, x, num_warps=1, maxnreg=32, enable_fp_fusion=True),
+    )
+
+
+if __name__ == "__main__":
+    found = {}
+    for name, call in cases():
+        with compiling() as new:
+            call()
+        found[name] = [asdict(kernel) for kernel in new]
+    print(json.dumps(found))
