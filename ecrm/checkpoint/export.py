@@ -37,14 +37,18 @@ def export(checkpoint: Checkpoint, form: str, output: BinaryIO, folder: Path) ->
             link.check(entry)
     dense = model.dense_of(read_dense(checkpoint))
     shapes = {
-        model.names[table.name]: (np.dtype(np.float32), (table.rows, table.dim))
+        name: (np.dtype(np.float32), (table.rows, table.dim))
         for table in model.tables
+        for name in model.names[table.name]
     }
     shapes |= {name: (array.dtype, array.shape) for name, array in dense.items()}
     with closing(ModelFile(form, output, folder, shapes, {"step": str(checkpoint.step)})) as file:
         for number, space in enumerate(row_spaces(model.tables)):
-            tables = [file.arrays[model.names[table.name]] for table in space.tables]
+            tables = [file.arrays[model.names[table.name][0]] for table in space.tables]
             _fill(checkpoint, number, space, tables)
+        for first, *others in model.names.values():
+            for name in others:
+                file.arrays[name][...] = file.arrays[first]
         for name, array in dense.items():
             file.arrays[name][...] = array
         file.finish()

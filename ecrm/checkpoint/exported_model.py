@@ -22,10 +22,10 @@ DLRM_TABLE = "sparse_arch.embedding_bag_collection.embedding_bags.{}.weight"
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Tables, what each is called in the file, and `dense_of(exported state)`, all else by name."""
+    """Tables, the names of each in the file, and `dense_of(exported state)`, all else by name."""
 
     tables: Sequence[Table]
-    names: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
     dense_of: Callable[[Sequence[Tensor]], dict[str, np.ndarray[Any, Any]]]
 
 
@@ -40,11 +40,15 @@ def _session(identity: Mapping[str, Any]) -> ExportedModel:
         Table(name, table["rows"], table["dim"], _optimizer(identity, name), _initial(name, table))
         for name, table in identity["table"].items()
     ]
-    names = {name: f"{name}.weight" for name in identity["table"]}
+    first_names = identity["names"]
+    names = {
+        table: (weight, *(name for name, first in first_names.items() if first == weight))
+        for table, weight in ((table, f"{table}.weight") for table in identity["table"])
+    }
 
     def dense_of(state: Sequence[Tensor]) -> dict[str, np.ndarray[Any, Any]]:
         named = unpacked(state[0])
-        found = {name: named[first] for name, first in identity["names"].items()}
+        found = {name: named[first] for name, first in first_names.items() if first in named}
         return {name: as_array(tensor) for name, tensor in found.items() if tensor is not None}
 
     return ExportedModel(tables, names, dense_of)
@@ -82,7 +86,7 @@ def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:
 
     return ExportedModel(
         [Table(name, rows, dim) for name, rows in tables.items()],
-        {name: DLRM_TABLE.format(name) for name in tables},
+        {name: (DLRM_TABLE.format(name),) for name in tables},
         dense_of,
     )
 

@@ -30,9 +30,10 @@ def shapes_of(module: nn.Module) -> dict[str, list[int]]:
 
 
 def names_of(module: nn.Module) -> dict[str, str]:
-    """{name in the state_dict: first name of that parameter or buffer}, but for tables.
+    """{name in the state_dict: first name of that parameter or buffer}.
 
-    A tensor has several names in the state_dict where it is in the module more than once.
+    A tensor has several names in the state_dict where it is in the module more than once. Of
+    tables, which are on the meta device, the first name is left out.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
     first = {id(tensor): name for name, tensor in reversed(named)}
@@ -40,7 +41,7 @@ def names_of(module: nn.Module) -> dict[str, str]:
     return {
         name: first[id(tensor)]
         for name, tensor in kept.items()
-        if id(tensor) in first and not tensor.is_meta
+        if id(tensor) in first and not (tensor.is_meta and first[id(tensor)] == name)
     }
 
 

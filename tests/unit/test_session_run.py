@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from ecrm.checkpoint.compatibility import check_identity, same_bits
+from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
 from ecrm.errors import UsageError
+from ecrm.model.nested_state import packed
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.session.build import _config, check_weights
@@ -129,3 +131,20 @@ def test_a_tensor_has_all_its_names_in_the_state_dict_and_none_that_is_not_kept(
     names = names_of(module)
     assert names.keys() == module.state_dict().keys()
     assert names["1.weight"] == names["0.weight"] == "0.weight" and names["1.bias"] == "1.bias"
+
+
+def test_a_table_of_several_names_has_all_of_them_in_the_exported_model():
+    weight = nn.Parameter(torch.empty(9, 8, device="meta"))
+    module = nn.ModuleDict({"user": nn.Embedding(9, 8), "friend": nn.Embedding(9, 8)})
+    module["user"].weight = module["friend"].weight = weight
+    module["top"] = nn.Linear(8, 1)
+    said = TrainedModule(trained().wanted, shapes_of(module), names_of(module), {}).identity()
+    assert said["names"] == {"friend.weight": "user.weight", **trained_names("top")}
+    model = exported_model(said)
+    assert model.names == {"user": ("user.weight", "friend.weight")}
+    state = {name: torch.ones(shape) for name, shape in said["tensor"].items()}
+    assert model.dense_of([packed(state)]).keys() == {"top.weight", "top.bias"}
+
+
+def trained_names(layer: str) -> dict[str, str]:
+    return {f"{layer}.{name}": f"{layer}.{name}" for name in ("weight", "bias")}
