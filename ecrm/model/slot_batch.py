@@ -47,26 +47,6 @@ class SlotForward:
     logits: Tensor
 
 
-@dataclass(frozen=True)
-class SlotResult:
-    """What a slot's share of a step came to.
-
-    `gradients` of its rows are [U, D], its `contribution` to the dense replicas is [P + 1],
-    `logits` are float32 [B]. `trouble` says where a loss that is not finite began; empty for a
-    finite one.
-    """
-
-    gradients: Tensor
-    contribution: Tensor
-    logits: Tensor
-    trouble: str = ""
-
-    @property
-    def loss(self) -> float:
-        """The slot's share of the mean loss."""
-        return float(self.contribution[-1])
-
-
 def forward(
     replica: FlatDenseReplica,
     batch: SlotBatch,
@@ -85,10 +65,14 @@ def forward(
     return SlotForward(batch, values, loss, logits.detach())
 
 
-def backward(replica: FlatDenseReplica, slot: SlotForward) -> SlotResult:
-    """Backward of one slot."""
+def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
+    """Backward of one slot.
+
+    Returns the gradients of its rows, [U, D], and its contribution to the dense replicas, [P + 1],
+    which ends with its share of the loss.
+    """
     replica.begin_slot()
     slot.loss.backward()
     gradients = slot.values.grad
     assert gradients is not None
-    return SlotResult(gradients, replica.contribution(slot.loss.detach()), slot.logits)
+    return gradients, replica.contribution(slot.loss.detach())

@@ -16,7 +16,6 @@ from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
-from ecrm.process.agreed_stop import agree_on_stop
 from ecrm.process.preflight import host_name
 from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
@@ -28,9 +27,11 @@ from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
 from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.policy import policy_of
+from ecrm.rank.rank_run import RankRun, RunStopped
+from ecrm.run.run_folder import RunFolder
 from ecrm.session.progress import SessionProgress
-from ecrm.session.rank import RunStopped, ThisRank, this_rank
-from ecrm.session.run import Wanted, too_late
+from ecrm.session.rank import ThisRank, this_rank
+from ecrm.session.run import Started, Wanted, too_late
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
@@ -44,7 +45,7 @@ ALIKE = Alike(
 REMEDY = "lower the learning rates"
 
 
-def start_run(wanted: Wanted) -> RankRun:
+def start_run(wanted: Wanted) -> Started:
     """Collective: build the run that a session wants, as this rank of it.
 
     It is the first thing that ranks do together: where the script has failed on one before, all
@@ -85,13 +86,45 @@ def start_run(wanted: Wanted) -> RankRun:
             REMEDY,
         )
         fields = start_fields(run, cluster, built, {"script": str(rank.script.path)})
-    part = RankRun(rank, run, built, fields)
-    rank.part = part
+    rank_run, progress = _rank_run(rank, run, built, fields)
+    rank.part = ScriptPart(rank_run, run.folder)
     _tell_start(run, cluster, built, fields)
     gc.collect()
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     gc.freeze()
-    return part
+
+    def doing(place: str) -> None:
+        rank.place = place
+
+    return Started(rank_run, doing, progress.logged)
+
+
+def _rank_run(
+    this: ThisRank, run: ClaimedRun, rank: Rank, fields: dict[str, Any]
+) -> tuple[RankRun, SessionProgress]:
+    """This rank's part in the run, and its progress."""
+    engine, steps = rank.engine, run.start.steps
+    progress = SessionProgress(steps, run.config.train.log_every_steps, rank.reporter.progress)
+    progress.begins_at(engine)
+    checkpoints = checkpoints_of(run, rank)
+    record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
+    ending = Ending(engine, run.config, steps, record, checkpoints, progress, LastWords(engine))
+    progress.restart_clock()
+
+    def told(summary: dict[str, Any] | None, unkept: str) -> None:
+        tell_end(run, rank, summary, unkept, _pace(summary))
+
+    return RankRun(
+        engine,
+        steps,
+        record,
+        ending,
+        progress,
+        checkpoints,
+        rank.watch,
+        lambda: this.stop.received,
+        told,
+    ), progress
 
 
 def _config(config: Config, wanted: Wanted, started: int) -> Config:
@@ -199,106 +232,17 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
     )
 
 
-class RankRun:
-    """One rank's part in the run of a session: what is due between its steps, and its end.
+class ScriptPart:
+    """One rank's part in the run of a script, for the end of the script."""
 
-    Every live rank calls the same methods in the same order. After StepAborted from any of them,
-    and from the engine, `went_back` comes first.
-    """
-
-    def __init__(
-        self, rank: ThisRank, run: ClaimedRun, built: Rank, fields: dict[str, Any]
-    ) -> None:
-        self._this, self._run, self._rank = rank, run, built
-        self.engine = built.engine
-        self._steps = run.start.steps
-        self._furthest = self.engine.step
-        self._progress = SessionProgress(
-            self._steps, run.config.train.log_every_steps, built.reporter.progress
-        )
-        self._progress.begins_at(self.engine)
-        self._checkpoints = checkpoints_of(run, built)
-        self._ending = Ending(
-            self.engine,
-            run.config,
-            self._steps,
-            Record(run.folder, fields, built.meters.traffic, built.meters.profile),
-            self._checkpoints,
-            self._progress,
-            LastWords(self.engine),
-        )
-        self._progress.restart_clock()
+    def __init__(self, run: RankRun, folder: RunFolder) -> None:
+        self._run, self._folder = run, folder
+        self.engine = run.engine
 
     @property
     def steps_left(self) -> int:
         """How many steps are not trained yet."""
-        return self._steps - self.engine.step
-
-    def between_steps(self) -> None:
-        """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
-        if self._checkpoints is not None:
-            self._checkpoints.between_steps()
-
-    def doing(self, place: str) -> None:
-        """Where in training the script is, for the line that says where it has failed."""
-        self._this.place = place
-
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        """The part of what slots have in trouble in a step that all ranks must know."""
-        return self._rank.watch.worth_saying(step, troubles)
-
-    def restart_clock(self) -> None:
-        """The time since the last step belongs to no step, but to an evaluation."""
-        self._progress.restart_clock()
-
-    def step_finished(self) -> None:
-        """A step is done on this rank: count it, and tell of it when that is due."""
-        if self._rank.meters.profile is not None:
-            self._rank.meters.profile.step_finished()
-        self._progress.step_finished(self.engine)
-        self._furthest = max(self._furthest, self.engine.step)
-        if self.engine.step == self._steps:
-            self._ending.trained()
-
-    def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
-        """What slots have logged in a committed step: to be told before the step is finished."""
-        self._progress.logged(step, by_slot)
-
-    def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
-        self._progress.went_back(self.engine)
-        if self._checkpoints is not None:
-            self._checkpoints.went_back()
-        self._ending.went_back()
-
-    def steps_done(self) -> None:
-        """Collective, after the last step: keep the model, so that a failure undoes no step more.
-
-        Where checkpoints or files are all that a protection has, the script cannot train on after
-        its loop.
-        """
-        self.engine.commit()
-        if self._checkpoints is not None:
-            self._checkpoints.finish()
-
-    def stop(self) -> None:
-        """Collective, at a commit, after StopAgreed: end the run, since a rank has asked for it.
-
-        Raises RunStopped once it is over, NotKept where its model is not kept. Returns where no
-        signal was the reason: a rank that could not write has left. Raises StepAborted after a
-        failure.
-        """
-        while True:
-            number = agree_on_stop(self.engine, self._this.stop.received, self._run.folder)
-            if number is None:
-                return
-            try:
-                self._ending.stop(number)
-                break
-            except StopAgreed:  # what it writes may not fit
-                continue
-        tell_end(self._run, self._rank, None, self._ending.unkept, "")
-        raise RunStopped(0)
+        return self._run.steps_left
 
     def end(self) -> int:
         """Collective, once the script has ended: verify and keep the model, write the summary.
@@ -306,24 +250,21 @@ class RankRun:
         Raises Unrecoverable on every rank where a failure has undone steps, since the script's loop
         is over.
         """
-        summary: dict[str, Any] | None = None
         asked = False
         while True:
-            if self.engine.step < self._furthest:
-                raise too_late(self.engine, self._furthest)
+            if self.engine.step < self._run.furthest:
+                raise too_late(self.engine, self._run.furthest)
             try:
                 if asked:
                     asked = False
-                    self.stop()
+                    self._run.stop()
                 self.engine.heed_stop()
-                summary = self._ending.finish()
-                break
+                self._run.finish()
+                return 0 if self._folder.is_complete else 1
             except StopAgreed:
                 asked = True
             except StepAborted:
-                self.went_back()
-        tell_end(self._run, self._rank, summary, self._ending.unkept, _pace(summary))
-        return 0 if self._run.folder.is_complete else 1
+                self._run.went_back()
 
 
 class LastWords:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
@@ -16,7 +17,7 @@ from ecrm.model.nested_state import packed, unpacked
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.data import Indexed
 from ecrm.session.row_source import FetchedRows, RowSource
-from ecrm.session.run import Run
+from ecrm.session.slot_work import Doing
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]
@@ -27,19 +28,21 @@ class Evaluation:
     """One evaluation on one rank: batches out, tensors gathered, all of them everywhere at the end.
 
     `rows_of(batch)` are the rows that a batch uses. `source` hands those of the batch at hand to
-    the model's collections. `replica` is the dense part, `went_back` is called after a failure.
+    the model's collections. `replica` is the dense part, `went_back` is called after a failure,
+    `doing(place)` before the user's code.
     """
 
     def __init__(
         self,
-        run: Run,
+        engine: Engine,
         replica: ModuleReplica,
         seed: int,
         rows_of: Callable[[Any], BatchRows],
         source: RowSource,
         went_back: Callable[[], None],
+        doing: Doing,
     ) -> None:
-        self._run, self._engine, self._replica = run, run.engine, replica
+        self._engine, self._replica, self._doing = engine, replica, doing
         self._seed, self._rows_of, self._source = seed, rows_of, source
         self._went_back = went_back
         self._parts: dict[str, Tensor] = {}
@@ -86,14 +89,14 @@ class Evaluation:
                 self._number = first + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step
                 seed_slot(self._seed, engine.step, -1 - self._number)
-                self._run.doing(f"batch {self._number} of an evaluation")
+                self._doing(f"batch {self._number} of an evaluation")
                 yield batch
-                self._run.doing("")
+                self._doing("")
                 self._source.current, self._number = None, -1
         return self._shared()
 
     def _made(self, make: Callable[[int], Any], number: int) -> Any:
-        self._run.doing(f"batch {number} of an evaluation")
+        self._doing(f"batch {number} of an evaluation")
         seed_slot(self._seed, self._engine.step, -1 - number)
         return aligned(make(number))
 

@@ -32,10 +32,6 @@ class Part(Protocol):
         """
 
 
-class RunStopped(SystemExit):
-    """The run has ended before the script has, and all ranks know: the script goes no further."""
-
-
 @dataclass
 class ThisRank:
     """What a rank was started with, and how far its script has come.

@@ -1,15 +1,15 @@
-"""What a session needs of the run that it is part of."""
+"""What a session asks for, and the run that it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
 from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
+from ecrm.rank.step_loop import Run
 
 
 @dataclass(frozen=True)
@@ -31,45 +31,23 @@ class Wanted:
     sparse_rate: Callable[[int], float] | None
 
 
-class Run(Protocol):
-    """One rank's part in a run. Every live rank calls the same methods in the same order.
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""
 
-    All but `engine` may raise StepAborted after a failure, and StopAgreed.
+
+@dataclass(frozen=True)
+class Started:
+    """One rank's part in a run that has begun, and whom the session tells of what it does.
+
+    - `doing(place)`: the user's code begins on something, such as "step 7, slot 1"; "" once it is
+      through.
+    - `logged(step, {slot: {name: value}})`: what slots have logged in a committed step, each step
+      once and in order.
     """
 
-    @property
-    def engine(self) -> Engine:
-        """This rank's engine."""
-
-    def between_steps(self) -> None:
-        """Collective, before a step: what is due, such as a checkpoint."""
-
-    def doing(self, place: str) -> None:
-        """The user's code begins on something, such as "step 7, slot 1"; "" once it is through."""
-
-    def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
-        """What slots have logged in a committed step; each step once, and in order."""
-
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        """The part of what slots have in trouble in a step that all ranks must know."""
-
-    def restart_clock(self) -> None:
-        """The time since the last step belongs to no step."""
-
-    def step_finished(self) -> None:
-        """A step is done on this rank: count it, and tell when that is due."""
-
-    def steps_done(self) -> None:
-        """Collective, after the last step: see to it that a failure undoes no step any more."""
-
-    def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
-
-    def stop(self) -> None:
-        """Collective, at a commit: end the run on all ranks since one has asked for that.
-
-        Does not return, unless by StepAborted or StopAgreed.
-        """
+    run: Run
+    doing: Callable[[str], None] = _ignore
+    logged: Callable[[int, Mapping[int, Mapping[str, float]]], None] = _ignore
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:
@@ -80,5 +58,5 @@ def too_late(engine: Engine, trained: int) -> Unrecoverable:
     )
 
 
-Start = Callable[[Wanted], Run]
+Start = Callable[[Wanted], Started]
 """Collective: this rank's part in a run, with initial tables or those that the run goes on with."""

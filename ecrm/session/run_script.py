@@ -24,7 +24,8 @@ from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
-from ecrm.session.rank import RunStopped, ThisRank, be
+from ecrm.rank.rank_run import RunStopped
+from ecrm.session.rank import ThisRank, be
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, maker
 from ecrm.session.evaluation import EvalBatches, Evaluation
-from ecrm.session.run import Run, Start, Wanted
+from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, saved
-from ecrm.session.step_loop import Due, Logged, StepLoop
+from ecrm.session.slot_work import SessionBatches, SlotWork
+from ecrm.session.step_loop import Every, Logged, SessionLoop
 from ecrm.session.swap import swap
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -87,10 +88,10 @@ class Session:
         self._check_dense()
         self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, self._before_step)
         self._start = start
-        self._run: Run | None = None
-        self._loop: StepLoop | None = None
+        self._started: Started | None = None
+        self._loop: SessionLoop | None = None
         self._listeners: list[Callable[[int, Logged], None]] = []
-        self._due: list[Due] = []
+        self._every: list[Every] = []
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
@@ -142,17 +143,16 @@ class Session:
         if self._loop is not None:
             raise UsageError("session.steps was called before: one session trains once")
         make = maker(batches, self._slots)
-        run = self._run = self._begin(steps)
-        self._loop = StepLoop(
-            run,
-            make,
+        started = self._started = self._begin(steps)
+        doing, engine = started.doing, started.run.engine
+        self._loop = SessionLoop(
+            started,
+            SessionBatches(make, self._rows_of, self._seed, doing),
+            SlotWork(engine, self._seed, self._tables.source, doing),
             steps,
-            self._seed,
             self.model,
-            self._rows_of,
-            self._tables.source,
             self._tell,
-            self._due,
+            self._every,
         )
         yield from self._loop
 
@@ -167,7 +167,7 @@ class Session:
             raise UsageError(f"session.every({steps}): at least 1 is needed")
 
         def add(work: Callable[[], object]) -> Callable[[], object]:
-            self._due.append(Due(steps, work))
+            self._every.append(Every(steps, work))
             return work
 
         return add
@@ -180,15 +180,16 @@ class Session:
         rank dies meanwhile, all begin again with the first batch. After the loop `gathered` has the
         result.
         """
-        loop, run = self._running("eval_batches")
+        loop, started = self._running("eval_batches")
         self._check_unchanged("eval_batches")
         evaluation = Evaluation(
-            run,
+            started.run.engine,
             self._replica,
             self._seed,
             self._rows_of,
             self._tables.source,
             loop.went_back,
+            started.doing,
         )
         self._evaluation = evaluation
         with torch.no_grad():
@@ -214,12 +215,12 @@ class Session:
         gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
         it cannot be written.
         """
-        (loop, run), target = self._running("save"), Path(path)
+        (loop, started), target = self._running("save"), Path(path)
         format_of(target)
         self._check_unchanged("save")
         aliases = self._tables.aliases
         for _ in loop.stoppable(
-            lambda: saved(run.engine, target, self._dense_state, aliases, loop.went_back)
+            lambda: saved(started.run.engine, target, self._dense_state, aliases, loop.went_back)
         ):
             pass
 
@@ -235,9 +236,9 @@ class Session:
     @property
     def engine(self) -> Engine:
         """This rank's engine, once `steps` has begun."""
-        if self._run is None:
+        if self._started is None:
             raise UsageError("session.engine is there once the loop over session.steps has begun")
-        return self._run.engine
+        return self._started.run.engine
 
     @property
     def is_main(self) -> bool:
@@ -262,12 +263,12 @@ class Session:
                 "call copy.deepcopy(session.model) and change the copy",
             )
 
-    def _running(self, what: str) -> tuple[StepLoop, Run]:
-        if self._run is None or self._loop is None:
+    def _running(self, what: str) -> tuple[SessionLoop, Started]:
+        if self._started is None or self._loop is None:
             raise UsageError(f"session.{what} belongs after the first step of session.steps")
         if not self._loop.between_steps:
             raise UsageError(
-                f"session.{what} is called while step {self._run.engine.step} is under way",
+                f"session.{what} is called while step {self._started.run.engine.step} is under way",
                 otherwise="call it after the loop over session.steps has come to its end, or in a "
                 "function for session.every",
             )
@@ -282,7 +283,7 @@ class Session:
                 f"session.{what} is called under torch.inference_mode()",
                 otherwise="leave that out: gradients are off in the loop already",
             )
-        return self._loop, self._run
+        return self._loop, self._started
 
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of the batch at hand, such as its loss, for `on_commit` and the progress.
@@ -293,7 +294,7 @@ class Session:
             raise UsageError("session.log belongs into the body of the loop over session.steps")
         self._loop.log(values)
 
-    def _begin(self, steps: int) -> Run:
+    def _begin(self, steps: int) -> Started:
         self._replica.start_here()
         return self._start(
             Wanted(

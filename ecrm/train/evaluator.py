@@ -47,11 +47,17 @@ class Evaluator:
     def is_due(self, step: int) -> bool:
         """Whether the model is to be evaluated after `step` steps, and has not been."""
         every = self._config.train.eval_every_steps
-        return bool(every) and step > 0 and step % every == 0 and step != self._evaluated_at
+        within = 0 < step < self._steps  # the end evaluates by itself
+        return bool(every) and within and step % every == 0 and step != self._evaluated_at
+
+    def do(self) -> bool:
+        """Collective: evaluate as `evaluate` does; returns whether training is to end."""
+        self.evaluate()
+        return self.ended_early is not None
 
     def went_back(self) -> None:
         """After StepAborted: ranks may differ in whether they had finished evaluating."""
-        self._evaluated_at = 0
+        self._evaluated_at, self.ended_early = 0, None
 
     def evaluate(self, keep: bool = True) -> Evaluation:
         """Collective: evaluate now, tell of it, and `keep` the model if it is the best so far.

@@ -69,12 +69,12 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
         run.start.data_began,
         kept.history,
         rank.reporter.event,
+        lambda summary, unkept: tell_end(run, rank, summary, unkept, pace(summary)),
     )
     gc.collect()
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     gc.freeze()
-    summary = trainer.run()
-    tell_end(run, rank, summary, trainer.unkept, pace(summary))
+    trainer.run()
     rank.transport.close()
     return 0 if run.folder.is_complete or trainer.stopped else 1
 

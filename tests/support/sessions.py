@@ -27,7 +27,7 @@ from ecrm.engine.table_digest import table_digests
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
-from ecrm.session.run import Wanted
+from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.storage import store_factory
 from ecrm.storage.base import SparseOptimizer
@@ -152,13 +152,9 @@ class SimulatedRun:
 
     def between_steps(self) -> None: ...
 
-    def doing(self, place: str) -> None: ...
-
-    def logged(self, step: int, by_slot: Any) -> None: ...
-
     def step_finished(self) -> None: ...
 
-    def steps_done(self) -> None: ...
+    def keep(self) -> None: ...
 
     def restart_clock(self) -> None: ...
 
@@ -171,27 +167,29 @@ class SimulatedRun:
         raise AssertionError("nobody asks to stop")
 
 
-def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wanted], SimulatedRun]:
+def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wanted], Started]:
     """What a session is started by on a simulated rank."""
 
-    def start(wanted: Wanted) -> SimulatedRun:
+    def start(wanted: Wanted) -> Started:
         protection = layout.protection(layout.servers)
         view = initial_view(
             "dedicated", protection.shape, layout.trainers, layout.spares, wanted.slots, 2
         )
-        return SimulatedRun(
-            Engine(
-                transport,
-                wanted.tables,
-                view,
-                protection,
-                store_factory("native", SparseOptimizer("sgd", 1.0)),
-                wanted.make_dense,
-                wanted.seed,
-                EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2),
-                hooks,
-                clock=lambda: 0.0,
-                sparse_rate=wanted.sparse_rate,
+        return Started(
+            SimulatedRun(
+                Engine(
+                    transport,
+                    wanted.tables,
+                    view,
+                    protection,
+                    store_factory("native", SparseOptimizer("sgd", 1.0)),
+                    wanted.make_dense,
+                    wanted.seed,
+                    EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2),
+                    hooks,
+                    clock=lambda: 0.0,
+                    sparse_rate=wanted.sparse_rate,
+                )
             )
         )
 

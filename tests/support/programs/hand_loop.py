@@ -16,7 +16,8 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.session.build import RankRun, start_run
+from ecrm.rank.rank_run import RankRun
+from ecrm.session.build import start_run
 from ecrm.session.run import Wanted
 
 ROWS, DIM, SLOTS = 60, 8, 2
@@ -65,17 +66,18 @@ def train_step(run: RankRun) -> None:
         gradients[slot] = [rows.grad / SLOTS]
         contributions[slot] = replica.contribution(SLOTS)
     engine.apply(gradients, contributions, commit=step + 1 == typed.steps)
-    run.logged(step, {slot: {"rows": 10.0} for slot in range(SLOTS)})
+    started.logged(step, {slot: {"rows": 10.0} for slot in range(SLOTS)})
     run.step_finished()
 
 
-run = start_run(Wanted([table], replica.reset, SLOTS, 3, typed.steps, None))
+started = start_run(Wanted([table], replica.reset, SLOTS, 3, typed.steps, None))
+run = started.run
 while True:
     try:
         if run.engine.recovery.stopping:
             raise StopAgreed
         if run.engine.step == typed.steps:
-            run.steps_done()
+            run.keep()
             break
         run.between_steps()
         train_step(run)

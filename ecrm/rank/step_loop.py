@@ -1,0 +1,277 @@
+"""The loop of a run: slots out to whoever computes them, engine steps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from ecrm.engine.computed import Computed
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.errors import DataError
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class SlotResult:
+    """What one slot's part of a step has come to.
+
+    - `gradients`: by row space, float32 [U, dim], of the U rows that the slot has looked up.
+    - `contribution`: float32 [P], summed over slots for the dense replicas.
+    - `note`: uint8 [N], what the log of the run keeps of the slot.
+    - `trouble`: where something is not finite, in words; empty where all is.
+    - `state`: uint8 [N], goes whole to every dense replica; None for nothing.
+    """
+
+    gradients: Sequence[Tensor]
+    contribution: Tensor
+    note: Tensor
+    trouble: str = ""
+    state: Tensor | None = None
+
+
+@dataclass
+class SlotStep(Generic[Batch]):
+    """One slot's part of a step, to be computed.
+
+    `values` are its rows by row space, float32 [U, dim]. Whoever computes it sets `result`.
+    """
+
+    step: int
+    slot: int
+    batch: Batch
+    values: Sequence[Tensor]
+    result: SlotResult | None = None
+
+
+class Batches(Protocol[Batch]):
+    """Where batches come from. They depend on step and slot alone.
+
+    `reusable` says whether a batch is still good after somebody has computed with it.
+    """
+
+    reusable: bool
+
+    def batch(self, step: int, slot: int) -> Batch:
+        """The batch of a slot in a step."""
+
+    def rows(self, batch: Batch, /) -> Sequence[Tensor]:
+        """The unique rows that it uses by row space, int64 [U]."""
+
+
+class Due(Protocol):
+    """What all ranks do together after some of the steps, such as an evaluation."""
+
+    def is_due(self, step: int, /) -> bool:
+        """Whether it is to be done after `step` steps, and has not been."""
+
+    def do(self) -> bool:
+        """Collective: do it now. Returns whether training ends with it, the same on all ranks.
+
+        Raises StepAborted after a failure, StopAgreed where a rank asks to stop.
+        """
+
+    def went_back(self) -> None:
+        """A recovery is through: steps may have been undone."""
+
+
+class Doubts(Protocol):
+    """What becomes of data that a rank cannot read: is it bad everywhere, or only here?"""
+
+    def failed(self, error: DataError, /) -> None:
+        """This rank has met an error: bring all ranks into a recovery."""
+
+    def compare(self) -> None:
+        """Collective, after that recovery. Raises DataError where the run, or this rank, ends."""
+
+
+class Run(Protocol):
+    """One rank's part in a run. Every live rank calls the same methods in the same order.
+
+    All but `engine` may raise StepAborted after a failure, and StopAgreed.
+    """
+
+    @property
+    def engine(self) -> Engine:
+        """This rank's engine."""
+
+    def between_steps(self) -> None:
+        """Collective, before a step: what is due, such as a checkpoint."""
+
+    def worth_saying(self, step: int, troubles: dict[int, str], /) -> dict[int, str]:
+        """The part of what slots have in trouble in a step that all ranks must know."""
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step."""
+
+    def step_finished(self) -> None:
+        """A step is done on this rank: count it, and tell when that is due."""
+
+    def keep(self) -> None:
+        """Collective, after the last step: see to it that a failure undoes no step any more."""
+
+    def went_back(self) -> None:
+        """A recovery is through: steps may have been undone."""
+
+    def stop(self) -> None:
+        """Collective, at a commit: end the run on all ranks since one has asked for that.
+
+        Returns where there is no reason to stop any more: all ranks then ask each other again. Does
+        not return otherwise, unless by StepAborted.
+        """
+
+
+class StepLoop(Generic[Batch]):
+    """One rank's loop over the steps of a run, whatever dies on the way.
+
+    It gives the slots that this rank runs, step by step: none on a rank without. All that ranks do
+    together happens while the next step is fetched.
+
+    - `due`: what is done between steps. `finish()`, collective: what comes after the last one; a
+      failure in it may bring the loop back to training.
+    - `heard()`: called after each step and each recovery, before the run counts the step: notes on
+      steps have become known.
+    - `doubts`: what becomes of a DataError; None for an error like any other.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        batches: Batches[Batch],
+        steps: int,
+        due: Due,
+        finish: Callable[[], None],
+        heard: Callable[[], None] = lambda: None,
+        doubts: Doubts | None = None,
+    ) -> None:
+        self._run, self._engine, self._due = run, run.engine, due
+        self._batches, self._steps = batches, steps
+        self._finish, self._heard, self._doubts = finish, heard, doubts
+        self._kept: dict[tuple[int, int], Batch] = {}
+        self._computed: Computed[SlotResult] = Computed()
+
+    def __iter__(self) -> Iterator[list[SlotStep[Batch]]]:
+        """The slots of every step; those of steps that are redone once more.
+
+        Raises Unrecoverable on every rank when too much is lost, and what the run raises.
+        """
+        recovered = False
+        while True:
+            try:
+                if recovered and self._engine.recovery.doubted and self._doubts is not None:
+                    self._doubts.compare()
+                heard, recovered = recovered, False
+                yield from self._to_the_end(heard)
+                return
+            except StopAgreed:
+                recovered = self._stop()
+            except StepAborted:
+                recovered = True
+            except DataError as error:
+                if recovered or self._doubts is None:
+                    raise
+                self._doubts.failed(error)
+                recovered = True
+            self.went_back()
+
+    def went_back(self) -> None:
+        """After every recovery: steps may have been undone, and notes have become known."""
+        self._due.went_back()
+        self._heard()
+        self._run.went_back()
+
+    def _to_the_end(self, heard: bool) -> Iterator[list[SlotStep[Batch]]]:
+        """Train to the end of the steps.
+
+        Unless all have `heard` in a recovery whether one asks to stop, they ask each other first.
+        """
+        engine = self._engine
+        if not heard:
+            engine.heed_stop()
+        elif engine.recovery.stopping:
+            raise StopAgreed
+        while engine.step < self._steps:
+            self._run.between_steps()
+            if self._do_what_is_due():
+                break
+            yield from self._step()
+            self._heard()
+            self._run.step_finished()
+            if engine.recovery.stopping:
+                raise StopAgreed
+        else:
+            self._do_what_is_due()
+        self._finish()
+
+    def _do_what_is_due(self) -> bool:
+        """Do it; returns whether training ends with it."""
+        return self._due.is_due(self._engine.step) and self._due.do()
+
+    def _stop(self) -> bool:
+        """Stop. Where there is no reason any more, returns whether a failure has come between."""
+        try:
+            self._run.stop()
+        except StepAborted:
+            return True
+        return False
+
+    def _step(self) -> Iterator[list[SlotStep[Batch]]]:
+        engine = self._engine
+        step, last = engine.step, engine.step + 1 == self._steps
+        engine.enter("input")
+        results = yield from self._compute(self._asked(step))
+        ahead = soon = None
+        if not last and not self._due.is_due(step + 1):
+            ahead = self._rows(step + 1)
+            if engine.repairs_ahead and step + 2 < self._steps:
+                soon = self._rows(step + 2)
+        troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
+        engine.apply(
+            {slot: result.gradients for slot, result in results.items()},
+            {slot: result.contribution for slot, result in results.items()},
+            commit=last,
+            rows_ahead=ahead,
+            rows_soon=soon,
+            notes={slot: result.note for slot, result in results.items()},
+            troubles=self._run.worth_saying(step, troubles) if troubles else None,
+            slot_state={
+                slot: result.state for slot, result in results.items() if result.state is not None
+            },
+        )
+
+    def _compute(
+        self, asked: dict[int, Batch]
+    ) -> Generator[list[SlotStep[Batch]], None, dict[int, SlotResult]]:
+        """Look up rows and have slots computed; results of before a failure are kept."""
+        engine, step = self._engine, self._engine.step
+        self._computed.begin(engine)
+        rows = {slot: self._batches.rows(batch) for slot, batch in asked.items()}
+        values = engine.lookup(rows, self._computed.keys() & asked.keys(), apply_follows=True)
+        engine.enter("forward")
+        parts = [SlotStep(step, slot, asked[slot], of) for slot, of in sorted(values.items())]
+        if not self._batches.reusable:
+            for part in parts:
+                del self._kept[step, part.slot]
+        yield parts
+        for part in parts:
+            assert part.result is not None, "whoever iterates sets the results"
+            self._computed[part.slot] = part.result
+        return {slot: self._computed[slot] for slot in asked}
+
+    def _asked(self, step: int) -> dict[int, Batch]:
+        """The batch of every slot that this rank runs; those of steps around are kept."""
+        engine = self._engine
+        for slot in engine.slots:
+            if (step, slot) not in self._kept:
+                self._kept[step, slot] = self._batches.batch(step, slot)
+        self._kept = {
+            key: batch for key, batch in self._kept.items() if -1 <= key[0] - engine.step <= 2
+        }
+        return {slot: self._kept[step, slot] for slot in engine.slots}
+
+    def _rows(self, step: int) -> dict[int, Sequence[Tensor]]:
+        return {slot: self._batches.rows(batch) for slot, batch in self._asked(step).items()}

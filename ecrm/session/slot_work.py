@@ -1,0 +1,162 @@
+"""What a session does with one slot: the batch, the user's code on it, and what that has left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ecrm.engine.engine import Engine
+from ecrm.errors import UsageError
+from ecrm.model.determinism import aligned, seed_slot
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.rank.step_loop import SlotResult, SlotStep
+from ecrm.session.batch_rows import BatchRows
+from ecrm.session.row_source import FetchedRows, RowSource
+
+Doing = Callable[[str], None]
+"""Called with what the user's code begins on; "" once it is through."""
+
+
+@dataclass(frozen=True)
+class SessionBatch:
+    """A user's batch, and the rows that the model looks up for it."""
+
+    batch: Any
+    rows: BatchRows
+
+
+class SessionBatches:
+    """Batches of the user's, each made with random numbers of its own.
+
+    `make(step, slot)` gives a batch, `rows_of(batch)` the rows that it uses.
+    """
+
+    reusable = False  # the loop's body may change it
+
+    def __init__(
+        self,
+        make: Callable[[int, int], Any],
+        rows_of: Callable[[Any], BatchRows],
+        seed: int,
+        doing: Doing,
+    ) -> None:
+        self._make, self._rows_of, self._seed, self._doing = make, rows_of, seed, doing
+
+    def batch(self, step: int, slot: int) -> SessionBatch:
+        """The batch of a slot in a step."""
+        self._doing(f"the batch of step {step}, slot {slot}")
+        seed_slot(self._seed, step, -1 - slot)
+        batch = aligned(self._make(step, slot))
+        made = SessionBatch(batch, self._rows_of(batch))
+        self._doing("")
+        return made
+
+    def rows(self, batch: SessionBatch) -> Sequence[Tensor]:
+        """The unique rows that it uses by row space, int64 [U]."""
+        return batch.rows.rows
+
+
+class SlotWork:
+    """The user's code on one slot after the other.
+
+    `source` hands the rows of the slot that runs to the collections of the model.
+    """
+
+    def __init__(self, engine: Engine, seed: int, source: RowSource, doing: Doing) -> None:
+        self._engine, self._seed, self._source, self._doing = engine, seed, source, doing
+        self._logged: dict[str, float] | None = None
+        self._leaves: list[Tensor] = []
+        self._versions = 0
+
+    @property
+    def _replica(self) -> ModuleReplica:
+        dense = self._engine.state.dense
+        assert isinstance(dense, ModuleReplica)
+        return dense
+
+    def log(self, values: Mapping[str, float | Tensor]) -> None:
+        """Note values of the slot that is running; a name given again replaces its value."""
+        if self._logged is None:
+            raise UsageError("session.log belongs into the body of the loop over session.steps")
+        for name, value in values.items():
+            number = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+            if number.numel() != 1:
+                raise UsageError(
+                    f"session.log({name}=...) got {number.numel()} values: give one number, "
+                    f"such as {name}.mean()"
+                )
+            self._logged[name] = float(number)
+
+    def begin(self, part: SlotStep[SessionBatch]) -> Any:
+        """Prepare for the user's code on a slot; returns its batch."""
+        self._leaves = [values.requires_grad_() for values in part.values]
+        self._replica.begin_slot(part.slot)
+        seed_slot(self._seed, part.step, part.slot)
+        self._source.current = FetchedRows(self._leaves, part.batch.rows)
+        self._logged, self._versions = {}, self._replica.versions
+        self._doing(f"step {part.step}, slot {part.slot}")
+        return part.batch.batch
+
+    def finish(self, part: SlotStep[SessionBatch]) -> SlotResult:
+        """What the user's code has come to; gradients are divided by the number of slots.
+
+        Raises UsageError where it has left no gradient, or changed parameters.
+        """
+        self._doing("")
+        note = json.dumps(self._logged)
+        self._source.current = self._logged = None
+        self._check(part)
+        slots = len(self._engine.view.slots)
+        return SlotResult(
+            self._gradients(part.slot, slots),
+            self._replica.contribution(slots),
+            torch.frombuffer(bytearray(note.encode()), dtype=torch.uint8),
+            self._trouble(),
+            self._replica.slot_state(part.slot),
+        )
+
+    def _check(self, part: SlotStep[SessionBatch]) -> None:
+        if self._replica.versions != self._versions:
+            raise UsageError(
+                f"step {part.step}, slot {part.slot}: parameters were changed in the body of "
+                "the loop",
+                otherwise="leave out optimizer.step(), which the session does, and change "
+                "parameters in before_step, alike on all ranks",
+            )
+        if all(leaf.grad is None for leaf in (*self._leaves, *self._replica.parameters)):
+            raise UsageError(
+                f"step {part.step}, slot {part.slot}: nothing has a gradient",
+                otherwise="call session.model and loss.backward() in the body of the loop",
+            )
+
+    def _trouble(self) -> str:
+        """Where a gradient is not finite, in words; empty where all are."""
+        for space, leaf in zip(self._engine.state.spaces, self._leaves, strict=True):
+            if leaf.grad is not None and not _finite(leaf.grad):
+                return f"in the gradients of rows of {space.tables[0].name} or tables like it"
+        for name, gradient in self._replica.gradients:
+            if not _finite(gradient):
+                return f"in the gradient of {name}"
+        return ""
+
+    def _gradients(self, slot: int, slots: int) -> list[Tensor]:
+        """The slot's share of the rows' gradients, by space, in memory to be sent from."""
+        shares = []
+        for space, leaf in enumerate(self._leaves):
+            share = self._engine.gradient_buffer(slot, space, len(leaf))
+            if leaf.grad is None:
+                share.zero_()
+            else:
+                torch.div(leaf.grad, slots, out=share)
+            shares.append(share)
+        return shares
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all numbers are; a sum that overflows is looked at one by one."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
