@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
@@ -38,7 +39,8 @@ class ThisRank:
 
     - `met`: whether all ranks have come to a Session, or to the end of their scripts.
     - `part`: the run that the Session has built, None before.
-    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere.
+    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
+      slot it is a `Place`.
     """
 
     transport: Transport
@@ -47,7 +49,7 @@ class ThisRank:
     stop: StopSignals
     met: bool = False
     part: Part | None = None
-    place: str = ""
+    place: Place | str = ""
 
 
 _this: list[ThisRank] = []
