@@ -61,9 +61,19 @@ def be(rank: ThisRank) -> None:
     _this.append(rank)
 
 
+def is_rank() -> bool:
+    """Whether ecrm has started this process as a rank."""
+    return bool(_this)
+
+
 def this_rank() -> ThisRank:
     """The rank that this process is. Raises UsageError where ecrm has not started it."""
     if not _this:
-        name = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT.py"
-        raise UsageError(f"this script was started without ecrm: type ecrm launch {name}")
+        raise UsageError(f"this script was started without ecrm: type ecrm launch {script_name()}")
     return _this[0]
+
+
+def script_name() -> str:
+    """The script that Python runs, as one may type it; a stand-in in a notebook."""
+    in_notebook = not hasattr(sys.modules["__main__"], "__file__")
+    return "SCRIPT.py" if in_notebook or not sys.argv[0].endswith(".py") else sys.argv[0]
