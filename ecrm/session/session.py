@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import StepAborted
 from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import row_spaces
-from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, maker
 from ecrm.session.evaluation import EvalBatches, Evaluation
-from ecrm.session.rank import is_rank
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, saved
 from ecrm.session.slot_work import SessionBatches, SlotWork
@@ -52,8 +51,7 @@ class Session:
     - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
       all that are found in it.
     - `sparse_rate(step)`: a factor on the learning rates of all rows in a step; by default 1.
-    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
-      notebook, or under plain `python`, this process then trains alone, and nothing is protected.
+    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started.
 
     Raises UsageError where a table cannot be trained so, and says what to change.
     """
@@ -69,7 +67,7 @@ class Session:
         sparse: Callable[[Any], Any] = find_kjts,
         sparse_rate: Callable[[int], float] | None = None,
         seed: int = 0,
-        start: Start | None = None,
+        start: Start = start_run,
     ) -> None:
         if slots < 1:
             raise UsageError(f"Session(slots={slots}): at least 1 is needed")
@@ -90,7 +88,7 @@ class Session:
         self._user_before_step = before_step
         self._check_dense()
         self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, self._before_step)
-        self._start = start or (start_run if is_rank() else run_alone)
+        self._start = start
         self._started: Started | None = None
         self._loop: SessionLoop | None = None
         self._listeners: list[Callable[[int, Logged], None]] = []
@@ -195,8 +193,12 @@ class Session:
             started.doing,
         )
         self._evaluation = evaluation
-        with torch.no_grad():
-            self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
+        try:
+            with torch.no_grad():
+                self.gathered = yield from loop.stoppable(lambda: evaluation.run(batches))
+        except StepAborted:  # steps were undone: it is called again once they are done anew
+            self._evaluation = None
+            raise
         self._evaluation = None
 
     def gather(self, **tensors: Tensor) -> None:

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from ecrm.checkpoint.model_file import read_safetensors
-from ecrm.engine.table_digest import table_digests
 from ecrm.errors import EcrmError, UsageError
-from ecrm.session.alone import run_alone
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault
@@ -23,9 +21,7 @@ from support.sessions import (
     Train,
     TwoTower,
     batch_of,
-    dense_digest,
     run,
-    told,
     train_two_tower,
     two_tower,
 )
@@ -63,18 +59,6 @@ def test_killed_ranks_change_no_bit_of_a_session(name):
     assert left.deaths == len(faults) and left.mismatches == 0
     assert left.tables == calm().tables and left.dense == calm().dense
     assert left.logged == calm().logged[-len(left.logged) :] and len(left.logged) >= 3
-
-
-def test_alone_in_a_process_a_session_comes_to_the_same_bits():
-    """With plain `python`, or in a notebook."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    session = train_two_tower(run_alone)
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(strict)
-    assert table_digests(session.engine, 0) == calm().tables
-    dense = session.engine.state.dense
-    assert dense is not None and frozenset({dense_digest(dense)}) == calm().dense
-    assert told(session.delivered) == calm().logged
 
 
 def evaluating(folder: Path) -> Train:
@@ -146,6 +130,16 @@ def test_evaluations_and_the_saved_model_are_those_of_the_calm_run(tmp_path_fact
     assert all((plain[name] == saved[name].numpy()).all() for name in saved)
     plain_model = TwoTower(torch.device("cpu"))
     plain_model.load_state_dict(saved)
+
+
+def test_a_death_just_before_an_evaluation_undoes_steps_and_both_are_done_again(tmp_path):
+    """Nothing is committed when the first evaluation is due: a rank dies in the commit for it."""
+    calm_run, _ = calm_with_evaluations(tmp_path)
+    layout = Layout(spares=2, commit_interval=4)
+    left = run([PhaseFault(1, 3, "parity")], layout, evaluating(tmp_path))
+    assert left.deaths == 1
+    assert (left.tables, left.dense) == (calm_run.tables, calm_run.dense)
+    assert left.evaluated == calm_run.evaluated and len(calm_run.evaluated) == 4
 
 
 def test_a_file_that_cannot_be_written_ends_all_ranks_alike(tmp_path):
