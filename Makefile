@@ -22,7 +22,7 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
-# make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default
+# make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
 .PHONY: train lint test drill drill-long demo simulate coverage bench bench-protections figures docs clean venv
 venv: $(STAMP)
 

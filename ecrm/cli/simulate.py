@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import sys
@@ -29,10 +30,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument("--seeds", metavar="A:B", help="run the schedules of seeds A to B-1")
     parser.add_argument(
         "--suite",
-        choices=("survivable", "fatal", "both"),
-        default="both",
+        choices=("survivable", "fatal", "sessions", "all"),
+        default="all",
         help="survivable: only faults that must be survived; fatal: one death more than that; "
-        "by default both",
+        "sessions: faults of both kinds while scripts train random models, which needs torchrec; "
+        "by default all",
     )
     parser.add_argument(
         "--jobs",
@@ -47,7 +49,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(args: argparse.Namespace) -> int:
     from ecrm.simulate.schedule import SUITES, parse_seed
 
-    suites = SUITES if args.suite == "both" else (args.suite,)
+    suites = SUITES if args.suite == "all" else (args.suite,)
+    if "sessions" in suites and importlib.util.find_spec("torchrec") is None:
+        raise UsageError(
+            f"--suite {args.suite}: sessions train models of torchrec, which is not installed",
+            otherwise="type --suite survivable or --suite fatal",
+        )
     if args.seed is not None:
         for suite in suites:
             _replay(parse_seed(args.seed), suite)

@@ -330,6 +330,11 @@ class ModuleReplica:
         return found
 
     @property
+    def whole_state(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of everything that is part of the state; tensors are live."""
+        return leaves(self._live())
+
+    @property
     def state_tensors(self) -> list[Tensor]:
         """The tensors of `named_state`, for a digest; bfloat16 as int16, which numpy knows."""
         return [

@@ -14,7 +14,6 @@ from ecrm.protection.replicate import Held, ReplicateProtection
 from ecrm.simulate.oracle import Truth
 from ecrm.simulate.promise import Circle, Violation
 from ecrm.simulate.role_checks import Roles
-from ecrm.simulate.workload import REMEMBERED, dense_value
 from ecrm.storage.hosted import HostedShard, ShardSpace
 
 
@@ -148,14 +147,14 @@ class Checkers:
         elif engine.state.protection.shape.m:
             self._check_parity(rank, engine, step)
         if engine.state.dense is not None and not torch.equal(
-            dense_value(engine), self._truth.dense[step]
+            self._truth.job.dense_value(engine), self._truth.dense[step]
         ):
             raise Violation(f"rank {rank} commit {step}: the dense replica is not the oracle's")
         if engine.state.dense is not None:
             self._check_notes(rank, engine, step)
 
     def _check_notes(self, rank: int, engine: Engine, step: int) -> None:
-        for noted in range(max(step - REMEMBERED, 0), step):
+        for noted in range(max(step - self._truth.job.remembered, 0), step):
             notes, truth = engine.state.log.of(noted), self._truth.notes[noted]
             if notes.keys() != truth.keys() or not all(
                 torch.equal(note, truth[slot]) for slot, note in notes.items()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
-from ecrm.simulate.workload import Workload, dense_value, run_workload
+from ecrm.simulate.workload import TINY, Job, Workload
 from ecrm.transport.base import Transport
 from ecrm.transport.message import Part, Received, copied
 
@@ -39,7 +39,7 @@ class Alone(Transport):
 
 @dataclass(frozen=True)
 class Truth:
-    """What a job computes when nothing happens to it.
+    """What a `job` computes when nothing happens to it.
 
     `records[s][space]` are all records of a row space after s steps, uint8 [rows, B]; `dense[s]` is
     the dense state. `notes[s]` is {slot: its note on step s}. `tables` are the final digests.
@@ -49,10 +49,13 @@ class Truth:
     dense: list[Tensor]
     notes: list[dict[int, Tensor]]
     tables: dict[str, str]
+    job: Job = TINY
 
 
 def truth_of(
-    workload: Workload, after_step: Callable[[Engine], None] = lambda engine: None
+    workload: Workload,
+    after_step: Callable[[Engine], None] = lambda engine: None,
+    job: Job = TINY,
 ) -> Truth:
     """Run a job on one rank without protection, on the project's own storage.
 
@@ -72,18 +75,16 @@ def truth_of(
         skip_undo=False,
         backend="native",
     )
-    truth = Truth([], [], [], {})
+    truth = Truth([], [], [], {}, job)
 
     def note(engine: Engine) -> None:
         spaces = enumerate(engine.state.spaces)
         truth.records.append(
             [engine.state.hosted[0, s].store.read(torch.arange(space.rows)) for s, space in spaces]
         )
-        truth.dense.append(dense_value(engine).clone())
+        truth.dense.append(job.dense_value(engine).clone())
         truth.notes.extend([dict(engine.state.log.of(engine.step - 1))] if engine.step else [])
         after_step(engine)
 
-    run_workload(
-        alone, Alone(), Hooks(), after_start=note, after_step=note, report=truth.tables.update
-    )
+    job.run(alone, Alone(), Hooks(), note, note, truth.tables.update)
     return truth

@@ -12,11 +12,15 @@ from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
+from ecrm.simulate.session_model import SessionModel, draw_model
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
 from ecrm.wording import counted
 
-SUITES = ("survivable", "fatal")
+SUITES = ("survivable", "fatal", "sessions")
+
+FATAL_SHARE = 0.15
+"""Share of the schedules of sessions in which one death more than is covered may come."""
 
 FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
@@ -49,7 +53,8 @@ class Schedule:
     rank with probability `call_death`, or `cascade` in the calls of a recovery, each phase of the
     engine with `phase_death`; a death takes another rank along with probability `together`, and
     with hosts the whole host with the same. A call fails at one rank though nobody died with
-    probability `lost_touch`, a few times a run.
+    probability `lost_touch`, a few times a run. In a `fatal` one, one rank may die whose death is
+    not covered. `model` is what a session trains, None for the small job; it has the tables then.
     """
 
     seed: int
@@ -61,6 +66,8 @@ class Schedule:
     cascade: float
     together: float
     lost_touch: float = 0.0
+    fatal: bool = False
+    model: SessionModel | None = None
 
     def __str__(self) -> str:
         w = self.workload
@@ -69,7 +76,8 @@ class Schedule:
             f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + "
             f"{counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, "
             f"storage {w.backend}, {counted(w.slots, 'slot')}, {counted(w.steps, 'step')}, "
-            f"commit every {w.commit_interval}, {_optimizers(w)}, "
+            f"commit every {w.commit_interval}, "
+            f"{_optimizers(w) if self.model is None else self.model}, "
             f"rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
             f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
@@ -136,6 +144,7 @@ def draw(seed: int, suite: str) -> Schedule:
         phase_death=rng.choice((0.0, 0.01, 0.03)),
         cascade=rng.choice((0.0, 0.05, 0.3)),
         together=rng.choice((0.0, 0.2, 0.6)),
+        fatal=suite == "fatal",
     )
     # Drawn last, so that everything else of a seed is as it was before there were scrubbing,
     # chains, replication, lost touch, FBGEMM, wide stripes, lookups between steps, and optimizers
@@ -161,6 +170,10 @@ def draw(seed: int, suite: str) -> Schedule:
         workload = replace(workload, falls=rng.random() < 0.5)
         tables = tuple(replace(table, initial=rng.choice(BEGIN)) for table in tables)
         workload = replace(workload, tables=tables)
+    if suite == "sessions":
+        workload = replace(workload, tables=(), falls=rng.random() < 0.3)
+        fatal = rng.random() < FATAL_SHARE
+        schedule = replace(schedule, model=draw_model(rng), fatal=fatal)
     return replace(schedule, workload=workload)
 
 

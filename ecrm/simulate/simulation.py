@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
@@ -16,7 +19,8 @@ from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.promise import Circle, Violation, survivable
 from ecrm.simulate.refusals import Refusal, check_refusals
 from ecrm.simulate.schedule import Schedule
-from ecrm.simulate.workload import Outcome, Workload, run_workload
+from ecrm.simulate.seen import check_seen
+from ecrm.simulate.workload import TINY, Job, Outcome
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import (
     ProgramFailed,
@@ -25,6 +29,9 @@ from ecrm.transport.simulated import (
     SimulatedCluster,
     SimulationError,
 )
+
+if TYPE_CHECKING:
+    from ecrm.simulate.session_job import SessionJob
 
 MOST_CALLS = 200_000
 
@@ -64,9 +71,42 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
 
     `breaks` may damage each engine as it is made, for canaries.
     """
+    if schedule.model is None:
+        return _run(schedule, breaks, TINY, TINY)
+    # torchrec takes seconds to import, and calls a function of torch that tells of its renaming
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    from ecrm.simulate.session_job import SessionJob
+
+    with tempfile.TemporaryDirectory() as folder:
+        alone, disturbed = Path(folder) / "alone", Path(folder) / "disturbed"
+        for each in (alone, disturbed):
+            each.mkdir()
+        true, job = SessionJob(schedule.model, alone), SessionJob(schedule.model, disturbed)
+        return _run(schedule, breaks, true, job, lambda: _check_script(schedule, true, job))
+
+
+def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
+    """What the scripts of a session have seen, and the files that they leave."""
+    check_seen(job.seen, true.seen[0], schedule.workload.initial_view().dense)
+    left = [file.name for file in job.folder.iterdir()]
+    if len(left) != len({mine.saved for mine in job.seen.values() if mine.saved}):
+        raise Violation(f"where the model was saved there is {left}")
+
+
+def _run(
+    schedule: Schedule,
+    breaks: Callable[[Engine], None] | None,
+    true: Job,
+    job: Job,
+    check: Callable[[], None] = lambda: None,
+) -> Verdict:
+    """Run a schedule of `job`; `true` is the same, for the undisturbed run.
+
+    `check` raises Violation where ranks have finished and something else is not as it should be.
+    """
     workload = schedule.workload
     rng = random.Random(f"faults {schedule.suite} {schedule.seed}")
-    truth = truth_of(replace(workload, skip_undo=False))
+    truth = truth_of(replace(workload, skip_undo=False), job=true)
     engines: dict[int, Engine] = {}
     # from the moment their death is decided, which may be some calls ahead
     doomed: set[int] = set()
@@ -77,7 +117,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     reported: list[dict[str, str]] = []
     alarms: list[dict[str, object]] = []
     refusals: list[Refusal] = []
-    fatal_left = [1 if schedule.suite == "fatal" else 0]
+    fatal_left = [1 if schedule.fatal else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
         allowed = rank not in doomed and survivable(workload, engines, doomed, rank)
@@ -162,12 +202,8 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
                 committed=lambda: checkers.after_commit(rank),
                 recovered=lambda: checkers.after_recovery(rank),
             )
-            return run_workload(
-                workload,
-                transport,
-                hooks,
-                after_start=started,
-                report=reported.append,
+            return job.run(
+                workload, transport, hooks, started, lambda engine: None, reported.append
             )
         except Unrecoverable as error:
             refusals.append(Refusal.of(rank, error, engines))
@@ -179,8 +215,10 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         outcome = cluster.run(program)
         if alarms:  # nothing is corrupted in these schedules, whatever dies
             raise Violation(f"scrubbing found what is not there: {alarms[0]}")
-        may_refuse = schedule.suite == "fatal" and not fatal_left[0]
+        may_refuse = schedule.fatal and not fatal_left[0]
         refused = _judge(outcome.results, reported, truth, refusals, workload.steps, may_refuse)
+        if refused is None:
+            check()
     except Violation as error:
         raise Failed(str(error), caught=True) from error
     except SimulationError as error:
@@ -200,14 +238,17 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         parity_rows_checked=checkers.parity_rows,
         refused=refused,
         mix=cluster.mix
-        + Counter(_traits(workload))
+        + Counter(_traits(schedule))
         + Counter({"recoveries with too many placements to compare": checkers.unsearched}),
     )
 
 
-def _traits(workload: Workload) -> list[str]:
+def _traits(schedule: Schedule) -> list[str]:
     """What a range of schedules is counted by."""
+    workload = schedule.workload
     traits = [f"schedules with {workload.protection}"]
+    if schedule.model is not None:
+        traits += schedule.model.traits
     if workload.backend == "fbgemm":
         traits.append("schedules on FBGEMM's storage")
     if workload.k > 4 or workload.m > 3:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -144,6 +145,15 @@ class Workload:
             self.domains,
         )
 
+    def policy(self, protection: Protection) -> EnginePolicy:
+        return EnginePolicy(
+            self.commit_interval,
+            self.rebuild_rows_per_step,
+            protection.dense_replicas,
+            self.scrub_rows_per_step,
+            self.reshape,
+        )
+
     def make_protection(self) -> Protection:
         if self.protection == "replicate":
             return ReplicateProtection(self.servers, self.m + 1)
@@ -175,6 +185,32 @@ class Outcome:
     failures_left: int
 
 
+class Job(Protocol):
+    """What the ranks of a simulated cluster compute."""
+
+    @property
+    def remembered(self) -> int:
+        """Committed steps whose notes every holder of the dense replica remembers."""
+
+    def dense_value(self, engine: Engine) -> Tensor:
+        """The dense state of a rank that holds it, as it is now; may be live."""
+
+    def run(
+        self,
+        workload: Workload,
+        transport: Transport,
+        hooks: Hooks,
+        after_start: Callable[[Engine], None],
+        after_step: Callable[[Engine], None],
+        report: Callable[[dict[str, str]], None],
+    ) -> Outcome:
+        """One rank's part, from its engine to the check of parity at the end.
+
+        `after_start` gets the new engine. `report` gets the digests of the finished tables, on the
+        reporter, before the ranks agree that all is done. Raises Unrecoverable.
+        """
+
+
 def make_engine(
     workload: Workload,
     transport: Transport,
@@ -195,13 +231,7 @@ def make_engine(
         ),
         make_dense=TinyDense,
         seed=workload.seed,
-        policy=EnginePolicy(
-            workload.commit_interval,
-            workload.rebuild_rows_per_step,
-            protection.dense_replicas,
-            workload.scrub_rows_per_step,
-            workload.reshape,
-        ),
+        policy=workload.policy(protection),
         hooks=hooks,
         clock=clock,
         durable=durable,
@@ -320,21 +350,44 @@ def run_workload(
                     after_step(engine)
                 train_step(workload, engine, computed)
                 after_step(engine)
-            engine.enter("finish")
-            engine.rebuild_all()
-            engine.scrub_all()
-            if checkpoints is not None:
-                checkpoints.finish()
-            verified = engine.verify_parity()
-            with engine.recovery.recovering():
-                tables = table_digests(engine, engine.view.reporter)
-                if tables is not None:
-                    report(tables)
-                transport.agree(True)
+            tables, verified = finish(engine, report, checkpoints)
             break
         except StepAborted:
             if checkpoints is not None:
                 checkpoints.went_back()
+    return outcome(engine, tables, verified, dense_value)
+
+
+def finish(
+    engine: Engine,
+    report: Callable[[dict[str, str]], None],
+    checkpoints: Checkpoints | None = None,
+) -> tuple[dict[str, str] | None, VerifyReport]:
+    """Collective, after the last step: (digests of the tables on the reporter, check of parity).
+
+    Raises StepAborted after a failure.
+    """
+    engine.enter("finish")
+    engine.rebuild_all()
+    engine.scrub_all()
+    if checkpoints is not None:
+        checkpoints.finish()
+    verified = engine.verify_parity()
+    with engine.recovery.recovering():
+        tables = table_digests(engine, engine.view.reporter)
+        if tables is not None:
+            report(tables)
+        engine.state.transport.agree(True)
+    return tables, verified
+
+
+def outcome(
+    engine: Engine,
+    tables: dict[str, str] | None,
+    verified: VerifyReport,
+    dense_value: Callable[[Engine], Tensor],
+) -> Outcome:
+    """What a rank knows once all is done."""
     dense = (
         None
         if engine.state.dense is None
@@ -343,3 +396,33 @@ def run_workload(
     return Outcome(
         tables, dense, verified, len(engine.state.failures.failures), engine.state.failures_left
     )
+
+
+class TinyJob:
+    """The `Job` of this module."""
+
+    remembered = REMEMBERED
+
+    def dense_value(self, engine: Engine) -> Tensor:
+        return dense_value(engine)
+
+    def run(
+        self,
+        workload: Workload,
+        transport: Transport,
+        hooks: Hooks,
+        after_start: Callable[[Engine], None],
+        after_step: Callable[[Engine], None],
+        report: Callable[[dict[str, str]], None],
+    ) -> Outcome:
+        return run_workload(
+            workload,
+            transport,
+            hooks,
+            after_start=after_start,
+            after_step=after_step,
+            report=report,
+        )
+
+
+TINY = TinyJob()

@@ -45,10 +45,6 @@ def _update_elements(
     state0_change_stride: tl.int64,
     state1_change,
     state1_change_stride: tl.int64,
-    marks,
-    marks_stride: tl.int64,
-    mark_change,
-    mark_change_stride: tl.int64,
     n: tl.int64,
     lr: tl.float32,
     eps: tl.float32,
@@ -63,7 +59,6 @@ def _update_elements(
     OPTIMIZER: tl.constexpr,
     WITH_L2: tl.constexpr,
     WITH_DELTA: tl.constexpr,
-    WITH_MARKS: tl.constexpr,
     PER_ROW: tl.constexpr,
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
@@ -101,14 +96,8 @@ def _update_elements(
             new = w - tl.div_rn(tl.div_rn(new0, zero + correction1), root) * lr
             _replace(place1, old1, new1, change1, mask, WITH_DELTA)
         _replace(place0, old0, new0, change0, mask, WITH_DELTA)
-    new = _as_weights(new, old)
-    if WITH_MARKS:
-        began = tl.load(marks + row * marks_stride, mask=inside, other=1.0) == 0
-        change_of_mark = mark_change + i * mark_change_stride
-        tl.store(change_of_mark, tl.where(began, 0x3F800000, 0), mask=inside & (piece == 0))
-        old = tl.where(began[:, None], tl.zeros_like(old), old)
     change = pieces(weights_change, i, weights_change_stride, piece, VECTOR)
-    _replace(place, old, new, change, mask, WITH_DELTA)
+    _replace(place, old, _as_weights(new, old), change, mask, WITH_DELTA)
 
 
 @kernel
@@ -124,10 +113,6 @@ def _update_rows(
     weights_change_stride: tl.int64,
     state_change,
     state_change_stride: tl.int64,
-    marks,
-    marks_stride: tl.int64,
-    mark_change,
-    mark_change_stride: tl.int64,
     n: tl.int64,
     lr: tl.float32,
     eps: tl.float32,
@@ -135,7 +120,6 @@ def _update_rows(
     keep: tl.float32,
     WITH_L2: tl.constexpr,
     WITH_DELTA: tl.constexpr,
-    WITH_MARKS: tl.constexpr,
     DIMENSION: tl.constexpr,
     UNROLLED: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -175,11 +159,6 @@ def _update_rows(
     if WITH_L2:
         g += w * l2
     new = _as_weights(w * keep - g * row_step[:, None], old)
-    if WITH_MARKS:
-        began = tl.load(marks + row * marks_stride, mask=present, other=1.0) == 0
-        change_of_mark = mark_change + i * mark_change_stride
-        tl.store(change_of_mark, tl.where(began, 0x3F800000, 0), mask=present)
-        old = tl.where(began[:, None], tl.zeros_like(old), old)
     change = columns(weights_change, i, weights_change_stride, column, VECTOR)
     _replace(place, old, new, change, mask, WITH_DELTA)
     change_of_state = state_change + i * state_change_stride
@@ -257,24 +236,15 @@ def update(
     optimizer: str,
     hyper: Hyper,
     delta: Tensor | None,
-    marks: Tensor | None,
 ) -> None:
-    parts = [weights, *states] + ([] if marks is None else [marks[:, None]])
+    parts = [weights, *states]
     changes = parts if delta is None else _change_views(parts, delta)
-    marked: list[Any] = [rows, 0, rows, 0]
-    if marks is not None:
-        *parts, mark = parts
-        *changes, mark_change = changes
-        marked = [mark, mark.stride(0), mark_change, mark_change.stride(0)]
-    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": None not in (delta, marks)}
     if optimizer == "rowwise_adagrad":
-        _run_rows(parts, rows, gradients, hyper, changes, marked, told)
+        _run_rows(parts, rows, gradients, hyper, changes, delta is not None)
     else:
-        _run_elements(parts, rows, gradients, optimizer, hyper, changes, marked, told)
+        _run_elements(parts, rows, gradients, optimizer, hyper, changes, delta is not None)
     if delta is not None:
-        _copy_back(changes if marks is None else [*changes, mark_change], delta)
-    if marks is not None:
-        marks.index_fill_(0, rows, 1.0)
+        _copy_back(changes, delta)
 
 
 def _run_elements(
@@ -284,8 +254,7 @@ def _run_elements(
     optimizer: str,
     hyper: Hyper,
     changes: list[Tensor],
-    marked: list[Any],
-    told: dict[str, bool],
+    with_delta: bool,
 ) -> None:
     n, dimension = gradients.shape
     vector = vector_of(gradients, *parts, *changes)
@@ -303,7 +272,6 @@ def _run_elements(
         gradients,
         gradients.stride(0) // vector,
         *strided(changes),
-        *marked,
         n,
         hyper.learning_rate,
         hyper.eps,
@@ -317,7 +285,7 @@ def _run_elements(
         hyper.keep,
         OPTIMIZER=optimizer,
         WITH_L2=hyper.l2 != 0,
-        **told,
+        WITH_DELTA=with_delta,
         PER_ROW=per_row,
         VECTOR=vector,
         COUNT=elements // vector,
@@ -332,8 +300,7 @@ def _run_rows(
     gradients: Tensor,
     hyper: Hyper,
     changes: list[Tensor],
-    marked: list[Any],
-    told: dict[str, bool],
+    with_delta: bool,
 ) -> None:
     n, dimension = gradients.shape
     (weights, state), (weights_change, state_change) = parts, changes
@@ -352,14 +319,13 @@ def _run_rows(
         weights_change.stride(0) // vector,
         state_change,
         state_change.stride(0),
-        *marked,
         n,
         hyper.learning_rate,
         hyper.eps,
         hyper.l2,
         hyper.keep,
         WITH_L2=hyper.l2 != 0,
-        **told,
+        WITH_DELTA=with_delta,
         DIMENSION=dimension,
         UNROLLED=dimension <= 512,
         VECTOR=vector,

@@ -155,10 +155,10 @@ def test_a_crash_is_no_catch():
 def test_whatever_goes_wrong_names_its_seed(monkeypatch):
     right = run_module.truth_of
 
-    def truth_of(workload):
+    def truth_of(workload, job):
         if workload == draw(3, "survivable").workload:
             raise KeyError("on purpose")
-        return right(workload)
+        return right(workload, job=job)
 
     monkeypatch.setattr(run_module, "truth_of", truth_of)
     with pytest.raises(

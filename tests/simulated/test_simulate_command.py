@@ -11,12 +11,14 @@ def test_simulate_replays_a_seed_or_a_commit_hash_and_runs_a_range():
         and done.stdout.startswith("survivable seed 17: ")
         and "finished with the oracle's bits" in done.stdout
     )
-    both = ecrm("simulate", "--seed", "7c2d1f0")
+    every = ecrm("simulate", "--seed", "7c2d1f0")
     number = parse_seed("7c2d1f0")
     assert (
-        both.returncode == 0
-        and f"survivable seed {number}: " in both.stdout
-        and f"fatal seed {number}: " in both.stdout
+        every.returncode == 0
+        and f"survivable seed {number}: " in every.stdout
+        and f"fatal seed {number}: " in every.stdout
+        and f"sessions seed {number}: " in every.stdout
+        and ", session with " in every.stdout
     )
     some = ecrm("simulate", "--seeds", "3:9", "--suite", "fatal", "--jobs", "1")
     assert some.returncode == 0 and some.stdout.startswith("fatal: 6 schedules, ")

@@ -21,8 +21,6 @@ from torchrec import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from ecrm.engine.dense import DenseReplica
-from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.table_digest import table_digests
 from ecrm.placement.assignment import initial_view
@@ -30,8 +28,7 @@ from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
-from ecrm.storage import store_factory
-from ecrm.storage.base import SparseOptimizer
+from ecrm.simulate.session_job import SimulatedRun, session_engine
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 
@@ -145,29 +142,6 @@ class Layout:
         return self.servers + self.trainers + self.spares
 
 
-@dataclass
-class SimulatedRun:
-    """The run of a session on one simulated rank."""
-
-    engine: Engine
-
-    def between_steps(self) -> None: ...
-
-    def step_finished(self) -> None: ...
-
-    def keep(self) -> None: ...
-
-    def restart_clock(self) -> None: ...
-
-    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
-        return troubles
-
-    def went_back(self) -> None: ...
-
-    def stop(self) -> None:
-        raise AssertionError("nobody asks to stop")
-
-
 def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wanted], Started]:
     """What a session is started by on a simulated rank."""
 
@@ -176,22 +150,9 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
         view = initial_view(
             "dedicated", protection.shape, layout.trainers, layout.spares, wanted.slots, 2
         )
+        policy = EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2)
         return Started(
-            SimulatedRun(
-                Engine(
-                    transport,
-                    wanted.tables,
-                    view,
-                    protection,
-                    store_factory("native", SparseOptimizer("sgd", 1.0)),
-                    wanted.make_dense,
-                    wanted.seed,
-                    EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2),
-                    hooks,
-                    clock=lambda: 0.0,
-                    sparse_rate=wanted.sparse_rate,
-                )
-            )
+            SimulatedRun(session_engine(transport, hooks, wanted, view, protection, policy))
         )
 
     return start
@@ -265,7 +226,12 @@ def run(
                 break
             except StepAborted:
                 continue
-        dense = None if engine.state.dense is None else dense_digest(engine.state.dense)
+        dense = None
+        if engine.state.dense is not None:
+            digest = hashlib.sha256()
+            for tensor in engine.state.dense.state_tensors:
+                digest.update(tensor.detach().contiguous().numpy().tobytes())
+            dense = digest.hexdigest()
         deaths = sum(len(failure.ranks) for failure in engine.state.failures.failures)
         evaluated = tuple(getattr(session, "evaluated", {}).items())
         return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
@@ -280,22 +246,9 @@ def run(
         frozenset(value[1] for value in values if value[1] is not None),
         max(value[2] for value in values),
         max(value[3] for value in values),
-        told(logged),
+        tuple(
+            (step, tuple(sorted((s, tuple(v.items())) for s, v in slots.items())))
+            for step, slots in logged
+        ),
         evaluated,
-    )
-
-
-def dense_digest(replica: DenseReplica) -> str:
-    """A digest of all that a dense replica holds."""
-    digest = hashlib.sha256()
-    for tensor in replica.state_tensors:
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def told(delivered: Sequence[tuple[int, Mapping[int, Mapping[str, float]]]]) -> tuple[Any, ...]:
-    """What a session was told of its steps, as something that can be compared."""
-    return tuple(
-        (step, tuple(sorted((s, tuple(v.items())) for s, v in slots.items())))
-        for step, slots in delivered
     )

@@ -1,0 +1,82 @@
+"""What a script of a simulated session has seen of its run, compared with an undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ecrm.simulate.promise import Violation
+
+Logged = Mapping[int, Mapping[str, float]]
+
+
+@dataclass
+class Seen:
+    """What the script on one rank was told, and what it has found.
+
+    `logged` are the (step, what slots have logged) that were delivered, in that order, `evaluated`
+    the results of evaluations by step, and `saved` is a digest of the saved model. `finished` says
+    whether the rank has come to its end, and `holds` whether it then had the dense replica.
+    """
+
+    logged: list[tuple[int, Logged]] = field(default_factory=list)
+    evaluated: dict[int, Any] = field(default_factory=dict)
+    saved: str = ""
+    finished: bool = False
+    holds: bool = False
+
+    def tell(self, step: int, logged: Logged) -> None:
+        """A step's logs are delivered."""
+        self.logged.append((step, {slot: dict(values) for slot, values in logged.items()}))
+
+    def evaluate(self, step: int, result: Any) -> None:
+        """An evaluation is over; one that is made again must come to the same."""
+        if self.evaluated.setdefault(step, result) != result:
+            raise Violation(
+                f"an evaluation after step {step} gave {self.evaluated[step]}, then {result}"
+            )
+
+
+def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int]) -> None:
+    """Raise Violation unless scripts have seen what that of the undisturbed run has.
+
+    `seen` are those of all ranks, also dead ones. `first` are the ranks that began with the dense
+    replica.
+    """
+    steps = len(truth.logged)
+    for rank, mine in seen.items():
+        told = [step for step, _ in mine.logged]
+        if told != list(range(told[0], told[0] + len(told)) if told else ()):
+            raise Violation(f"rank {rank} was told what steps have logged in the order {told}")
+        for step, logged in mine.logged:
+            if logged != truth.logged[step][1]:
+                raise Violation(
+                    f"rank {rank} was told that step {step} has logged {logged}, "
+                    f"it was {truth.logged[step][1]}"
+                )
+        for step, result in mine.evaluated.items():
+            if result != truth.evaluated.get(step):
+                raise Violation(
+                    f"rank {rank}: the evaluation after step {step} gave {result}, "
+                    f"not {truth.evaluated.get(step)}"
+                )
+    finished = {rank: mine for rank, mine in seen.items() if mine.finished}
+    for rank, mine in finished.items():
+        told = [step for step, _ in mine.logged]
+        # one that came to hold the dense replica after the last step was told nothing
+        some = told and told[-1] != steps - 1
+        if mine.holds and (some or (rank in first and len(told) != steps)):
+            raise Violation(f"rank {rank} was told what steps {told} have logged, of {steps}")
+        if mine.evaluated.keys() != truth.evaluated.keys():
+            raise Violation(
+                f"rank {rank} has evaluated after steps {sorted(mine.evaluated)}, "
+                f"not {sorted(truth.evaluated)}"
+            )
+        if mine.saved != truth.saved:
+            raise Violation(f"rank {rank} has saved another model")
+    missing = set(range(steps)).difference(
+        step for mine in seen.values() for step, _ in mine.logged
+    )
+    if finished and missing:
+        raise Violation(f"nobody was told what steps {sorted(missing)} have logged")

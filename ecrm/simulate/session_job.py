@@ -1,0 +1,228 @@
+"""A script with a session as a simulated job: a drawn model, trained, evaluated and saved."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
+from ecrm.faults.without_undo import leave_updates_in_place
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.nested_state import bytes_of
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.view import View
+from ecrm.protection.base import Protection
+from ecrm.session.data import Indexed
+from ecrm.session.run import Start, Started, Wanted
+from ecrm.session.session import Session
+from ecrm.simulate.seen import Seen
+from ecrm.simulate.session_model import SessionModel
+from ecrm.simulate.session_parts import (
+    Average,
+    Batch,
+    batch_of,
+    build,
+    dense_optimizer,
+    scheduler,
+)
+from ecrm.simulate.workload import Outcome, Workload, falling, finish, outcome
+from ecrm.storage import store_factory
+from ecrm.transport.base import Transport
+
+EVALUATED = 5
+"""Batches of an evaluation."""
+SAMPLES = 23
+"""Of the dataset of `ecrm.Indexed`."""
+
+
+class SimulatedRun:
+    """A session's run on one simulated rank: nothing is due in it, and nobody asks to stop."""
+
+    def __init__(
+        self, engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None
+    ) -> None:
+        self.engine, self._after_step = engine, after_step
+
+    def between_steps(self) -> None: ...
+
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        return troubles
+
+    def restart_clock(self) -> None: ...
+
+    def step_finished(self) -> None:
+        self._after_step(self.engine)
+
+    def keep(self) -> None: ...
+
+    def went_back(self) -> None: ...
+
+    def stop(self) -> None:
+        raise AssertionError("nobody asks to stop")
+
+
+def session_engine(
+    transport: Transport,
+    hooks: Hooks,
+    wanted: Wanted,
+    view: View,
+    protection: Protection,
+    policy: EnginePolicy,
+    backend: str = "native",
+) -> Engine:
+    """The engine of what a session wants, on one simulated rank."""
+    return Engine(
+        transport,
+        wanted.tables,
+        view,
+        protection,
+        store_factory(backend, SparseOptimizer("sgd", 1.0)),  # tables have optimizers of their own
+        wanted.make_dense,
+        wanted.seed,
+        policy,
+        hooks,
+        clock=lambda: 0.0,
+        sparse_rate=wanted.sparse_rate,
+    )
+
+
+class SessionJob:
+    """A `Job` (`ecrm.simulate.workload`): the script of a drawn model; it saves into `folder`.
+
+    The workload says the cluster, the protection, steps, slots and seed. `seen` is what the script
+    has seen on each rank.
+    """
+
+    remembered = 0
+    """A session has the engine forget what steps have logged as soon as it was delivered."""
+
+    def __init__(self, model: SessionModel, folder: Path) -> None:
+        self._model, self.folder = model, folder
+        self.seen: dict[int, Seen] = {}
+
+    def dense_value(self, engine: Engine) -> Tensor:
+        """Everything that a rank's replica holds, as names and bits, uint8 [N]."""
+        replica = engine.state.dense
+        assert isinstance(replica, ModuleReplica)
+        parts = []
+        for name, value in sorted(replica.whole_state, key=lambda pair: pair[0]):
+            words = f"{name} {list(value.shape) if isinstance(value, Tensor) else value!r} "
+            parts.append(torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8))
+            if isinstance(value, Tensor):
+                parts.append(bytes_of(value))
+        return torch.cat(parts)
+
+    def run(
+        self,
+        workload: Workload,
+        transport: Transport,
+        hooks: Hooks,
+        after_start: Callable[[Engine], None],
+        after_step: Callable[[Engine], None],
+        report: Callable[[dict[str, str]], None],
+    ) -> Outcome:
+        """See `Job`."""
+        seen = self.seen[transport.rank] = Seen()
+
+        def start(wanted: Wanted) -> Started:
+            protection = workload.make_protection()
+            engine = session_engine(
+                transport,
+                hooks,
+                wanted,
+                workload.initial_view(),
+                protection,
+                workload.policy(protection),
+                workload.backend,
+            )
+            if workload.skip_undo:
+                leave_updates_in_place(engine)
+            after_start(engine)
+            return Started(SimulatedRun(engine, after_step))
+
+        engine = self._script(workload, start, seen).engine
+        while True:
+            try:
+                tables, verified = finish(engine, report)
+                break
+            except StepAborted:
+                continue
+        seen.holds, seen.finished = engine.state.dense is not None, True
+        return outcome(engine, tables, verified, self.dense_value)
+
+    def _script(self, workload: Workload, start: Start, seen: Seen) -> Session:
+        """What a user would write."""
+        model, seed = self._model, workload.seed
+        torch.manual_seed(seed)
+        averages: list[Average] = []
+
+        def before_step(parameters: Any) -> None:
+            if model.clips:
+                nn.utils.clip_grad_norm_(parameters, 0.5)
+            for average in averages:
+                average.update(parameters)
+
+        session = Session(
+            build(model),
+            slots=workload.slots,
+            seed=seed,
+            dense_optimizer=dense_optimizer(model),
+            scheduler=scheduler(model),
+            before_step=before_step,
+            sparse_rate=falling if workload.falls else None,
+            start=start,
+        )
+        if model.average:
+            trained = [p for p in session.model.parameters() if p.requires_grad and not p.is_meta]
+            averages.append(Average(trained))
+            session.register("average", averages[0])
+        session.on_commit(seen.tell)
+        if model.evaluates:
+
+            @session.every(model.evaluates)
+            def evaluate() -> None:
+                seen.evaluate(session.engine.step, self._evaluation(session, seed))
+
+        for batch in session.steps(self._batches(seed), workload.steps):
+            scores = session.model(batch.dense, batch.kjt).squeeze(1)
+            loss = F.mse_loss(scores, batch.label)
+            loss.backward()
+            noise = random.random() + float(torch.rand(())) + float(np.random.rand())
+            session.log(loss=loss, noise=noise)
+        if model.evaluates:
+            seen.evaluate(-1, self._evaluation(session, seed))
+        if model.saves:
+            path = self.folder / "model.safetensors"
+            session.save(path)
+            seen.saved = hashlib.sha256(path.read_bytes()).hexdigest()
+        return session
+
+    def _batches(self, seed: int) -> Any:
+        model = self._model
+        if model.indexed:
+            return Indexed(
+                range(SAMPLES),
+                batch_size=model.batch,
+                collate=lambda samples: batch_of(model, seed, *samples),
+                seed=seed,
+            )
+        return lambda step, slot: batch_of(model, seed, step, slot)
+
+    def _evaluation(self, session: Session, seed: int) -> tuple[float, ...]:
+        """Scores of some batches; the module is left in evaluation."""
+        batches: list[Batch] = [
+            batch_of(self._model, seed, -1, number) for number in range(EVALUATED)
+        ]
+        session.model.eval()
+        for batch in session.eval_batches(batches):
+            session.gather(scores=session.model(batch.dense, batch.kjt).squeeze(1))
+        return tuple(session.gathered["scores"].tolist())

@@ -1,0 +1,182 @@
+"""The model of a simulated session, drawn from a seed: what it is made of, without making it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ecrm.wording import counted
+
+KINDS = ("mixed", "mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm")
+"""The last four are torchrec's own models."""
+
+ROW_OPTIMIZERS = (
+    "rowwise adagrad",
+    "adagrad",
+    "sgd",
+    "sgd with decay",
+    "adam",
+    "adam with decay",
+    "adamw",
+    "frozen",
+)
+DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
+SCHEDULERS = ("", "", "cosine", "step", "warm-up")
+BEGINNINGS = ("usual", "usual", "usual", "bounds", "normal", "whole table")
+"""What rows begin with: by default, between two bounds, by an `init_fn` of rows or of the table."""
+
+
+@dataclass(frozen=True)
+class DrawnTable:
+    """A table: `features` are looked up in it, and `mean` says how bags are pooled."""
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    optimizer: str
+    begins: str
+    mean: bool = False
+
+
+@dataclass(frozen=True)
+class SessionModel:
+    """A model, its data and what its script does.
+
+    - `bags`, `weighted`, `sequences`: tables of an EmbeddingBagCollection, of one with weighted
+      bags, and of an EmbeddingCollection; the latter two may have none.
+    - `twice`: whether the first collection is in the model under two names.
+    - `batch`: samples of a batch; `most_ids`: of a bag at most.
+    - `average`: whether an average of the weights is registered.
+    - `evaluates`: every how many steps, 0 for never. `saves`: whether the model is saved at the
+      end. `indexed`: whether batches are those of `ecrm.Indexed`.
+    """
+
+    kind: str
+    bags: tuple[DrawnTable, ...]
+    weighted: tuple[DrawnTable, ...]
+    sequences: tuple[DrawnTable, ...]
+    twice: bool
+    batch: int
+    most_ids: int
+    norm: bool
+    dropout: float
+    dense_optimizer: str
+    scheduler: str
+    clips: bool
+    average: bool
+    evaluates: int
+    saves: bool
+    indexed: bool
+
+    @property
+    def tables(self) -> tuple[DrawnTable, ...]:
+        return self.bags + self.weighted + self.sequences
+
+    @property
+    def rows_by_feature(self) -> dict[str, int]:
+        """The ids of a feature are below this: every table that it is looked up in has them."""
+        known: dict[str, int] = {}
+        for table in self.tables:
+            for feature in table.features:
+                known[feature] = min(table.rows, known.get(feature, table.rows))
+        return known
+
+    @property
+    def traits(self) -> list[str]:
+        """What a range of schedules is counted by."""
+        return [
+            f"sessions with {what}"
+            for what, there in (
+                (self.kind, True),
+                ("weighted bags", self.weighted),
+                ("sequences", self.sequences),
+                ("batch norm", self.norm),
+                ("dropout", self.dropout),
+                ("a scheduler", self.scheduler),
+                ("an average", self.average),
+                ("evaluations", self.evaluates),
+                ("a saved model", self.saves),
+                ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
+            )
+            if there
+        ]
+
+    def __str__(self) -> str:
+        rows = ", ".join(
+            f"{table.rows} x {table.dim} {table.optimizer}{' MEAN' if table.mean else ''}"
+            for table in self.tables
+        )
+        said = [f"session with {self.kind}: {counted(len(self.tables), 'table')} ({rows})"]
+        said += [trait.removeprefix("sessions with ") for trait in self.traits[1:]]
+        said += [f"dense {self.dense_optimizer}", f"batches of {self.batch}"]
+        return ", ".join(said)
+
+
+def draw_model(rng: random.Random) -> SessionModel:
+    """A model of tables that fit its kind."""
+    kind = rng.choice(KINDS)
+    torchrecs = kind in ("dlrm", "dcn", "projection", "deepfm")
+    dims = rng.sample((4, 8, 12), 1 if torchrecs else rng.randint(1, 3))
+    count = rng.randint(2, 4) if kind in ("two-tower", "projection") else rng.randint(1, 4)
+    bags = _tables(rng, "bag", count, dims)
+    weighted: tuple[DrawnTable, ...] = ()
+    sequences: tuple[DrawnTable, ...] = ()
+    if not torchrecs:
+        if rng.random() < 0.5:
+            weighted = tuple(
+                replace(table, mean=False)  # torch's weighted bags are sums
+                for table in _tables(rng, "weighted", rng.randint(1, 2), dims)
+            )
+        if kind == "two-tower" or rng.random() < 0.5:
+            sequences = _tables(rng, "sequence", rng.randint(1, 2), dims[:1])
+        if rng.random() < 0.5:
+            bags = _shared(rng, bags)
+    return SessionModel(
+        kind=kind,
+        bags=bags,
+        weighted=weighted,
+        sequences=sequences,
+        twice=not torchrecs and rng.random() < 0.2,
+        batch=rng.choice((2, 3, 6)),
+        most_ids=rng.choice((1, 2, 5)),
+        norm=not torchrecs and rng.random() < 0.5,
+        dropout=0.0 if torchrecs else rng.choice((0.0, 0.3)),
+        dense_optimizer=rng.choice(DENSE_OPTIMIZERS),
+        scheduler=rng.choice(SCHEDULERS),
+        clips=rng.random() < 0.4,
+        average=rng.random() < 0.4,
+        evaluates=rng.choice((0, 0, 1, 2, 3)),
+        saves=rng.random() < 0.2,
+        indexed=rng.random() < 0.4,
+    )
+
+
+def _tables(
+    rng: random.Random, name: str, count: int, dims: Sequence[int]
+) -> tuple[DrawnTable, ...]:
+    """Tables of some widths, some of them with two features."""
+    tables = []
+    for number in range(count):
+        own = f"{name}{number}"
+        tables.append(
+            DrawnTable(
+                name=own,
+                rows=rng.choice((1, 3, 17, 40, 90)),
+                dim=rng.choice(dims),
+                features=(f"{own}a", f"{own}b") if rng.random() < 0.3 else (f"{own}a",),
+                optimizer=rng.choice(ROW_OPTIMIZERS),
+                begins=rng.choice(BEGINNINGS),
+                mean=rng.random() < 0.4,
+            )
+        )
+    return tuple(tables)
+
+
+def _shared(rng: random.Random, tables: tuple[DrawnTable, ...]) -> tuple[DrawnTable, ...]:
+    """The tables, the last of which is looked up with a feature of the first, too."""
+    if len(tables) < 2:
+        return tables
+    shared = rng.choice(tables[0].features)
+    return (*tables[:-1], replace(tables[-1], features=(*tables[-1].features, shared)))

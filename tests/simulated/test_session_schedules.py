@@ -1,0 +1,75 @@
+"""Sessions with random models under fault schedules, and broken ones that must be caught."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+import ecrm.session.slot_work as slot_work
+from ecrm.faults.without_undo import leave_updates_in_place
+from ecrm.simulate.promise import Violation
+from ecrm.simulate.schedule import draw
+from ecrm.simulate.seed_range import run_range
+from ecrm.simulate.seen import Seen, check_seen
+from ecrm.simulate.simulation import Failed, run_schedule
+
+
+def test_scripts_of_random_models_end_with_the_bits_of_undisturbed_ones():
+    totals = run_range(range(1, 7), "sessions", jobs=1)
+    print(totals)
+    assert totals.deaths > 10 and totals.recoveries > 6 and totals.refused == 1
+    least = {"dlrm": 2, "evaluations": 2, "a saved model": 1, "several row optimizers": 3}
+    assert all(totals.mix[f"sessions with {what}"] >= count for what, count in least.items())
+
+
+def test_a_seed_is_a_model_and_its_faults():
+    assert draw(13, "sessions") == draw(13, "sessions") != draw(14, "sessions")
+    assert run_schedule(draw(5, "sessions")) == run_schedule(draw(5, "sessions"))
+    kinds = {draw(seed, "sessions").model.kind for seed in range(60)}
+    assert kinds == {"mixed", "two-tower", "dlrm", "dcn", "projection", "deepfm"}
+
+
+def test_steps_that_are_not_undone_are_caught():
+    with pytest.raises(Failed) as caught:
+        for seed in range(6):
+            run_schedule(draw(seed, "sessions"), leave_updates_in_place)
+    assert caught.value.caught
+
+
+def test_random_numbers_that_a_redone_step_draws_anew_are_caught(monkeypatch):
+    monkeypatch.setattr(slot_work, "seed_slot", lambda seed, step, slot: None)
+    with pytest.raises(Failed, match="was told that step") as caught:
+        for seed in range(6):
+            run_schedule(draw(seed, "sessions"))
+    assert caught.value.caught
+
+
+def seen(steps: int = 3, began: int = 0) -> Seen:
+    logged = [(step, {0: {"loss": step / 2}}) for step in range(began, steps)]
+    return Seen(logged, {2: (0.5,)}, saved="digest", finished=True, holds=True)
+
+
+def test_what_scripts_see_is_held_to_the_undisturbed_run():
+    """Rank 0 began with the dense replica, rank 1 has got it later, rank 2 has died."""
+    right = {0: seen(), 1: seen(began=2), 2: Seen(seen(steps=2).logged)}
+    check_seen(right, seen(), first=(0, 2))
+    check_seen({1: seen(began=2), 2: right[2]}, seen(), first=(0, 2))
+
+    def wrong(change, message):
+        changed = deepcopy(right)
+        change(changed)
+        with pytest.raises(Violation, match=message):
+            check_seen(changed, seen(), first=(0, 2))
+
+    wrong(lambda ranks: ranks[0].logged.pop(), r"rank 0 was told what steps \[0, 1\]")
+    wrong(lambda ranks: ranks[0].logged.pop(0), r"rank 0 was told what steps \[1, 2\]")
+    wrong(lambda ranks: ranks[2].logged.append(ranks[2].logged[0]), "in the order")
+    wrong(lambda ranks: ranks[2].logged[0][1][0].update(loss=9.0), "rank 2 was told that step 0")
+    wrong(lambda ranks: ranks[1].evaluated.clear(), "rank 1 has evaluated")
+    wrong(lambda ranks: ranks[2].evaluated.update({2: (0.6,)}), "rank 2: the evaluation after")
+    wrong(lambda ranks: setattr(ranks[1], "saved", "other"), "rank 1 has saved another model")
+    with pytest.raises(Violation, match=r"nobody was told what steps \[0, 1\]"):
+        check_seen({1: right[1]}, seen(), first=())
+    with pytest.raises(Violation, match=r"gave \(0.5,\), then \(0.6,\)"):
+        seen().evaluate(2, (0.6,))
