@@ -1,6 +1,6 @@
 """A session beside the built-in trainer, and beside TorchRec's DistributedModelParallel.
 
-    python benchmarks/bench_session.py --rounds 1   # one round, about 13 minutes on 2 cores
+    python benchmarks/bench_session.py --rounds 1   # one round, about 10 minutes on 2 cores
     python benchmarks/bench_session.py              # 3 rounds
     python benchmarks/bench_session.py --smoke      # tiny, to a temporary file; what the tests run
 
@@ -8,8 +8,8 @@ All train one model, DLRM, with the same tables, slots, samples and initial valu
   session           benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
   trainer           `ecrm launch CONFIG`, the interaction by ECRM's kernel, the default
   trainer-torchrec  the same with model.dense_arch=torchrec: the modules that the session trains
-  torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py): by
-                    sharding plan, and with TorchRec's own pipelining
+  torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with
+                    and without its own pipelining; its slower plans are left to bench_step.py
 
 Session and trainer have the same protection, erasure with m=1 and a commit every step. TorchRec has
 none. Each has as many processes, which are server and trainer in one.
@@ -20,8 +20,9 @@ many successive rows of the data. Samples per second are the global batch over t
 turn, and the median of the turns. Ratios are of neighbouring turns, then their median.
 
 The mean loss of the first 10 steps is in the CSV: it shows that all train the same. Memory is
-treated alike, as in bench_step.py. Writes benchmarks/results/session.csv. With --regime or
---beside, it keeps what that file says of the others.
+treated alike, as in bench_step.py; three runs at once need 16 GB. Writes
+benchmarks/results/session.csv. With --regime or --beside, it keeps what that file says of the
+others.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ LEARNING_RATE = 0.05
 """Of rows that are alone in their bag: sums of 20 move as far with a twentieth of it."""
 
 TRAINERS = ("trainer", "trainer-torchrec")
-PEERS = ("torchrec-planner", "torchrec-planner-pipelined", "torchrec-column_wise")
+PEERS = ("torchrec-planner", "torchrec-planner-pipelined")
 
 
 @dataclass(frozen=True)

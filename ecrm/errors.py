@@ -113,7 +113,7 @@ class NotKept(EcrmError):
 
 
 class ScriptFailed(EcrmError):
-    """A training script raised an error, or ended without training. Its traceback comes first."""
+    """A script raised an error, killed its ranks, or did not train. Any traceback comes first."""
 
     exit_code = 8
 

@@ -70,6 +70,13 @@ RESTORED = {
     "last_seen_rows": Field("integer", "rows asked for that stood in as last seen", "rows"),
     "initial_rows": Field("integer", "rows asked for that stood in as initialised", "rows"),
 }
+SLOT_FAILED = {
+    "rank": Field("integer", "the rank"),
+    "step": Field("integer", "step that the code was at work on"),
+    "slot": Field("integer", "slot of that step"),
+    "part": Field("text", "`body` of the loop, or `batch` for what fetches and collates it"),
+    "error": Field("text", "what it raised; null where the rank died", null=True),
+}
 AUC = Field("number", "area under the ROC curve; null where it is undefined", null=True)
 
 EVENTS: dict[str, Event] = {
@@ -180,6 +187,10 @@ EVENTS: dict[str, Event] = {
                 "integer", "the same once all lost rows are rebuilt", "failures"
             ),
         },
+    ),
+    "slot_failed": Event(
+        "A script's own code raised in a slot, and its rank left; or the rank died in that code.",
+        SLOT_FAILED,
     ),
     "interrupted": Event(
         "Calls between ranks failed though no rank died; all went back to the last commit.",

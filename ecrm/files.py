@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ecrm.events import EVENTS, RESTORED, Field, problems
+from ecrm.events import EVENTS, RESTORED, SLOT_FAILED, Field, problems
 
 REPORTER = "the reporting rank"
 """The lowest rank that holds the dense model: `View.reporter`."""
@@ -229,6 +229,9 @@ FAILURES = {
     "failures": Field("list", "failures that were survived", parts=FAILURE),
     "interruptions": Field("integer", "recoveries in which no rank had died"),
     "failures_left": Field("integer", "failures that could still be survived at once"),
+    "slot_faults": Field(
+        "list", "ranks lost to a script's own code", optional=True, parts=SLOT_FAILED
+    ),
 }
 
 SUMMARY: Mapping[str, Field] = {

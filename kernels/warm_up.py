@@ -94,7 +94,7 @@ def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
     for picked in (None, rows):
         for unique in (True, False):
             scatter_add(sums, rows, values, backend, seen, picked, unique)
-    changed = 4 * (shapes.dimension + shapes.state)
+    changed = 4 * (shapes.dimension + shapes.state + 1)
     for delta in (None, sums.view(torch.uint8)[:, :changed]):
         sparse_update(
             weights,
@@ -105,6 +105,7 @@ def _warm_storage(shapes: Shapes, rows: torch.Tensor, backend: str) -> None:
             lr=0.0,
             weight_decay=0.5 if shapes.l2 else 0.0,
             delta=delta,
+            marks=marks,
             backend=backend,
         )
 

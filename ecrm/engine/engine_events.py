@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ecrm.engine.failures import Failure
+from ecrm.engine.slot_faults import Fault
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import RowSpace
 from ecrm.placement.view import View
@@ -40,6 +41,11 @@ def failure_event(
         "failures_left": left,
         "failures_left_when_rebuilt": left_when_rebuilt,
     }
+
+
+def slot_failed_event(rank: int, fault: Fault) -> dict[str, object]:
+    """User code was at work on a slot when a rank died, or has failed, so that the rank left."""
+    return {"event": "slot_failed", **fault.to_dict(rank)}
 
 
 def interrupted_event(

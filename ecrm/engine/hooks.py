@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ecrm.engine.slot_faults import Place
+
 
 class StepAborted(Exception):
     """Ranks died and the survivors stand at the last commit. Start again from `engine.step`."""
@@ -39,9 +41,14 @@ def _never() -> bool:
     return False
 
 
+def _nowhere(rank: int) -> tuple[Place, ...]:
+    """Default for a question, where user code has no part in slots."""
+    return ()
+
+
 @dataclass
 class Hooks:
-    """What the engine tells the outside, and the one question that it asks.
+    """What the engine tells the outside, and the questions that it asks.
 
     - `phase(step, name)`: a phase begins.
     - `event(fields)`: something happened.
@@ -50,6 +57,8 @@ class Hooks:
     - `troubled(step, {slot: trouble})`: what slots told of a step, the same on all ranks. It may
       raise an EcrmError to end the run on all of them.
     - `asks()`: whether this rank wants all to stop. It is asked again and again, on any rank.
+    - `whereabouts(rank)`: what user code was at work on when a rank died; None where this rank
+      cannot know.
     """
 
     phase: Callable[[int, str], None] = _ignore
@@ -58,3 +67,4 @@ class Hooks:
     recovered: Callable[[], None] = _ignore
     troubled: Callable[[int, Mapping[int, str]], None] = _ignore
     asks: Callable[[], bool] = _never
+    whereabouts: Callable[[int], tuple[Place, ...] | None] = _nowhere

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ecrm.engine.slot_faults import Fault, together
 from ecrm.placement.view import View
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Received, tensors
@@ -39,6 +40,7 @@ class Ledger:
     - `in_vain`: as in `FailureLog`.
     - `why`, by rank: what failed, where it was seen. `refusals`, by rank: the error with
       which all are to end, its class and its message.
+    - `faults`, by rank: how ranks that ran slots have ended, or want to.
     """
 
     commits: int
@@ -54,6 +56,7 @@ class Ledger:
     in_vain: int = 0
     why: Mapping[int, str] = field(default_factory=dict)
     refusals: Mapping[int, str] = field(default_factory=dict)
+    faults: Mapping[int, Fault] = field(default_factory=dict)
 
     @property
     def why_in_words(self) -> str:
@@ -73,7 +76,10 @@ class Ledger:
         mine = transport.rank
         flags = self.asks, self.doubts, self.state_lost, mine in self.dense
         numbers = torch.tensor([self.commits, self.begun, *flags, self.replays, self.in_vain])
-        words = json.dumps([self.noticed, self.why.get(mine, ""), self.refusals.get(mine, "")])
+        ended = {rank: fault.to_json() for rank, fault in self.faults.items()}
+        words = json.dumps(
+            [self.noticed, ended, self.why.get(mine, ""), self.refusals.get(mine, "")]
+        )
         shared = transport.share(
             [numbers, _to_bytes(self.view.to_json()), _to_bytes(words), *self.told.get(mine, ())]
         )
@@ -83,7 +89,7 @@ class Ledger:
         for rank, parts in sorted(shared.items()):
             numbers_said, view, reasons, told = _said(parts)
             commits, begun, asks, doubts, state_lost, holds, replays, in_vain = numbers_said
-            noticed, *texts = json.loads(reasons)
+            noticed, ended, *texts = json.loads(reasons)
             why, refusal = ({rank: text} if text else {} for text in texts)
             said.append(
                 Ledger(
@@ -100,10 +106,14 @@ class Ledger:
                     in_vain,
                     why,
                     refusal,
+                    {int(of): Fault.from_json(fault) for of, fault in ended.items()},
                 )
             )
         replayed = {(ledger.replays, ledger.view.epoch) for ledger in said}
         commits, seen = max(ledger.commits for ledger in said), any(ledger.why for ledger in said)
+        noticed = Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(
+            1
+        )[0][0]
         return Ledger(
             commits,
             max((ledger.view for ledger in said), key=lambda view: view.epoch),
@@ -112,14 +122,13 @@ class Ledger:
             any(ledger.doubts for ledger in said),
             any(ledger.state_lost for ledger in said),
             tuple(sorted(rank for ledger in said for rank in ledger.dense)),
-            Counter(ledger.noticed for ledger in said if ledger.why or not seen).most_common(1)[0][
-                0
-            ],
+            noticed,
             replayed.pop()[0] if len(replayed) == 1 else -1,
             {rank: told for ledger in said for rank, told in ledger.told.items()},
             min(ledger.in_vain for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
+            together((ledger.faults for ledger in said), noticed.step),
         )
 
 

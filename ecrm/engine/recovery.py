@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from ecrm.engine.dense import spread_dense
-from ecrm.engine.engine_events import failure_event, interrupted_event, rolled_back_event
+from ecrm.engine.engine_events import (
+    failure_event,
+    interrupted_event,
+    rolled_back_event,
+    slot_failed_event,
+)
 from ecrm.engine.failures import MOST_IN_VAIN, Failure
 from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
+from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import EcrmError, ScriptFailed, StrayRow, Unrecoverable
@@ -31,7 +37,7 @@ class Recovery:
     The step in flight is given up. `stopping` is whether all are to stop at this commit since one
     of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
     whether one did in the last recovery, `rollbacks` how often everything was loaded from the
-    durable tier.
+    durable tier, `faults` how ranks have ended in slots that user code was at work on.
     """
 
     def __init__(
@@ -43,6 +49,8 @@ class Recovery:
         # from the moment a rollback begins until all agree that it is through
         self._state_lost = False
         self._refusal = ""  # why this rank wants all to end
+        self.faults: dict[int, Fault] = {}  # the same on all ranks after each recovery
+        self._mine: dict[int, Fault] = {}  # what this rank knows of those that a recovery is for
         self._noticed = Noticed(0, "start", 0)
 
     @contextmanager
@@ -74,14 +82,26 @@ class Recovery:
         self.recover()
         raise AssertionError("a recovery went on although a rank refused to")
 
-    def recover(self, why: str = "") -> None:
+    def leave(self, place: Place, problem: str) -> NoReturn:
+        """Of this rank alone: user code has raised at `place`, and `problem` says what.
+
+        Where the slot can be tried on another rank, and nothing like it came before, raises
+        ScriptFailed on this rank alone, without a `speaker`: it must end, and the others recover.
+        Else raises ScriptFailed with a `speaker` on all ranks.
+        """
+        self.recover(raised=Fault((place,), error=problem))
+        raise AssertionError("a recovery went on with a rank that user code has failed on")
+
+    def recover(self, why: str = "", raised: Fault | None = None) -> None:
         """Collective among survivors: go back to the commit and share out the dead ranks' roles.
 
         A rank that `doubts` its input may begin one, with nobody dead; `why` is what this rank has
-        seen fail, if it has. Raises Unrecoverable, on every survivor, when more was lost than the
-        protection covers, or when calls keep failing though nobody dies.
+        seen fail, if it has; `raised` is why it wants to `leave`. Raises Unrecoverable, on every
+        survivor, when more was lost than the protection covers, or when calls keep failing though
+        nobody dies; ScriptFailed where user code takes its ranks down one after the other.
         """
         state, flight = self._state, self._in_flight
+        self._mine = {} if raised is None else {state.rank: raised}
         transport, began = state.transport, state.clock()
         self._noticed = Noticed(
             state.step - (flight.phase == "commit"), flight.phase, state.step + flight.updating
@@ -97,10 +117,12 @@ class Recovery:
                 state.failures.check(state.failures.in_vain, why, 2 * MOST_IN_VAIN)
                 state.hooks.phase(state.step, "recover")
                 heir, agreed, flight.replayed = None, False, None
+                self._look_for_dead(before)
                 ledger = self._ledger(replay, why).agreed(transport)
                 self._end_if_all_must(ledger)
                 try:
                     self._return_to_commit(ledger)
+                    self._see_off(ledger)
                     if len(before.shards) != len(state.view.shards):
                         before = state.view  # a reshape was committed: shards have new numbers
                     last = state.view
@@ -118,6 +140,7 @@ class Recovery:
                         transport, state.view.dense, ledger.dense, state.export_dense
                     )
                 except Unrecoverable as error:
+                    self._end_if_raised(str(error))
                     self._roll_back(error, began)
                     agreed, flight.replayed = False, None
                     if len(before.shards) != len(state.view.shards):
@@ -133,6 +156,7 @@ class Recovery:
         dead = tuple(rank for rank in before.live if rank not in transport.live)
         if dead:
             self._record_failure(dead, before, began)
+            self._tell_of_slots(dead)
         else:
             self._record_interruption(ledger.why_in_words, began)
         if self.rollbacks > rollbacks:
@@ -157,6 +181,7 @@ class Recovery:
             state.failures.in_vain,
             {rank: why} if why else {},
             {rank: self._refusal} if self._refusal else {},
+            {**self._mine, **self.faults},
         )
 
     def _end_if_all_must(self, agreed: Ledger) -> None:
@@ -167,7 +192,66 @@ class Recovery:
             error = REFUSALS[kind](problem)
             error.speaker = speaker
             raise error
+        self.faults = {rank: fault for rank, fault in agreed.faults.items() if fault.places}
+        if not self._raising and (problem := deadly(self.faults)):
+            self._end_script(problem, self._state.transport.live[0])
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)
+
+    def _look_for_dead(self, before: View) -> None:
+        """Note what this rank can know of how ranks of a view have ended that ran slots."""
+        for rank in sorted(set(before.slots) - set(self._state.transport.live)):
+            if rank not in self.faults and rank not in self._mine:
+                places = self._state.hooks.whereabouts(rank)
+                slots = before.slots_of(rank)
+                self._mine[rank] = Fault.unknown(slots) if places is None else Fault(places)
+
+    @property
+    def _raising(self) -> list[int]:
+        """The ranks, all alive, that user code has failed on."""
+        live = self._state.transport.live
+        return [rank for rank, fault in self.faults.items() if fault.error and rank in live]
+
+    def _end_if_raised(self, reason: str) -> None:
+        """On all ranks or none: end the run if user code has failed on a rank that is alive."""
+        if raising := self._raising:
+            speaker = raising[0]
+            self._end_script(f"{self.faults[speaker].error} ({reason})", speaker)
+
+    @staticmethod
+    def _end_script(problem: str, speaker: int) -> NoReturn:
+        error = ScriptFailed(problem)
+        error.speaker = speaker
+        raise error
+
+    def _see_off(self, agreed: Ledger) -> None:
+        """At the commit: have a rank that user code has failed on leave, or end the run.
+
+        Raises ScriptFailed, and PeerFailure on all but the rank that leaves, once it is gone.
+        """
+        raising = self._raising
+        if not raising:
+            return
+        if reason := raised_before(self.faults, raising[0]) or self._cannot_leave(raising, agreed):
+            self._end_if_raised(reason)
+        state = self._state
+        if state.rank in raising:
+            raise ScriptFailed(self.faults[state.rank].error)
+        state.transport.agree(True)
+        raise AssertionError(f"rank {raising[0]} stays though it was to leave")
+
+    def _cannot_leave(self, leaving: Sequence[int], agreed: Ledger) -> str:
+        """Why others cannot go on without ranks that are alive; "" where they can."""
+        state, protection = self._state, self._state.protection
+        live = [rank for rank in state.transport.live if rank not in leaving]
+        if not any(not state.view.shards_of(rank) for rank in live):
+            return "no other trainer or spare is left to try it"
+        if not protection.keeps_deltas or not set(live) & set(agreed.dense):
+            return f"protection {protection.name} cannot do without the rank"
+        try:
+            self._view_after(live)
+        except Unrecoverable:
+            return "the run cannot do without the rank: too much is lost already"
+        return ""
 
     def _return_to_commit(self, agreed: Ledger) -> None:
         """Take the last commit and the newest view of all survivors; undo what is past it."""
@@ -203,20 +287,24 @@ class Recovery:
         if dead and not protection.keeps_deltas:
             raise Unrecoverable(f"{named('rank', dead)} died: {protection.after_deaths}")
         if dead:
-            protection.check_losses(
-                state.view, dead, state.lost_since_commit(live), state.committed
-            )
-            state.view = plan_recovery(
-                state.view,
-                dead,
-                protection.shape,
-                state.policy.dense_replicas,
-                protection.in_words,
-                protection.any_shards_may_be_lost,
-                protection.rebuilding_may_move,
-            )
+            state.view = self._view_after(live)
         state.host_shards(missing=True)
         protection.adopt(state.view)
+
+    def _view_after(self, live: Sequence[int]) -> View:
+        """The view once only these ranks are left. Raises Unrecoverable where they are too few."""
+        state, protection = self._state, self._state.protection
+        dead = [rank for rank in state.view.live if rank not in live]
+        protection.check_losses(state.view, dead, state.lost_since_commit(live), state.committed)
+        return plan_recovery(
+            state.view,
+            dead,
+            protection.shape,
+            state.policy.dense_replicas,
+            protection.in_words,
+            protection.any_shards_may_be_lost,
+            protection.rebuilding_may_move,
+        )
 
     def resume(self) -> None:
         """Collective, before the first step: go on from the durable tier, whoever dies meanwhile.
@@ -300,6 +388,13 @@ class Recovery:
                 state.failures_left_when_rebuilt,
             )
         )
+
+    def _tell_of_slots(self, dead: Sequence[int]) -> None:
+        """Tell of those who have died, or left, while user code was at work on their slots."""
+        for rank in dead:
+            fault = self.faults.get(rank)
+            if fault is not None and fault.known:
+                self._state.hooks.event(slot_failed_event(rank, fault))
 
 
 def _seen_here(failure: PeerFailure) -> str:

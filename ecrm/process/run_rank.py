@@ -78,7 +78,8 @@ def _end_by(error: EcrmError, transport: Transport | None, run_dir: Path | None)
     if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
         return _leave_together(error, transport, run_dir)
     with contextlib.suppress(OSError):  # where nobody reads any more
-        print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
+        if not error.told:
+            print(f"ecrm: error: {error}", file=sys.stderr, flush=True)
     _die()  # nobody else has it: the others must see this rank die
 
 

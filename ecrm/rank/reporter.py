@@ -66,6 +66,8 @@ def _name_of(fields: dict[str, Any], rolled_back: int) -> Name:
         return event, step, rolled_back, fields["found_in"]
     if event == "interrupted":
         return event, fields["number"]
+    if event == "slot_failed":
+        return event, fields["rank"]
     if fields.get("ranks"):
         return event, tuple(fields["ranks"])
     return (event, fields["epoch"]) if "epoch" in fields else (event, step, rolled_back)
@@ -223,6 +225,15 @@ class Reporter:
             f"! {named('rank', fields['ranks'])} died in step {fields['step']} "
             f"({fields['phase']}); {_back_in_words(fields)}; "
             f"{', '.join(moved) or 'no role moved'}; {survives}"
+        )
+
+    def _slot_failed(self, fields: dict[str, Any]) -> str:
+        if fields["error"]:
+            return ""  # the rank has said it itself
+        batch = "the batch of " if fields["part"] == "batch" else ""
+        return (
+            f"! rank {fields['rank']} died in the script's own code, in {batch}step "
+            f"{fields['step']}, slot {fields['slot']}; if another rank dies there, the run ends"
         )
 
     def _interrupted(self, fields: dict[str, Any]) -> str:

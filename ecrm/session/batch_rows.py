@@ -49,7 +49,7 @@ class BatchRows:
         counts = [0] * spaces
         spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for kjt in kjts:
-            features = maybe_td_to_kjt(kjt, None).to_dict()
+            features = _features(kjt)
             for layout in layouts:
                 pair, all_there = [], True
                 for group in layout.groups:
@@ -140,6 +140,13 @@ def _parts(value: object) -> Iterable[object]:
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     return list(getattr(value, "__dict__", {}).values())
+
+
+def _features(kjt: Any) -> Mapping[str, JaggedTensor]:
+    """The features of a batch; none of a batch without samples, which TorchRec cannot divide."""
+    kjt = maybe_td_to_kjt(kjt, None)
+    features: Mapping[str, JaggedTensor] = kjt.to_dict() if kjt.lengths().numel() else {}
+    return features
 
 
 def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Tensor], bool]:

@@ -13,6 +13,7 @@ from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
+from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -28,6 +29,7 @@ from ecrm.rank.ending import Ending, Record
 from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.policy import policy_of
 from ecrm.rank.rank_run import RankRun, RunStopped
+from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import ThisRank, this_rank
@@ -74,6 +76,7 @@ def start_run(wanted: Wanted) -> Started:
         if run is None:
             raise RunStopped(0)
         cluster = connect(transport, run)
+        whereabouts = Whereabouts.shared(transport)
         built = build_rank(
             transport,
             run,
@@ -81,7 +84,7 @@ def start_run(wanted: Wanted) -> Started:
             rank.stop,
             waiting,
             lambda transport, hooks, allocate: _engine(
-                transport, hooks, allocate, run, cluster, wanted
+                transport, hooks, allocate, run, cluster, wanted, whereabouts
             ),
             REMEDY,
         )
@@ -93,8 +96,9 @@ def start_run(wanted: Wanted) -> Started:
     # a collection that goes through all that torch brought along stops every rank for 0.1 to 0.4 s
     gc.freeze()
 
-    def doing(place: str) -> None:
+    def doing(place: Place | str) -> None:
         rank.place = place
+        whereabouts.be_at(place if isinstance(place, Place) else None)
 
     return Started(rank_run, doing, progress.logged)
 
@@ -200,9 +204,11 @@ def _engine(
     run: ClaimedRun,
     cluster: Cluster,
     wanted: Wanted,
+    whereabouts: Whereabouts,
 ) -> Engine:
     """This rank's engine at step 0."""
     config = run.config
+    hooks.whereabouts = whereabouts.when_dead
     return Engine(
         transport=transport,
         tables=wanted.tables,
@@ -277,10 +283,19 @@ class LastWords:
         """The script has evaluated its model itself."""
 
     def of_summary(self, steps: int, seconds: float) -> dict[str, Any]:
-        return {"steps_per_second": steps / seconds, "ended_early": None}
+        return {
+            "steps_per_second": steps / seconds,
+            "ended_early": None,
+            "slot_faults": self._slot_faults,
+        }
 
     def of_stopped(self) -> dict[str, Any]:
-        return {}
+        return {"slot_faults": self._slot_faults}
+
+    @property
+    def _slot_faults(self) -> list[dict[str, Any]]:
+        faults = self._engine.recovery.faults
+        return [fault.to_dict(rank) for rank, fault in faults.items() if fault.known]
 
 
 def _pace(summary: dict[str, Any] | None) -> str:

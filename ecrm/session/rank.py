@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ecrm.config.script import Script
 from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
@@ -38,7 +39,8 @@ class ThisRank:
 
     - `met`: whether all ranks have come to a Session, or to the end of their scripts.
     - `part`: the run that the Session has built, None before.
-    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere.
+    - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
+      slot it is a `Place`.
     """
 
     transport: Transport
@@ -47,7 +49,7 @@ class ThisRank:
     stop: StopSignals
     met: bool = False
     part: Part | None = None
-    place: str = ""
+    place: Place | str = ""
 
 
 _this: list[ThisRank] = []
@@ -59,9 +61,19 @@ def be(rank: ThisRank) -> None:
     _this.append(rank)
 
 
+def is_rank() -> bool:
+    """Whether ecrm has started this process as a rank."""
+    return bool(_this)
+
+
 def this_rank() -> ThisRank:
     """The rank that this process is. Raises UsageError where ecrm has not started it."""
     if not _this:
-        name = sys.argv[0] if sys.argv[0].endswith(".py") else "SCRIPT.py"
-        raise UsageError(f"this script was started without ecrm: type ecrm launch {name}")
+        raise UsageError(f"this script was started without ecrm: type ecrm launch {script_name()}")
     return _this[0]
+
+
+def script_name() -> str:
+    """The script that Python runs, as one may type it; a stand-in in a notebook."""
+    in_notebook = not hasattr(sys.modules["__main__"], "__file__")
+    return "SCRIPT.py" if in_notebook or not sys.argv[0].endswith(".py") else sys.argv[0]

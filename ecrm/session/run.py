@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
 from ecrm.errors import Unrecoverable
 from ecrm.placement.tables import Table
 from ecrm.rank.step_loop import Run
@@ -39,14 +40,14 @@ def _ignore(*_: object) -> None:
 class Started:
     """One rank's part in a run that has begun, and whom the session tells of what it does.
 
-    - `doing(place)`: the user's code begins on something, such as "step 7, slot 1"; "" once it is
+    - `doing(place)`: the user's code begins on a slot, or on something else in words; "" once it is
       through.
     - `logged(step, {slot: {name: value}})`: what slots have logged in a committed step, each step
       once and in order.
     """
 
     run: Run
-    doing: Callable[[str], None] = _ignore
+    doing: Callable[[Place | str], None] = _ignore
     logged: Callable[[int, Mapping[int, Mapping[str, float]]], None] = _ignore
 
 

@@ -1,7 +1,7 @@
 """One rank that runs a user's script: the script to its end, and how an error in it ends the run.
 
-What the script raises is no death that others recover from. The rank that has it tells all others,
-and all leave with the same exit code.
+The rank on which a script raises tells all others. If that was in a slot, it may leave alone, and
+another rank tries the slot once more. Else all leave, with the same exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
-from ecrm.errors import EcrmError, ScriptFailed, Unrecoverable
+from ecrm.engine.slot_faults import Place
+from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
@@ -30,18 +31,26 @@ from ecrm.session.rank import ThisRank, be
 
 @dataclass(frozen=True)
 class Failure:
-    """What a script has failed with: one line, and the user's own traceback, "" for none."""
+    """What a script has failed with: one line, and the user's own traceback, "" for none.
+
+    `place` is that of the slot where another rank may do better; None for no such place.
+    """
 
     problem: str
     traceback: str = ""
+    place: Place | None = None
 
     def raise_it(self) -> NoReturn:
         raise ScriptFailed(self.problem)
 
     def show(self) -> None:
         """Print the traceback."""
-        with contextlib.suppress(OSError):  # where nobody reads any more
-            print(self.traceback, end="", file=sys.stderr, flush=True)
+        _say(self.traceback, end="")
+
+
+def _say(text: str, end: str = "\n") -> None:
+    with contextlib.suppress(OSError):  # where nobody reads any more
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def run_script(script: Script, job: Job, guarded: Guarded, stop: StopSignals) -> NoReturn:
@@ -120,8 +129,16 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
         if rank.met and rank.part is None:
             raise  # the others wait for this rank in a call that only its death ends
         last = traceback.format_exception_only(error)[-1].strip()
-        return Failure(_said(rank, last), _own_traceback(error, script.path))
+        return Failure(
+            _said(rank, last), _own_traceback(error, script.path), _where_to_retry(rank, error)
+        )
     return None
+
+
+def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
+    """The slot that another rank is to try; None where the error would be the same there."""
+    same = not isinstance(error, Exception) or isinstance(error, (UsageError, StrayId))
+    return None if same or not isinstance(rank.place, Place) else rank.place
 
 
 def _said(rank: ThisRank, problem: str) -> str:
@@ -140,8 +157,13 @@ def _own_traceback(error: BaseException, script: Path) -> str:
 
 
 def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
-    """Have all ranks end; the traceback is printed by the rank whose failure it is that counts."""
+    """Have all ranks end, or this one alone where another is to try the slot.
+
+    The traceback is printed by the rank whose failure it is that counts.
+    """
     try:
+        if rank.part is not None and failure.place is not None:
+            rank.part.engine.recovery.leave(failure.place, failure.problem)
         if rank.part is not None:
             rank.part.engine.recovery.refuse(failure.problem, ScriptFailed)
         rank.met = True
@@ -149,5 +171,11 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
     except EcrmError as error:
         if getattr(error, "speaker", rank.transport.rank) == rank.transport.rank:
             failure.show()
+        if not hasattr(error, "speaker"):
+            error.told = True
+            _say(
+                f"! {failure.problem}: rank {rank.transport.rank} leaves, and the slot is tried "
+                "once more, on another rank"
+            )
         raise
     raise AssertionError("a run went on although its script has failed")

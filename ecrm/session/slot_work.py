@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -18,7 +19,7 @@ from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.row_source import FetchedRows, RowSource
 
-Doing = Callable[[str], None]
+Doing = Callable[[Place | str], None]
 """Called with what the user's code begins on; "" once it is through."""
 
 
@@ -49,7 +50,7 @@ class SessionBatches:
 
     def batch(self, step: int, slot: int) -> SessionBatch:
         """The batch of a slot in a step."""
-        self._doing(f"the batch of step {step}, slot {slot}")
+        self._doing(Place(step, slot, batch=True))
         seed_slot(self._seed, step, -1 - slot)
         batch = aligned(self._make(step, slot))
         made = SessionBatch(batch, self._rows_of(batch))
@@ -99,7 +100,7 @@ class SlotWork:
         seed_slot(self._seed, part.step, part.slot)
         self._source.current = FetchedRows(self._leaves, part.batch.rows)
         self._logged, self._versions = {}, self._replica.versions
-        self._doing(f"step {part.step}, slot {part.slot}")
+        self._doing(Place(part.step, part.slot))
         return part.batch.batch
 
     def finish(self, part: SlotStep[SessionBatch]) -> SlotResult:

@@ -1,7 +1,8 @@
 """The one interface between the engine and whatever carries bytes between ranks.
 
-Two implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM) and
-`ecrm.transport.simulated` (many ranks in one process, faults drawn from a seed).
+Three implementations run the same engine: `ecrm.transport.mpi` (MPI with ULFM),
+`ecrm.transport.simulated` (many ranks in one process, faults drawn from a seed) and
+`ecrm.transport.alone` (a rank without others).
 
 A rank keeps its number for life: `rank` and `live` are numbers in the world the run was started
 with, never renumbered when others die.

@@ -107,6 +107,7 @@ def sparse_update(
     decoupled: bool = False,
     delta: torch.Tensor | None = None,
     log: RecordLog | None = None,
+    marks: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> None:
     """Do one optimizer step on the given rows, in place, and tell which bits it changed.
@@ -132,6 +133,10 @@ def sparse_update(
             stride, and takes their place. Any other overlap is not checked.
         log: Gets the deltas merged into it, as by `merge_records`, with zeros beyond B bytes. None:
             not wanted. Not together with `delta`.
+        marks: float32 [R], changed; elements may be apart. 0 for a row that is updated for the
+            first time, else 1. The delta takes the old bits of its weights for zeros: its record
+            was zeros, whatever `begin_rows` has put there. Marks of all `rows` become 1. A record
+            then has the mark last, four bytes more. None: nothing is marked.
 
     Raises TypeError or ValueError, with the numbers, before anything is written.
     """
@@ -142,21 +147,26 @@ def sparse_update(
     height, dimension = weights.shape
     check.row_numbers("rows", rows, height)
     check.shape("gradients", gradients, (rows.shape[0], dimension))
+    changed = record_bytes(weights, states)
+    if marks is not None:
+        check.matrix("marks", marks[:, None], (torch.float32,), written=True)
+        check.shape("marks", marks, (height,))
+        changed += marks.element_size()
     if delta is not None:
         check.matrix("delta", delta, (torch.uint8,), written=True)
-        check.shape("delta", delta, (rows.shape[0], record_bytes(weights, states)))
+        check.shape("delta", delta, (rows.shape[0], changed))
     if log is not None:
         log.check_room(rows)
         if delta is not None:
             raise ValueError("a delta and a log are given, needed: one of them, or none")
-        least = record_bytes(weights, states)
-        if log.width < least:
-            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {least}")
+        if log.width < changed:
+            raise ValueError(f"a log of records of {log.width} bytes, needed: at least {changed}")
     if step < 1:
         raise ValueError(f"step is {step}, needed: at least 1")
     tensors = {"weights": weights, "rows": rows, "gradients": gradients}
     tensors |= {f"state[{s}]": tensor for s, tensor in enumerate(states)}
     tensors |= {} if delta is None else {"delta": delta}
+    tensors |= {} if marks is None else {"marks": marks}
     tensors |= {} if log is None else log.tensors
     device = check.one_device(tensors)
     chosen = dispatch.choose("sparse_update", backend, device)
@@ -166,14 +176,20 @@ def sparse_update(
         return
     hyper = Hyper.of(lr, eps, betas, step, weight_decay, decoupled)
     if chosen == "cpu":
-        _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta, log)
+        if marks is None:
+            _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, delta, log)
+            return
+        fresh = (marks[rows] == 0).nonzero().squeeze(1)
+        some = None if delta is None else delta[:, :-4]
+        _update_on_cpu(weights, states, rows, gradients, optimizer, hyper, some, log)
+        _mark(weights, rows, fresh, marks, changed, delta, log)
         return
     if chosen == "triton":
         from ecrm.kernels.sparse_update.triton import update
     else:
         from ecrm.kernels.sparse_update.reference import update
     if log is None:
-        update(weights, states, rows, gradients, optimizer, hyper, delta)
+        update(weights, states, rows, gradients, optimizer, hyper, delta, marks)
         return
     records = torch.zeros(rows.shape[0], log.width, dtype=torch.uint8, device=rows.device)
     update(
@@ -183,9 +199,36 @@ def sparse_update(
         gradients,
         optimizer,
         hyper,
-        records[:, : record_bytes(weights, states)],
+        records[:, :changed],
+        marks,
     )
     merge_records(log, rows, records, backend=chosen)
+
+
+def _mark(
+    weights: torch.Tensor,
+    rows: torch.Tensor,
+    fresh: torch.Tensor,
+    marks: torch.Tensor,
+    changed: int,
+    delta: torch.Tensor | None,
+    log: RecordLog | None,
+) -> None:
+    """Mark rows; deltas of those at the places `fresh`, of `changed` bytes, become their records.
+
+    With what `_update_on_cpu` wrote: the bits of states, which were zeros.
+    """
+    marks[rows] = 1.0
+    records, places = delta, fresh
+    if delta is not None:
+        delta[:, -4:] = 0
+    elif log is not None:
+        records, places = log.records, log.places[rows[fresh]].long() - 1
+    if records is None:
+        return
+    now = weights[rows[fresh]].view(torch.uint8)
+    records[places, : now.shape[1]] = now
+    records[places, changed - 4 : changed] = torch.ones(1).view(torch.uint8)
 
 
 def _update_on_cpu(

@@ -19,6 +19,7 @@ def update(
     optimizer: str,
     hyper: Hyper,
     delta: torch.Tensor | None,
+    marks: torch.Tensor | None,
 ) -> None:
     parts = [weights, *states]
     old = [part[rows] for part in parts]
@@ -26,8 +27,13 @@ def update(
     for part, value in zip(parts, new):
         part[rows] = value.to(part.dtype)
     if delta is not None:
+        if marks is not None:
+            old[0][marks[rows] == 0] = 0.0
+            parts, old = [*parts, torch.ones_like(marks)[:, None]], [*old, marks[rows, None]]
         changed = [_bits(before) ^ _bits(part[rows]) for before, part in zip(old, parts)]
         delta[:] = torch.cat(changed, dim=1)
+    if marks is not None:
+        marks[rows] = 1.0
 
 
 def new_values(

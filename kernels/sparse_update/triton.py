@@ -45,6 +45,10 @@ def _update_elements(
     state0_change_stride: tl.int64,
     state1_change,
     state1_change_stride: tl.int64,
+    marks,
+    marks_stride: tl.int64,
+    mark_change,
+    mark_change_stride: tl.int64,
     n: tl.int64,
     lr: tl.float32,
     eps: tl.float32,
@@ -59,6 +63,7 @@ def _update_elements(
     OPTIMIZER: tl.constexpr,
     WITH_L2: tl.constexpr,
     WITH_DELTA: tl.constexpr,
+    WITH_MARKS: tl.constexpr,
     PER_ROW: tl.constexpr,
     VECTOR: tl.constexpr,
     COUNT: tl.constexpr,
@@ -96,8 +101,14 @@ def _update_elements(
             new = w - tl.div_rn(tl.div_rn(new0, zero + correction1), root) * lr
             _replace(place1, old1, new1, change1, mask, WITH_DELTA)
         _replace(place0, old0, new0, change0, mask, WITH_DELTA)
+    new = _as_weights(new, old)
+    if WITH_MARKS:
+        began = tl.load(marks + row * marks_stride, mask=inside, other=1.0) == 0
+        change_of_mark = mark_change + i * mark_change_stride
+        tl.store(change_of_mark, tl.where(began, 0x3F800000, 0), mask=inside & (piece == 0))
+        old = tl.where(began[:, None], tl.zeros_like(old), old)
     change = pieces(weights_change, i, weights_change_stride, piece, VECTOR)
-    _replace(place, old, _as_weights(new, old), change, mask, WITH_DELTA)
+    _replace(place, old, new, change, mask, WITH_DELTA)
 
 
 @kernel
@@ -113,6 +124,10 @@ def _update_rows(
     weights_change_stride: tl.int64,
     state_change,
     state_change_stride: tl.int64,
+    marks,
+    marks_stride: tl.int64,
+    mark_change,
+    mark_change_stride: tl.int64,
     n: tl.int64,
     lr: tl.float32,
     eps: tl.float32,
@@ -120,6 +135,7 @@ def _update_rows(
     keep: tl.float32,
     WITH_L2: tl.constexpr,
     WITH_DELTA: tl.constexpr,
+    WITH_MARKS: tl.constexpr,
     DIMENSION: tl.constexpr,
     UNROLLED: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -159,6 +175,11 @@ def _update_rows(
     if WITH_L2:
         g += w * l2
     new = _as_weights(w * keep - g * row_step[:, None], old)
+    if WITH_MARKS:
+        began = tl.load(marks + row * marks_stride, mask=present, other=1.0) == 0
+        change_of_mark = mark_change + i * mark_change_stride
+        tl.store(change_of_mark, tl.where(began, 0x3F800000, 0), mask=present)
+        old = tl.where(began[:, None], tl.zeros_like(old), old)
     change = columns(weights_change, i, weights_change_stride, column, VECTOR)
     _replace(place, old, new, change, mask, WITH_DELTA)
     change_of_state = state_change + i * state_change_stride
@@ -236,15 +257,24 @@ def update(
     optimizer: str,
     hyper: Hyper,
     delta: Tensor | None,
+    marks: Tensor | None,
 ) -> None:
-    parts = [weights, *states]
+    parts = [weights, *states] + ([] if marks is None else [marks[:, None]])
     changes = parts if delta is None else _change_views(parts, delta)
+    marked: list[Any] = [rows, 0, rows, 0]
+    if marks is not None:
+        *parts, mark = parts
+        *changes, mark_change = changes
+        marked = [mark, mark.stride(0), mark_change, mark_change.stride(0)]
+    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": None not in (delta, marks)}
     if optimizer == "rowwise_adagrad":
-        _run_rows(parts, rows, gradients, hyper, changes, delta is not None)
+        _run_rows(parts, rows, gradients, hyper, changes, marked, told)
     else:
-        _run_elements(parts, rows, gradients, optimizer, hyper, changes, delta is not None)
+        _run_elements(parts, rows, gradients, optimizer, hyper, changes, marked, told)
     if delta is not None:
-        _copy_back(changes, delta)
+        _copy_back(changes if marks is None else [*changes, mark_change], delta)
+    if marks is not None:
+        marks.index_fill_(0, rows, 1.0)
 
 
 def _run_elements(
@@ -254,7 +284,8 @@ def _run_elements(
     optimizer: str,
     hyper: Hyper,
     changes: list[Tensor],
-    with_delta: bool,
+    marked: list[Any],
+    told: dict[str, bool],
 ) -> None:
     n, dimension = gradients.shape
     vector = vector_of(gradients, *parts, *changes)
@@ -272,6 +303,7 @@ def _run_elements(
         gradients,
         gradients.stride(0) // vector,
         *strided(changes),
+        *marked,
         n,
         hyper.learning_rate,
         hyper.eps,
@@ -285,7 +317,7 @@ def _run_elements(
         hyper.keep,
         OPTIMIZER=optimizer,
         WITH_L2=hyper.l2 != 0,
-        WITH_DELTA=with_delta,
+        **told,
         PER_ROW=per_row,
         VECTOR=vector,
         COUNT=elements // vector,
@@ -300,7 +332,8 @@ def _run_rows(
     gradients: Tensor,
     hyper: Hyper,
     changes: list[Tensor],
-    with_delta: bool,
+    marked: list[Any],
+    told: dict[str, bool],
 ) -> None:
     n, dimension = gradients.shape
     (weights, state), (weights_change, state_change) = parts, changes
@@ -319,13 +352,14 @@ def _run_rows(
         weights_change.stride(0) // vector,
         state_change,
         state_change.stride(0),
+        *marked,
         n,
         hyper.learning_rate,
         hyper.eps,
         hyper.l2,
         hyper.keep,
         WITH_L2=hyper.l2 != 0,
-        WITH_DELTA=with_delta,
+        **told,
         DIMENSION=dimension,
         UNROLLED=dimension <= 512,
         VECTOR=vector,

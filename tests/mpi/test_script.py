@@ -125,15 +125,51 @@ def test_a_script_goes_on_where_it_was_stopped_and_its_model_must_be_the_same(tm
     assert (once_more.returncode, "nothing is left to do" in once_more.stdout) == (0, True)
 
 
-def test_an_error_in_the_body_ends_the_run_and_is_no_death(tmp_path):
+def events(folder: Path) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    for event in found:
+        check_event(event)
+    return found
+
+
+def test_what_fails_on_two_ranks_ends_the_run_with_both_tracebacks(tmp_path):
     done = train(tmp_path, "--run-dir", "run", script=("12", "--fail-in", "5"))
     assert done.returncode == 8, done.stdout + done.stderr
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.count("raise ValueError") == 1
+    assert done.stderr.count("Traceback") == done.stderr.count("raise ValueError") == 2
     assert done.stderr.count("ecrm: error: ") == 1
     failure = json.loads((tmp_path / "run" / "failure.json").read_text())
     assert failure["exit_code"] == 8
-    assert failure["message"].startswith("train.py failed on rank ")
-    assert failure["message"].endswith(": ValueError: no such sample")
+    assert failure["message"] == (
+        "train.py failed on rank 5 in step 5, slot 1: ValueError: no such sample (as on rank 4 "
+        "before)"
+    )
     assert not (tmp_path / "run" / "summary.json").exists()
-    assert '"failure"' not in (tmp_path / "run" / "events.jsonl").read_text()
+    told = [event for event in events(tmp_path / "run") if event["event"] == "slot_failed"]
+    assert [(event["rank"], event["step"], event["slot"]) for event in told] == [(4, 5, 1)]
+
+
+def test_a_body_that_kills_its_ranks_ends_the_run_at_the_second(tmp_path):
+    done = train(tmp_path, "--run-dir", "run", script=("12", "--die-in", "5"))
+    assert done.returncode == 8, done.stdout + done.stderr
+    assert "! rank 4 died in the script's own code, in step 5, slot 1; if" in done.stdout
+    assert "ecrm: error: ranks 4, 5 died in step 5, slot 1, one after the other" in done.stderr
+    assert done.stderr.count("ecrm: error: ") == 1
+    deaths = [event for event in events(tmp_path / "run") if event["event"] == "failure"]
+    assert [event["ranks"] for event in deaths] == [[4]]
+
+
+@pytest.mark.drill
+def test_what_fails_on_one_rank_alone_is_done_by_another(tmp_path, calm):
+    once = ("12", "--fail-in", "5", "--fails", "once")
+    done = train(tmp_path, "--run-dir", "run", script=once)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("Traceback") == 1 and "ecrm: error" not in done.stderr
+    assert "rank 4 leaves, and the slot is tried once more, on another rank" in done.stderr
+    after = summary(tmp_path / "run")
+    assert [failure["ranks"] for failure in after["failures"]] == [[4]]
+    (told,) = after["slot_faults"]
+    assert (told["rank"], told["step"], told["slot"], told["part"]) == (4, 5, 1, "body")
+    assert told["error"].endswith("in step 5, slot 1: ValueError: no such sample")
+    assert after["model_sha256"] == summary(calm)["model_sha256"]
+    told = {"event": "slot_failed", **told}
+    assert any(told.items() <= event.items() for event in events(tmp_path / "run"))

@@ -20,12 +20,12 @@ from support.examples import EXAMPLES, dead_ranks, run_example
 
 SCRIPT = EXAMPLES / "criteo_dlrm.py"
 STEPS = 30
+OWN = ("--steps", str(STEPS), "--max-rows", "2000")
 
 
 def train(folder: Path, data: Path, *words: str) -> Run:
     """The example, its model saved beside its run folder."""
-    own = (str(data), "--steps", str(STEPS), "--max-rows", "2000")
-    return run_example(SCRIPT.name, folder, words, own)
+    return run_example(SCRIPT.name, folder, words, (str(data), *OWN))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,16 @@ def test_the_saved_and_the_exported_model_are_loaded_by_torchrec(killed, tmp_pat
     assert json.loads((killed.folder / "summary.json").read_text())["steps"] == STEPS
 
 
-def test_a_script_without_ecrm_says_what_to_type(tmp_path, criteo_rows):
-    words = [sys.executable, str(SCRIPT), str(criteo_rows)]
+def test_plain_python_trains_alone_to_the_same_model(killed, tmp_path, criteo_rows):
+    words = [sys.executable, str(SCRIPT), str(criteo_rows), *OWN]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode != 0 and f"type ecrm launch {SCRIPT}" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert f"nothing is protected; protected is what is started by ecrm launch {SCRIPT}" in (
+        done.stderr
+    )
+    alone, there = (
+        read_safetensors(folder / "model.safetensors")
+        for folder in (tmp_path, killed.folder.parent)
+    )
+    assert alone.keys() == there.keys() and len(alone) > 26
+    assert all((alone[name] == there[name]).all() for name in alone)

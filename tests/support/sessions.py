@@ -21,6 +21,7 @@ from torchrec import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from ecrm.engine.dense import DenseReplica
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.table_digest import table_digests
 from ecrm.placement.assignment import initial_view
@@ -226,12 +227,7 @@ def run(
                 break
             except StepAborted:
                 continue
-        dense = None
-        if engine.state.dense is not None:
-            digest = hashlib.sha256()
-            for tensor in engine.state.dense.state_tensors:
-                digest.update(tensor.detach().contiguous().numpy().tobytes())
-            dense = digest.hexdigest()
+        dense = None if engine.state.dense is None else dense_digest(engine.state.dense)
         deaths = sum(len(failure.ranks) for failure in engine.state.failures.failures)
         evaluated = tuple(getattr(session, "evaluated", {}).items())
         return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
@@ -246,9 +242,22 @@ def run(
         frozenset(value[1] for value in values if value[1] is not None),
         max(value[2] for value in values),
         max(value[3] for value in values),
-        tuple(
-            (step, tuple(sorted((s, tuple(v.items())) for s, v in slots.items())))
-            for step, slots in logged
-        ),
+        told(logged),
         evaluated,
+    )
+
+
+def dense_digest(replica: DenseReplica) -> str:
+    """A digest of all that a dense replica holds."""
+    digest = hashlib.sha256()
+    for tensor in replica.state_tensors:
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def told(delivered: Sequence[tuple[int, Mapping[int, Mapping[str, float]]]]) -> tuple[Any, ...]:
+    """What a session was told of its steps, as something that can be compared."""
+    return tuple(
+        (step, tuple(sorted((s, tuple(v.items())) for s, v in slots.items())))
+        for step, slots in delivered
     )

@@ -192,6 +192,59 @@ def test_the_delta_of_sparse_update_may_take_the_place_of_the_gradients(optimize
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("wanted", ["delta", "log", None])
+def test_deltas_of_rows_that_begin_are_their_records(optimizer, dtype, wanted):
+    """`marks` tell which begin, and are the last four bytes of a record."""
+    results = []
+    for backend in ("reference", "cpu", "triton"):
+        if backend == "cpu" and DEVICE == "cuda":
+            continue
+        random = torch.Generator().manual_seed(1)
+        records = torch.randn(9, 8, generator=random)
+        records[:, -1] = torch.arange(9) % 2
+        weights, state = (
+            records[:, :4].to(dtype).to(DEVICE),
+            [torch.rand(9, w, generator=random) for w in state_widths(optimizer, 4)],
+        )
+        for part in state:
+            part[records[:, -1] == 0] = 0.0
+        state, marks = [part.to(DEVICE) for part in state], records.to(DEVICE)[:, -1]
+        rows, gradients = torch.tensor([6, 1, 0, 4, 3]), torch.randn(5, 4, generator=random)
+        width = record_bytes(weights, state) + 4
+        delta = random_bytes(5, width) if wanted == "delta" else None
+        log = RecordLog(
+            torch.zeros(7, dtype=torch.int64).to(DEVICE),
+            torch.zeros(7, width, dtype=torch.uint8).to(DEVICE),
+            torch.zeros(9, dtype=torch.int32).to(DEVICE),
+            counter=torch.zeros(1, dtype=torch.int64).to(DEVICE),
+        )
+        sparse_update(
+            weights,
+            state,
+            rows.to(DEVICE),
+            gradients.to(DEVICE),
+            optimizer,
+            lr=0.05,
+            delta=delta,
+            log=log if wanted == "log" else None,
+            marks=marks,
+            backend=backend,
+        )
+        assert marks.tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 0]
+        if wanted is not None:
+            now = gather_records(weights, state, rows.to(DEVICE), backend="reference")
+            found = log.records[:5] if delta is None else delta
+            assert torch.equal(found[[0, 2, 3], :-4], now[[0, 2, 3]])
+            last = found[:, -4:].contiguous().view(torch.float32).flatten()
+            assert last.tolist() == [1, 0, 1, 1, 0]
+        results.append([weights, *state, log.records] + ([] if delta is None else [delta]))
+    for some in results[1:]:
+        for expected, found in zip(results[0], some):
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA GPU")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_compiled_kernels_equal_the_cpu(optimizer):

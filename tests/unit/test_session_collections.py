@@ -322,6 +322,13 @@ def test_errors_that_torchrec_raises_too():
             collection(other)
         with pytest.raises(AssertionError, match="doesn't have weights"):
             collection(unweighted)
+    means = torchrec.EmbeddingBagCollection([item_table(pooling=PoolingType.MEAN)], True)
+    session = InSession(means)
+    weighted = KeyedJaggedTensor(["clicked"], torch.tensor([1]), torch.ones(1), torch.tensor([1]))
+    session.fetch(weighted)
+    for collection in (means, session.collections[0]):
+        with pytest.raises(NotImplementedError, match="only supported for mode='sum'"):
+            collection(weighted)
     for kind in (torchrec.EmbeddingBagCollection, EmbeddingBagCollection):
         with pytest.raises(ValueError, match="Duplicate table name item"):
             kind([item_table(), item_table()])
@@ -350,6 +357,70 @@ def test_a_lookup_outside_a_step():
         "rows of table item are looked up, and no step fetched any: "
         "call the model inside session.steps or session.eval_batches"
     )
+
+
+def odd(keys="ab", ids=(1, 2, 3, 4), lengths=(1, 1, 1, 1), dtype=torch.float32, **more):
+    ids = torch.tensor(ids, dtype=torch.int64)
+    weights = torch.full((len(ids),), 0.3, dtype=dtype)
+    return KeyedJaggedTensor(list(keys), ids, weights, torch.tensor(lengths).long(), **more)
+
+
+ODD = {
+    "no ids": lambda: odd(ids=(), lengths=(0,) * 4),
+    "no samples": lambda: odd(ids=(), lengths=()),
+    "no features": KeyedJaggedTensor.empty,
+    "no weights": lambda: KeyedJaggedTensor(["a", "b"], torch.arange(4), offsets=torch.arange(5)),
+    "a feature missing": lambda: odd("ac"),
+    "a feature twice": lambda: odd("aab", range(6), (1,) * 6),
+    "batch sizes": lambda: odd("ab", (1, 2, 3), (1, 1, 1), stride_per_key_per_rank=[[2], [1]]),
+    "weights of 64 bits": lambda: odd(dtype=torch.float64),
+    "views": lambda: KeyedJaggedTensor(
+        ["a", "b"], torch.arange(8)[::2], torch.rand(8)[::2], torch.ones(8, dtype=torch.int32)[::2]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["bags", "mean", "weighted", "rows", "no tables"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_batches_come_to_what_torchrec_makes_of_them(name, kind):
+    """Values, or the type of the error."""
+    table = {"num_embeddings": 9, "embedding_dim": 4, "feature_names": ["a", "b", "a"]}
+    if kind == "rows":
+        original = torchrec.EmbeddingCollection([EmbeddingConfig(name="t", **table)], None, True)
+    else:
+        pooling = PoolingType.MEAN if kind == "mean" else PoolingType.SUM
+        tables = [EmbeddingBagConfig(name="t", pooling=pooling, **table)]
+        original = torchrec.EmbeddingBagCollection(
+            [] if kind == "no tables" else tables, is_weighted=kind == "weighted"
+        )
+    session = InSession(original)
+    alone = type(session.collections[0])(*arguments_of(original))
+    alone.load_state_dict(original.state_dict())
+    kjt = ODD[name]()
+    session.fetch(kjt)
+    expected = outcome(original, kjt)
+    assert outcome(alone, kjt) == expected
+    assert outcome(session.collections[0], kjt) == expected
+
+
+def arguments_of(original):
+    if isinstance(original, torchrec.EmbeddingBagCollection):
+        return configs_of(original), original.is_weighted()
+    return configs_of(original), None, original.need_indices()
+
+
+def outcome(collection, kjt):
+    """What a batch comes to, as something that can be compared."""
+    try:
+        found = collection(kjt)
+    except Exception as error:
+        return type(error)
+    if isinstance(found, dict):
+        return [
+            (name, j.values().tolist(), j.lengths().tolist(), j.weights().tolist())
+            for name, j in found.items()
+        ]
+    return found.keys(), found.length_per_key(), found.values().tolist()
 
 
 def test_evaluation_builds_no_graph():

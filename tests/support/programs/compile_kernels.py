@@ -45,14 +45,14 @@ def later(shapes: Shapes) -> None:
     for n, first in ((1, 1), (16, 0), (17, 1)):
         rows = rows_of(n, first)
         records = torch.zeros(40, shapes.stride + 4)[first:, : shapes.stride]
-        weights, state, _ = shapes.parts(records)
+        weights, state, marks = shapes.parts(records)
         sums = torch.zeros(n, shapes.stride)
         delta = sums.view(torch.uint8)
-        changed = delta[:, : 4 * (shapes.dimension + shapes.state)]
+        changed = delta[:, : 4 * (shapes.dimension + shapes.state + 1)]
         gradients = sums[:, : shapes.dimension]
         sparse_update(
             weights, state, rows, gradients, shapes.optimizer,
-            lr=0.1, step=n, delta=changed, backend=BACKEND,
+            lr=0.1, step=n, delta=changed, marks=marks, backend=BACKEND,
         )  # fmt: skip
         scatter_add(
             sums, rows - first, gradients.clone(), BACKEND, torch.zeros(n, dtype=torch.uint8)

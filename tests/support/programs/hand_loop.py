@@ -1,18 +1,21 @@
 """A script for `ecrm launch` that drives the run of a session by hand: one table, one layer.
 
-Arguments: STEPS [WIDTH] [--fail-in STEP], in which the body fails on the rank that runs slot 1, and
-[--stop-in STEP], in which that rank is asked to stop.
+Arguments: STEPS [WIDTH], and steps in which something happens on the rank that runs slot 1:
+[--fail-in STEP] in the body, with [--fails ONCE], a file to be made, for the first time only;
+[--die-in STEP] by SIGKILL; [--stop-in STEP], in which that rank is asked to stop.
 """
 
 import argparse
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ecrm.engine.hooks import StepAborted, StopAgreed
+from ecrm.engine.slot_faults import Place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
@@ -26,6 +29,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
 parser.add_argument("width", type=int, nargs="?", default=4)
 parser.add_argument("--fail-in", type=int)
+parser.add_argument("--fails", type=Path)
+parser.add_argument("--die-in", type=int)
 parser.add_argument("--stop-in", type=int)
 typed = parser.parse_args()
 
@@ -41,8 +46,12 @@ def rows_of(step: int, slot: int) -> Tensor:
 
 
 def body(rows: Tensor, step: int, slot: int) -> Tensor:
-    if (step, slot) == (typed.fail_in, 1):
+    if (step, slot) == (typed.fail_in, 1) and (typed.fails is None or not typed.fails.exists()):
+        if typed.fails is not None:
+            typed.fails.touch()
         raise ValueError("no such sample")
+    if (step, slot) == (typed.die_in, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
     if (step, slot) == (typed.stop_in, 1):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.5)  # the thread that waits for signals has it by then
@@ -62,7 +71,9 @@ def train_step(run: RankRun) -> None:
     for slot, (rows,) in values.items():
         rows.requires_grad_()
         replica.begin_slot(slot)
+        started.doing(Place(step, slot))
         body(rows, step, slot)
+        started.doing("")
         gradients[slot] = [rows.grad / SLOTS]
         contributions[slot] = replica.contribution(SLOTS)
     engine.apply(gradients, contributions, commit=step + 1 == typed.steps)

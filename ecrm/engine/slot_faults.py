@@ -1,0 +1,140 @@
+"""What user code has done to ranks while it was at work on a slot, and what follows. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ecrm.wording import named
+
+RETRY_STEPS = 100
+"""User code that raises within so many steps of the last time ends the run: it is no single rank's.
+
+So a script that raises now and then does not cost one rank after the other.
+"""
+
+MOST_UNKNOWN = 3
+"""Ranks that may die in one step, each running the same slot, where nobody knows what they did."""
+
+UNKNOWN_STEP = -1
+
+
+class Place(NamedTuple):
+    """What user code is at work on: a slot of a step, or the batch for it."""
+
+    step: int
+    slot: int
+    batch: bool = False
+
+    def __str__(self) -> str:
+        return f"{'the batch of ' if self.batch else ''}step {self.step}, slot {self.slot}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How a rank that ran slots has ended, as far as others know.
+
+    - `places`: what user code was at work on then; empty where the rank was elsewhere.
+    - `known`: False where nobody knows that. `places` are then all slots that the rank ran, in the
+      step in which its death was noticed, UNKNOWN_STEP before that is agreed on.
+    - `error`: what is said of an error that user code has raised; "" for a rank that died.
+    """
+
+    places: tuple[Place, ...]
+    known: bool = True
+    error: str = ""
+
+    @staticmethod
+    def unknown(slots: Iterable[int]) -> Fault:
+        """Of a rank of which only its slots are known."""
+        return Fault(tuple(Place(UNKNOWN_STEP, slot) for slot in slots), known=False)
+
+    def to_json(self) -> list[Any]:
+        return [[list(place) for place in self.places], self.known, self.error]
+
+    @staticmethod
+    def from_json(fields: list[Any]) -> Fault:
+        places, known, error = fields
+        return Fault(tuple(Place(*place) for place in places), known, error)
+
+    def to_dict(self, rank: int) -> dict[str, Any]:
+        """Of the rank that has ended so, as events and summaries have it."""
+        place = self.places[0]
+        return {
+            "rank": rank,
+            "step": place.step,
+            "slot": place.slot,
+            "part": "batch" if place.batch else "body",
+            "error": self.error or None,
+        }
+
+    @property
+    def _agreed(self) -> bool:
+        return self.known or all(place.step != UNKNOWN_STEP for place in self.places)
+
+    def with_other(self, other: Fault) -> Fault:
+        """What two ranks know of the same one together: the better of what they know."""
+        mine, its = ((bool(one.error), one.known, one._agreed) for one in (self, other))
+        if mine != its:
+            return max((mine, self), (its, other), key=lambda pair: pair[0])[1]
+        if self.known:
+            return self
+        return Fault(tuple(place for place in self.places if place in other.places), known=False)
+
+    def noticed_in(self, step: int) -> Fault:
+        """The same once the step is agreed on in which a death was noticed."""
+        if self._agreed:
+            return self
+        return Fault(tuple(Place(step, place.slot) for place in self.places), known=False)
+
+
+Faults = Mapping[int, Fault]
+"""How ranks have ended, by rank."""
+
+
+def together(said: Iterable[Faults], step: int) -> dict[int, Fault]:
+    """What all know, from what each says, of deaths noticed in `step`; the same on all ranks."""
+    known: dict[int, Fault] = {}
+    for faults in said:
+        for rank, fault in faults.items():
+            known[rank] = fault.with_other(known[rank]) if rank in known else fault
+    return {rank: fault.noticed_in(step) for rank, fault in sorted(known.items())}
+
+
+def deadly(faults: Faults) -> str:
+    """Why user code must be taken for what kills its ranks, in one line; "" where it must not."""
+    at: dict[Place, list[int]] = defaultdict(list)
+    maybe: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, fault in sorted(faults.items()):
+        for place in fault.places:
+            if fault.known:
+                at[place].append(rank)
+            maybe[place.step, place.slot].append(rank)
+    advice = (
+        "the script kills the rank that runs it, as running out of memory does: the kernel log "
+        "(dmesg) may say why"
+    )
+    for place, ranks in sorted(at.items()):
+        if len(ranks) > 1:
+            return f"{named('rank', ranks)} died in {place}, one after the other: {advice}"
+    for (step, slot), ranks in sorted(maybe.items()):
+        if len(ranks) >= MOST_UNKNOWN:
+            return (
+                f"{named('rank', ranks)} died in step {step}, one after the other, each running "
+                f"slot {slot}: {advice}"
+            )
+    return ""
+
+
+def raised_before(faults: Faults, rank: int) -> str:
+    """What came before that what user code raises on `rank` is like; "" where nothing did."""
+    (place,) = faults[rank].places
+    for other, fault in sorted(faults.items()):
+        for before in fault.places if other != rank else ():
+            if before == place and fault.known:
+                return f"as on rank {other} before" if fault.error else f"rank {other} died there"
+            if fault.error and abs(before.step - place.step) < RETRY_STEPS:
+                return f"rank {other} failed in {before}, too"
+    return ""

@@ -1,0 +1,114 @@
+"""A session's run in this process alone: one rank does everything, and nothing is protected.
+
+It is what `python train.py` and a notebook get. The model comes to the same bits as under
+`ecrm launch`, if it begins with the same weights.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from ecrm.config.schema import TrainConfig
+from ecrm.console import say
+from ecrm.engine.engine import Engine
+from ecrm.engine.hooks import EnginePolicy, Hooks
+from ecrm.errors import UsageError
+from ecrm.model.determinism import prepare_torch
+from ecrm.placement.assignment import initial_view
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.protection.none import NoProtection
+from ecrm.rank.finite import FiniteWatch
+from ecrm.session.build import REMEDY
+from ecrm.session.progress import SessionProgress
+from ecrm.session.rank import script_name
+from ecrm.session.run import Started, Wanted
+from ecrm.storage import store_factory
+from ecrm.transport.alone import LoneTransport
+
+PROCESSES = {
+    "mpirun": "OMPI_COMM_WORLD_SIZE",
+    "srun": "SLURM_STEP_NUM_TASKS",
+    "torchrun": "WORLD_SIZE",
+}
+"""The variables in which launchers say how many processes they have started."""
+
+
+def run_alone(wanted: Wanted) -> Started:
+    """Begin a run in this process, with a warning on stderr.
+
+    Torch keeps to one thread and to deterministic algorithms from now on, as on every rank. Raises
+    UsageError where this process is one of several: each would train a model of its own.
+    """
+    _check_alone(os.environ)
+    print(
+        "ecrm: warning: this process trains alone, and nothing is protected; "
+        f"protected is what is started by ecrm launch {script_name()}",
+        file=sys.stderr,
+        flush=True,
+    )
+    defaults = TrainConfig()
+    prepare_torch(defaults.threads)
+    run = LoneRun(wanted, defaults.log_every_steps)
+    return Started(run, logged=run.progress.logged)
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    for launcher, variable in PROCESSES.items():
+        started = environ.get(variable, "1")
+        if started != "1":
+            raise UsageError(
+                f"this script was started {started} times by {launcher} and without ecrm",
+                otherwise=f"type ecrm launch {script_name()}",
+            )
+
+
+class LoneRun:
+    """A run (`ecrm.rank.step_loop.Run`) of one rank, which hosts the one shard and runs all slots.
+
+    Every step is committed. A line of progress comes every `every` steps.
+    """
+
+    def __init__(self, wanted: Wanted, every: int) -> None:
+        protection = NoProtection(shards=1)
+        watch = FiniteWatch(True, every, lambda fields: None, remedy=REMEDY)
+        self.engine = Engine(
+            LoneTransport(),
+            wanted.tables,
+            initial_view("colocated", protection.shape, 1, 0, wanted.slots, 1),
+            protection,
+            store_factory("native", SparseOptimizer("sgd", 0.0)),  # tables have their own
+            wanted.make_dense,
+            wanted.seed,
+            EnginePolicy(),
+            Hooks(troubled=watch.losses),
+            sparse_rate=wanted.sparse_rate,
+        )
+        self.progress = SessionProgress(
+            wanted.steps, every, lambda step, make: say(line) if (line := make()[1]) else None
+        )
+
+    def between_steps(self) -> None:
+        """Nothing is due."""
+
+    def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
+        """All of it: the first ends the run."""
+        return troubles
+
+    def restart_clock(self) -> None:
+        """The time since the last step belongs to no step, but to an evaluation."""
+        self.progress.restart_clock()
+
+    def step_finished(self) -> None:
+        """A step is done: count it, and tell of it when that is due."""
+        self.progress.step_finished(self.engine)
+
+    def keep(self) -> None:
+        """The last step is committed, as all are."""
+
+    def went_back(self) -> None:
+        raise AssertionError("no failure undoes a step of a lone rank")
+
+    def stop(self) -> None:
+        raise AssertionError("nobody asks a lone rank to stop")

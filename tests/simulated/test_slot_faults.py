@@ -1,0 +1,201 @@
+"""User code that raises in a slot, or kills its rank: tried once elsewhere, then the run ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
+from ecrm.errors import ScriptFailed, Unrecoverable
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.none import NoProtection
+from ecrm.session.run import Started, Wanted
+from ecrm.session.session import Session
+from ecrm.transport.simulated import ProgramFailed, RankKilled
+from support.sessions import Layout, Left, run, train_two_tower
+
+STEPS = 5
+SMALL = Layout(
+    servers=3, trainers=2, spares=2, protection=lambda servers: ErasureProtection(servers, 2, 1)
+)
+BODY, BATCH = Place(2, 1), Place(3, 0, batch=True)
+
+Fault = Callable[[int, Place], bool]
+"""(rank, place) -> whether it happens in user code there."""
+
+
+def at(where: Place) -> Fault:
+    return lambda rank, place: place == where
+
+
+class Once:
+    """At one place, on the first rank that comes there."""
+
+    def __init__(self, where: Place) -> None:
+        self._where, self.rank = where, -1
+
+    def __call__(self, rank: int, place: Place) -> bool:
+        first = self.rank < 0 and place == self._where
+        if first:
+            self.rank = rank
+        return first
+
+
+class Script:
+    """The usual script, whose own code raises or dies in slots.
+
+    As a rank of a real run, one on which it raises leaves or ends the run. `known` is whether
+    survivors know what a dead rank was at work on. `events` are those of slots, by rank.
+    """
+
+    def __init__(
+        self,
+        raises: Fault = lambda rank, place: False,
+        dies: Fault = lambda rank, place: False,
+        known: bool = True,
+    ) -> None:
+        self._raises, self._dies, self._known = raises, dies, known
+        self._places: dict[int, Place] = {}
+        self.events: dict[int, dict[str, Any]] = {}
+
+    def __call__(self, start: Callable[[Wanted], Started]) -> Session:
+        engines: list[Engine] = []
+
+        def begin(wanted: Wanted) -> Started:
+            started = start(wanted)
+            engine = started.run.engine
+
+            def doing(place: Place | str) -> None:
+                self._places.pop(engine.rank, None)
+                if isinstance(place, Place):
+                    self._places[engine.rank] = place
+                    if place.batch:
+                        self._at_work(engine.rank)
+
+            hooks = engine.state.hooks
+            hooks.whereabouts, hooks.event = self._whereabouts, self._event
+            engines.append(engine)
+            return replace(started, doing=doing)
+
+        def prepare(session: Session) -> None:
+            session.model.register_forward_pre_hook(lambda *_: self._at_work(engines[0].rank))
+
+        try:
+            return train_two_tower(begin, STEPS, prepare)
+        except OSError as error:
+            (engine,) = engines
+            try:
+                engine.recovery.leave(self._places[engine.rank], str(error))
+            except ScriptFailed as failed:
+                if hasattr(failed, "speaker"):
+                    raise
+                raise RankKilled from None
+
+    def _at_work(self, rank: int) -> None:
+        if self._dies(rank, self._places[rank]):
+            raise RankKilled
+        if self._raises(rank, self._places[rank]):
+            raise OSError(f"no sample on rank {rank}")
+
+    def _whereabouts(self, rank: int) -> tuple[Place, ...] | None:
+        if not self._known:
+            return None
+        return (self._places[rank],) if rank in self._places else ()
+
+    def _event(self, fields: dict[str, Any]) -> None:
+        if fields["event"] == "slot_failed":
+            self.events[fields["rank"]] = fields
+
+
+@functools.cache
+def calm() -> Left:
+    return run(layout=SMALL, train=Script())
+
+
+def ended(script: Script, layout: Layout = SMALL) -> tuple[set[int], ScriptFailed]:
+    """The ranks that a run has lost before it has ended, and the error that it has ended with.
+
+    All others end, too. One that hears of the end by the first one's leaving may say that instead.
+    """
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=layout, train=script)
+    errors, outcome = failed.value.errors, failed.value.outcome
+    lost = {kill.rank for kill in outcome.killed}
+    assert set(errors) | lost == set(range(layout.world)) and not outcome.results
+    assert all(isinstance(error, (ScriptFailed, Unrecoverable)) for error in errors.values())
+    first = next(iter(errors.values()))
+    assert isinstance(first, ScriptFailed) and first.speaker in errors
+    return lost, first
+
+
+@pytest.mark.parametrize("where", [BODY, BATCH], ids=str)
+@pytest.mark.parametrize("interval", [1, 3])
+def test_what_raises_on_one_rank_alone_is_done_by_another(where, interval):
+    once = Once(where)
+    script = Script(once)
+    left = run(layout=replace(SMALL, commit_interval=interval), train=script)
+    assert left.deaths == 1 and list(script.events) == [once.rank]
+    told = script.events[once.rank]
+    assert (told["step"], told["slot"]) == where[:2]
+    assert told["part"] == ("batch" if where.batch else "body")
+    assert told["error"] == f"no sample on rank {once.rank}"
+    assert (left.tables, left.dense) == (calm().tables, calm().dense)
+
+
+@pytest.mark.parametrize("where", [BODY, BATCH], ids=str)
+def test_what_raises_on_two_ranks_ends_the_run_after_the_second(where):
+    lost, error = ended(Script(at(where)))
+    assert len(lost) == 1
+    (first,) = lost
+    assert str(error) == f"no sample on rank {error.speaker} (as on rank {first} before)"
+
+
+def test_what_raises_in_every_slot_ends_the_run_with_one_rank_lost_at_most():
+    lost, error = ended(Script(lambda rank, place: not place.batch))
+    assert len(lost) <= 1
+    assert "no sample on rank" in str(error)
+
+
+@pytest.mark.parametrize(
+    "layout, reason",
+    [
+        (replace(SMALL, trainers=1, spares=0), "no other trainer or spare is left to try it"),
+        (
+            replace(SMALL, protection=lambda servers: NoProtection(servers)),
+            "protection none cannot do without the rank",
+        ),
+    ],
+)
+def test_where_no_other_rank_can_try_the_run_ends_at_once(layout, reason):
+    lost, error = ended(Script(Once(BODY)), layout)
+    assert not lost
+    assert str(error) == f"no sample on rank {error.speaker} ({reason})"
+
+
+@pytest.mark.parametrize("where", [BODY, BATCH], ids=str)
+def test_code_that_kills_its_rank_ends_the_run_at_the_second_death(where):
+    lost, error = ended(Script(dies=at(where)))
+    assert len(lost) == 2
+    first, second = sorted(lost)
+    assert str(error).startswith(f"ranks {first}, {second} died in {where}, one after the other: ")
+
+
+def test_where_nobody_knows_what_ranks_did_the_third_death_ends_the_run():
+    lost, error = ended(Script(dies=at(BODY), known=False))
+    assert len(lost) == 3
+    assert "died in step 2, one after the other, each running slot 1" in str(error)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_killed_in_one_step_but_not_in_the_same_code_are_survived(known):
+    first, second = Once(BODY), Once(Place(3, 1, batch=True))
+    script = Script(dies=lambda rank, place: first(rank, place) or second(rank, place), known=known)
+    left = run(layout=SMALL, train=script)
+    assert left.deaths == 2 and first.rank != second.rank >= 0
+    assert set(script.events) == ({first.rank, second.rank} if known else set())
+    assert (left.tables, left.dense) == (calm().tables, calm().dense)

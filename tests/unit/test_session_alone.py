@@ -1,0 +1,373 @@
+"""A session in this process alone, and what it trains against TorchRec's classes and torch.optim.
+
+TorchRec's plain tables get gradients of all rows, and torch's optimizers step all of them. A
+session's rows that no sample of a step has stay as they are: so do those of the yardstick here.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torchrec
+from torch import Tensor, nn
+from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
+from torchrec.models.dlrm import DLRM
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+import ecrm
+from ecrm.engine.table_digest import gather_rows
+from ecrm.errors import NotFinite, UsageError
+from ecrm.session.alone import PROCESSES
+from ecrm.storage.base import Store
+from ecrm.transport.alone import LoneTransport
+from ecrm.transport.message import Picked
+from support.fetching import a_batch
+
+SLOTS, STEPS = 2, 5
+DECAY = {"weight_decay": 0.1}
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], tuple[str, ...]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.3}, ()),
+    "SGD, decay": (torch.optim.SGD, {"lr": 0.3, **DECAY}, ()),
+    "Adagrad": (torch.optim.Adagrad, {"lr": 0.1}, ("sum",)),
+    "Adagrad, decay": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-6, **DECAY}, ("sum",)),
+    "row-wise Adagrad": (RowWiseAdagrad, {"lr": 0.1}, ("sum",)),
+    "row-wise Adagrad, decay": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-6, **DECAY}, ("sum",)),
+    "Adam": (torch.optim.Adam, {"lr": 0.05}, ("exp_avg", "exp_avg_sq")),
+    "Adam, decay": (
+        torch.optim.Adam,
+        {"lr": 0.05, "betas": (0.5, 0.9), **DECAY},
+        ("exp_avg", "exp_avg_sq"),
+    ),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.3}, ("exp_avg", "exp_avg_sq")),
+}
+"""By name: class, keywords, and the parts of its state that each row has."""
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    """A lone rank sets torch up as it trains with it."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+class Model(nn.Module):
+    """Bags, weighted bags and rows over features that tables share, below one linear layer."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.sizes: dict[str, int] = {}
+        bags = [
+            EmbeddingBagConfig(pooling=draw.choice([PoolingType.SUM, PoolingType.MEAN]), **table)
+            for table in self._tables(draw, "abc", [4, 8])
+        ]
+        weighted = [EmbeddingBagConfig(**table) for table in self._tables(draw, "de", [8, 12])]
+        rows = [EmbeddingConfig(**table) for table in self._tables(draw, "gh", [8])]
+        self.bags = nn.ModuleList(
+            [
+                torchrec.EmbeddingBagCollection(bags),
+                torchrec.EmbeddingBagCollection(weighted, is_weighted=True),
+            ]
+        )
+        self.rows = torchrec.EmbeddingCollection(rows)
+        wide = sum(len(t.feature_names) * t.embedding_dim for t in (*bags, *weighted))
+        self.over = nn.Linear(wide, 3)
+
+    def _tables(self, draw: random.Random, names: str, dims: list[int]) -> Iterator[dict[str, Any]]:
+        for name in names[: draw.randrange(1, len(names) + 1)]:
+            features, rows = draw.sample("tuvwx", draw.randrange(1, 4)), draw.randrange(3, 25)
+            for feature in features:
+                self.sizes[feature] = min(self.sizes.get(feature, 99), rows)
+            yield {
+                "name": name,
+                "num_embeddings": rows,
+                "embedding_dim": draw.choice(dims),
+                "feature_names": features,
+            }
+
+    def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        pooled = torch.cat([bags(kjt).values() for bags in self.bags], 1)
+        found = torch.cat([jagged.values() for jagged in self.rows(kjt).values()])
+        return self.over(pooled), found.sin().sum(0)
+
+    def loss(self, kjt: KeyedJaggedTensor) -> Tensor:
+        scores, summed = self(kjt)
+        return scores.square().mean() + summed.square().mean()
+
+    @property
+    def table_weights(self) -> dict[str, nn.Parameter]:
+        names = dict(self.named_parameters())
+        return {name: names[name] for name in names if not name.startswith("over")}
+
+
+class Yardstick:
+    """TorchRec's model, whose rows torch's optimizers update where a step's samples have them."""
+
+    def __init__(self, model: Model, chosen: dict[str, str]) -> None:
+        self.model = model
+        self._dense = torch.optim.Adam(model.over.parameters(), lr=0.01)
+        self.rows = {
+            name: (weight, *_made(chosen[name], weight))
+            for name, weight in model.table_weights.items()
+        }
+
+    def step(self, batches: list[KeyedJaggedTensor]) -> list[float]:
+        self.model.zero_grad()
+        losses = [self.model.loss(kjt) for kjt in batches]
+        (sum(losses) / len(losses)).backward()
+        self._dense.step()
+        used = self._used(batches)
+        for name, (weight, optimizer, parts) in self.rows.items():
+            others = ~used[name]
+            before = weight.detach().clone(), *(p.clone() for p in self._state(name))
+            optimizer.step()
+            for now, then in zip((weight.detach(), *self._state(name)), before, strict=False):
+                now[others] = then[others]
+            if len(before) == 1:  # the first step has made the state
+                for part in self._state(name):
+                    part[others] = 0
+        return [loss.item() for loss in losses]
+
+    def _state(self, name: str) -> list[Tensor]:
+        weight, optimizer, parts = self.rows[name]
+        return [optimizer.state[weight][part] for part in parts if part in optimizer.state[weight]]
+
+    def state(self, name: str) -> Tensor:
+        """Optimizer state of a table, float32 [rows, floats]."""
+        parts = self._state(name)
+        return torch.cat(parts, 1) if parts else torch.empty(len(self.rows[name][0]), 0)
+
+    def _used(self, batches: list[KeyedJaggedTensor]) -> dict[str, Tensor]:
+        used = {name: torch.zeros(len(w), dtype=torch.bool) for name, (w, *_) in self.rows.items()}
+        model = self.model
+        kinds = [
+            (f"bags.{number}.embedding_bags", bags.embedding_bag_configs())
+            for number, bags in enumerate(model.bags)
+        ]
+        kinds.append(("rows.embeddings", model.rows.embedding_configs()))
+        for path, configs in kinds:
+            for config in configs:
+                for kjt in batches:
+                    for feature in config.feature_names:
+                        used[f"{path}.{config.name}.weight"][kjt[feature].values()] = True
+        return used
+
+
+def _made(name: str, weight: nn.Parameter) -> tuple[torch.optim.Optimizer, tuple[str, ...]]:
+    kind, numbers, parts = OPTIMIZERS[name]
+    return kind([weight], **numbers), parts
+
+
+def state_of(session: ecrm.Session, part: Callable[[Store, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Rows of all tables, or their optimizer state, by the names of weights."""
+    engine, found = session.engine, {}
+    for space, row_space in enumerate(engine.state.spaces):
+        for table, first in zip(row_space.tables, row_space.offsets, strict=True):
+            rows = torch.arange(first, first + table.rows)
+            values = gather_rows(engine, space, rows, part, 0)
+            assert values is not None
+            found[f"{table.name}.weight"] = values
+    return found
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_random_models_are_trained_as_torchrec_and_torch_do(name, seed):
+    draw = random.Random(f"{name} {seed}")
+    torch.manual_seed(draw.randrange(1 << 30))
+    model = Model(draw)
+    chosen = {weight: name if draw.random() < 0.6 else draw.choice([*OPTIMIZERS])
+              for weight in model.table_weights}  # fmt: skip
+    chosen[next(iter(chosen))] = name
+    batches = {
+        (step, slot): a_batch(draw, model.sizes, draw.randrange(1, 6), weighted=True)
+        for step in range(STEPS)
+        for slot in range(SLOTS)
+    }
+    begun = copy.deepcopy(model)
+    yardstick = Yardstick(copy.deepcopy(model), chosen)
+    for weight, parameter in model.table_weights.items():
+        kind, numbers, _ = OPTIMIZERS[chosen[weight]]
+        apply_optimizer_in_backward(kind, [parameter], numbers)
+    session = ecrm.Session(
+        model,
+        slots=SLOTS,
+        dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    )
+    logged: dict[int, list[float]] = {}
+    session.on_commit(
+        lambda step, by_slot: logged.update({step: [n["loss"] for n in by_slot.values()]})
+    )
+    for kjt in session.steps(lambda step, slot: batches[step, slot], STEPS):
+        loss = session.model.loss(kjt)
+        loss.backward()
+        session.log(loss=loss)
+    for step in range(STEPS):
+        losses = yardstick.step([batches[step, slot] for slot in range(SLOTS)])
+        assert logged[step] == pytest.approx(losses, rel=1e-4, abs=1e-5)
+    rows, states = state_of(session, Store.lookup), state_of(session, Store.lookup_state)
+    assert rows.keys() == yardstick.rows.keys()
+    for weight, (theirs, *_) in yardstick.rows.items():
+        close(rows[weight], theirs)
+        close(states[weight], yardstick.state(weight))
+        assert not torch.equal(rows[weight], begun.table_weights[weight])
+    close(session.model.over.weight.detach(), yardstick.model.over.weight)
+
+
+def small() -> nn.ModuleDict:
+    """One table of 9 rows in bags, below one linear layer."""
+    torch.manual_seed(0)
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["a"])
+    bags = torchrec.EmbeddingBagCollection([table], device=torch.device("meta"))
+    apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+    return nn.ModuleDict({"bags": bags, "over": nn.Linear(4, 1)})
+
+
+def score(model: nn.ModuleDict, kjt: KeyedJaggedTensor) -> Tensor:
+    return model["over"](model["bags"](kjt).values())
+
+
+def ids(step: int, slot: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["a"], torch.tensor([step % 9, slot]), lengths=torch.tensor([1, 1]))
+
+
+def begun(model: nn.Module) -> ecrm.Session:
+    return ecrm.Session(
+        model, slots=2, dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
+
+
+def test_a_notebook_trains_evaluates_and_saves(tmp_path, capsys):
+    session, evaluated = begun(small()), []
+
+    @session.every(25)
+    def evaluate() -> None:
+        for kjt in session.eval_batches([ids(0, slot) for slot in range(3)]):
+            session.gather(scores=score(session.model, kjt))
+        evaluated.append(session.gathered["scores"].shape)
+
+    for kjt in session.steps(ids, 50):
+        loss = score(session.model, kjt).square().mean()
+        loss.backward()
+        session.log(loss=loss)
+    session.save(tmp_path / "model.pt")
+    said = capsys.readouterr()
+    assert "ecrm: warning: this process trains alone, and nothing is protected; " in said.err
+    assert said.err.count("\n") == said.out.count("\n") == 1
+    assert said.out.startswith("step 50/50 ") and " loss 0." in said.out
+    assert evaluated == [(6, 1), (6, 1)]
+    plain = small().to_empty(device="cpu")
+    plain.load_state_dict(torch.load(tmp_path / "model.pt"))
+    assert torch.equal(plain["over"].weight, session.model["over"].weight)
+    (rows,) = state_of(session, Store.lookup).values()
+    assert torch.equal(plain["bags"].embedding_bags["t"].weight, rows)
+
+
+def test_a_process_may_train_one_session_after_another_and_to_the_same():
+    rows = []
+    for _ in range(2):
+        session = begun(small())
+        for kjt in session.steps(ids, 3):
+            score(session.model, kjt).square().mean().backward()
+        rows += state_of(session, Store.lookup).values()
+    assert torch.equal(*rows)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="was called before: one session trains once"):
+            next(session.steps(ids, 3))
+
+
+def test_an_error_in_the_body_is_the_users_own():
+    session = begun(small())
+    with pytest.raises(ZeroDivisionError):
+        for _ in session.steps(ids, 3):
+            1 / 0  # noqa: B018
+
+
+def test_a_loss_that_is_not_finite_ends_the_run():
+    session = begun(small())
+    with pytest.raises(NotFinite, match=r"the loss of step 0 .*; lower the learning rates"):
+        for kjt in session.steps(ids, 3):
+            (score(session.model, kjt) * torch.inf).sum().backward()
+
+
+@pytest.mark.parametrize("launcher", PROCESSES)
+def test_one_of_several_processes_does_not_train_alone(monkeypatch, launcher):
+    monkeypatch.setenv(PROCESSES[launcher], "3")
+    with pytest.raises(UsageError) as error:
+        next(begun(small()).steps(ids, 3))
+    assert f"was started 3 times by {launcher} and without ecrm: type ecrm launch " in str(
+        error.value
+    )
+    monkeypatch.setenv(PROCESSES[launcher], "1")
+    next(begun(small()).steps(ids, 3))
+
+
+def test_a_lone_transport_gives_copies_to_itself():
+    transport, sent = LoneTransport(), torch.arange(6.0).view(3, 2)
+    parts = [sent, Picked(sent, torch.tensor([2, 0])), (7, -1)]
+    for received in (transport.exchange({0: parts}), transport.share(parts)):
+        tensor, picked, head = received[0]
+        assert tensor.tolist() == [0, 1, 2, 3, 4, 5] and picked.tolist() == [4, 5, 0, 1]
+        assert head == (7, -1)
+        tensor.zero_(), picked.zero_()
+    assert sent.sum() == 15 and transport.sent_bytes == 0
+    assert transport.exchange({}) == transport.exchange({0: []}) == transport.share([]) == {}
+    assert transport.agree(True) is True and transport.agree(False) is False
+    transport.shrink()
+    assert transport.live == (0,)
+    with pytest.raises(ValueError, match=r"ranks \[1\], which are not live"):
+        transport.exchange({1: parts})
+    with pytest.raises(ValueError, match="not contiguous"):
+        transport.share([sent.t()])
+
+
+@pytest.mark.parametrize("kind", [RowWiseAdagrad, torch.optim.Adam])
+def test_without_a_session_a_model_trains_as_with_torchrecs_classes(kind):
+    """The optimizer of the rows steps in backward, and steps all rows."""
+    table = {"num_embeddings": 9, "embedding_dim": 8}
+    weights = []
+    for module in (torchrec, ecrm):
+        torch.manual_seed(1)
+        bags = module.EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(name="t", feature_names=["a", "b"], **table),
+                EmbeddingBagConfig(name="u", feature_names=["c"], **table),
+            ]
+        )
+        rows = module.EmbeddingCollection([EmbeddingConfig(name="v", feature_names=["c"], **table)])
+        model = nn.ModuleDict({"dlrm": DLRM(bags, 3, [8], [4, 1]), "rows": rows})
+        for collection in (bags, rows):
+            apply_optimizer_in_backward(kind, collection.parameters(), {"lr": 0.1})
+        dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+        optimizer = torch.optim.SGD(dense.values(), lr=0.1)
+        for seed in range(3):
+            kjt = a_batch(random.Random(seed), {"a": 9, "b": 9, "c": 9}, 4)
+            loss = model["dlrm"](torch.rand(4, 3), kjt).square().mean()
+            loss = loss + model["rows"](kjt)["c"].values().square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        weights.append(model.state_dict())
+        assert all(weight.grad is None for weight in (*bags.parameters(), *rows.parameters()))
+    torch.manual_seed(1)
+    assert weights[0].keys() == weights[1].keys() and len(weights[0]) == 3 + 2 + 4
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    first = torchrec.EmbeddingBagCollection([EmbeddingBagConfig(name="t", **table)])
+    assert not torch.equal(
+        weights[1]["dlrm.sparse_arch.embedding_bag_collection.embedding_bags.t.weight"],
+        first.embedding_bags["t"].weight,
+    )
