@@ -19,10 +19,12 @@ from ecrm.model.determinism import seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import row_spaces
+from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, maker
 from ecrm.session.evaluation import EvalBatches, Evaluation
+from ecrm.session.rank import is_rank
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, saved
 from ecrm.session.slot_work import SessionBatches, SlotWork
@@ -51,7 +53,8 @@ class Session:
     - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
       all that are found in it.
     - `sparse_rate(step)`: a factor on the learning rates of all rows in a step; by default 1.
-    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started.
+    - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
+      notebook, or under plain `python`, this process then trains alone, and nothing is protected.
 
     Raises UsageError where a table cannot be trained so, and says what to change.
     """
@@ -67,7 +70,7 @@ class Session:
         sparse: Callable[[Any], Any] = find_kjts,
         sparse_rate: Callable[[int], float] | None = None,
         seed: int = 0,
-        start: Start = start_run,
+        start: Start | None = None,
     ) -> None:
         if slots < 1:
             raise UsageError(f"Session(slots={slots}): at least 1 is needed")
@@ -88,7 +91,7 @@ class Session:
         self._user_before_step = before_step
         self._check_dense()
         self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, self._before_step)
-        self._start = start
+        self._start = start or (start_run if is_rank() else run_alone)
         self._started: Started | None = None
         self._loop: SessionLoop | None = None
         self._listeners: list[Callable[[int, Logged], None]] = []

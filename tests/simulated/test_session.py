@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from ecrm.checkpoint.model_file import read_safetensors
+from ecrm.engine.table_digest import table_digests
 from ecrm.errors import EcrmError, UsageError
+from ecrm.session.alone import run_alone
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault
@@ -21,7 +23,9 @@ from support.sessions import (
     Train,
     TwoTower,
     batch_of,
+    dense_digest,
     run,
+    told,
     train_two_tower,
     two_tower,
 )
@@ -59,6 +63,18 @@ def test_killed_ranks_change_no_bit_of_a_session(name):
     assert left.deaths == len(faults) and left.mismatches == 0
     assert left.tables == calm().tables and left.dense == calm().dense
     assert left.logged == calm().logged[-len(left.logged) :] and len(left.logged) >= 3
+
+
+def test_alone_in_a_process_a_session_comes_to_the_same_bits():
+    """With plain `python`, or in a notebook."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    session = train_two_tower(run_alone)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(strict)
+    assert table_digests(session.engine, 0) == calm().tables
+    dense = session.engine.state.dense
+    assert dense is not None and frozenset({dense_digest(dense)}) == calm().dense
+    assert told(session.delivered) == calm().logged
 
 
 def evaluating(folder: Path) -> Train:
