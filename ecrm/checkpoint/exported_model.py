@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ecrm.checkpoint.model_file import as_array
-from ecrm.errors import UsageError
+from ecrm.checkpoint.saved_model import read_model
+from ecrm.errors import EcrmError, UsageError
 from ecrm.model.nested_state import unpacked
-from ecrm.placement.initial_values import Initial, Uniform
+from ecrm.placement.initial_values import FileValues, Initial, Uniform, digest_of_windows
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 
@@ -36,8 +38,11 @@ def exported_model(identity: Mapping[str, Any]) -> ExportedModel:
 
 def _session(identity: Mapping[str, Any]) -> ExportedModel:
     """A script's own model, under the names of its state_dict."""
+    initial = _Beginnings(identity["told"].get("loaded", ""))
     tables = [
-        Table(name, table["rows"], table["dim"], _optimizer(identity, name), _initial(name, table))
+        Table(
+            name, table["rows"], table["dim"], _optimizer(identity, name), initial.of(name, table)
+        )
         for name, table in identity["table"].items()
     ]
     first_names = identity["names"]
@@ -61,15 +66,41 @@ def _optimizer(identity: Mapping[str, Any], table: str) -> SparseOptimizer | Non
     return SparseOptimizer(**{**numbers, "betas": tuple(numbers["betas"])})
 
 
-def _initial(name: str, table: Mapping[str, Any]) -> Initial | None:
-    begins = table["begins"]
-    if isinstance(begins, str):
-        raise UsageError(
-            f"rows of table {name} that no step has updated begin as {begins}, which the "
-            "checkpoint does not hold",
-            otherwise='call session.save("model.pt") at the end of the script',
-        )
-    return None if begins is None else Uniform(*begins)
+class _Beginnings:
+    """What rows begin as; `loaded` is the file that their run has loaded, "" for none."""
+
+    def __init__(self, loaded: str) -> None:
+        self._loaded = loaded
+        self._state: dict[str, Any] | None = None
+
+    def of(self, name: str, table: Mapping[str, Any]) -> Initial | None:
+        """What the rows of a table begin as. Raises UsageError where nobody has it any more."""
+        begins = table["begins"]
+        if not isinstance(begins, str):
+            return None if begins is None else Uniform(*begins)
+        values = self._values(name, table)
+        if values is None:
+            there = f"put {self._loaded} back as it was, or " if self._loaded else ""
+            raise UsageError(
+                f"rows of table {name} that no step has updated begin as {begins}, which the "
+                "checkpoint does not hold",
+                otherwise=f'{there}call session.save("model.pt") at the end of the script',
+            )
+        return values
+
+    def _values(self, name: str, table: Mapping[str, Any]) -> FileValues | None:
+        """The values of the file, None where it has not the ones that the run has begun with."""
+        if self._state is None:
+            try:
+                self._state = read_model(Path(self._loaded)) if self._loaded else {}
+            except EcrmError:
+                self._state = {}
+        values = self._state.get(f"{name}.weight")
+        if not isinstance(values, Tensor) or values.shape != (table["rows"], table["dim"]):
+            return None
+        found = FileValues(values, self._loaded)
+        digest = digest_of_windows(found.window_digest(first) for first in found.windows)
+        return found if table["begins"] == f"values {digest[:16]}" else None
 
 
 def _dlrm(identity: Mapping[str, Any]) -> ExportedModel:

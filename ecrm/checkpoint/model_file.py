@@ -157,13 +157,26 @@ def read_safetensors(
     Changes stay in memory unless `mode` is r+.
     """
     with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as file:
-        (size,) = struct.unpack("<Q", os.pread(file.fileno(), 8, 0))
-        entries = json.loads(os.pread(file.fileno(), size, 8))
-        entries.pop("__metadata__", None)
         return {
-            name: _mapped(file, mode, 8 + size + entry["data_offsets"][0], entry)
-            for name, entry in entries.items()
+            name: _mapped(file, mode, offset, entry)
+            for name, (offset, entry) in safetensors_entries(file).items()
         }
+
+
+def safetensors_entries(file: BinaryIO) -> dict[str, tuple[int, dict[str, Any]]]:
+    """{name: (where in the file its data begin, its entry in the header)} of a safetensors file.
+
+    Raises ValueError where it is none.
+    """
+    head = os.pread(file.fileno(), 8, 0)
+    if len(head) < 8:
+        raise ValueError("it has no header")
+    (size,) = struct.unpack("<Q", head)
+    if size > os.fstat(file.fileno()).st_size:
+        raise ValueError("its header is cut short")
+    entries = json.loads(os.pread(file.fileno(), size, 8))
+    entries.pop("__metadata__", None)
+    return {name: (8 + size + entry["data_offsets"][0], entry) for name, entry in entries.items()}
 
 
 def _mapped(

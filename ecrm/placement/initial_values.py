@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +13,9 @@ from ecrm.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WINDOW_BYTES = 16 << 20
+"""Values in a file are read to their digest in pieces of so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,42 @@ class Values:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the values."""
-        return hashlib.sha256(self.values.contiguous().numpy().data).hexdigest()
+        return _digest(self.values)
 
 
-Initial = Uniform | InitFunction | Values
+@dataclass(frozen=True, eq=False)
+class FileValues:
+    """Values that lie in a file, mapped, float32 [rows, dim]: read when they are asked for.
+
+    `source` is the file, which every rank sees, and which stays as it is while the run lasts.
+    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them.
+    """
+
+    values: Tensor
+    source: str
+    digest: str = ""
+
+    @property
+    def windows(self) -> range:
+        """The first rows of the windows in which values are read to their digest."""
+        return range(0, len(self.values), self._window_rows)
+
+    @property
+    def _window_rows(self) -> int:
+        return max(1, WINDOW_BYTES // max(1, self.values[:1].nbytes))
+
+    def window_digest(self, first: int) -> str:
+        """SHA-256 of the window that begins with row `first`."""
+        return _digest(self.values[first : first + self._window_rows])
+
+
+def digest_of_windows(digests: Iterable[str]) -> str:
+    """The digest of values by those of their windows, in order."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
+
+def _digest(values: Tensor) -> str:
+    return hashlib.sha256(values.contiguous().numpy().data).hexdigest()
+
+
+Initial = Uniform | InitFunction | Values | FileValues

@@ -31,6 +31,7 @@ from ecrm.rank.policy import policy_of
 from ecrm.rank.rank_run import RankRun, RunStopped
 from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
+from ecrm.session.loading import with_digests
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
@@ -70,6 +71,7 @@ def start_run(wanted: Wanted) -> Started:
         waiting("the script and the config are checked")
         started = len(transport.live)
         config = collective_check(transport, lambda: _config(rank.job.config, wanted, started))
+        wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
         trained = _trained(wanted)
         _check(transport, rank, config, trained)
         run = claim_run(transport, replace(rank.job, config=config), trained, waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.table_digest import CHUNK_ROWS, gather_rows
 from ecrm.errors import EcrmError, UsageError
+from ecrm.model.nested_state import packed, unpacked
 from ecrm.storage.base import Store
 from ecrm.transport.base import PeerFailure
 from ecrm.transport.message import tensors
 
+Result = TypeVar("Result")
 FORMATS = {".safetensors": "safetensors", ".pt": "torchrec", ".pth": "torchrec"}
 
 
@@ -31,21 +33,44 @@ def format_of(path: Path) -> str:
     return FORMATS[path.suffix]
 
 
-def saved(
-    engine: Engine,
-    path: Path,
-    dense: Callable[[], Mapping[str, Tensor]],
-    aliases: Mapping[str, str],
-    went_back: Callable[[], None],
-) -> Generator[Any, None, None]:
-    """As `save`, whoever dies meanwhile; yields nothing. Raises as `sealed` does, too."""
+def undisturbed(
+    engine: Engine, work: Callable[[], Result], went_back: Callable[[], None]
+) -> Generator[Any, None, Result]:
+    """Collective: what `work` gives, whoever dies meanwhile; yields nothing.
 
-    def work() -> Generator[Any, None, None]:
+    Raises as `sealed` does, too.
+    """
+
+    def recovering() -> Generator[Any, None, Result]:
         with engine.recovery.recovering():
-            save(engine, path, dense(), aliases)
+            done = work()
         yield from ()
+        return done
 
-    yield from sealed(engine, work, went_back)
+    return (yield from sealed(engine, recovering, went_back))
+
+
+def state_dict(
+    engine: Engine, dense: Mapping[str, Tensor], aliases: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Collective, no row missing: tables and `dense` tensors on every rank, by their names.
+
+    `dense` is needed on the reporter alone. A table with several names is one tensor. Raises
+    PeerFailure as transport calls do.
+    """
+    engine.enter("save")
+    found = {name: torch.empty(shape) for name, (_, shape) in _tables(engine).items()}
+    for to in engine.view.live:
+        for name, first, rows in _gathered(engine, to):
+            if rows is not None:
+                found[name][first : first + len(rows)] = rows
+    found |= {f"{name}.weight": found[f"{of}.weight"] for name, of in aliases.items()}
+    transport, reporter = engine.state.transport, engine.view.reporter
+    shared = transport.share([packed(dense if engine.rank == reporter else {})])
+    if not transport.agree(True):
+        raise PeerFailure("a rank died while a model was gathered")
+    (said,) = tensors(shared[reporter])
+    return found | {name: t for name, t in unpacked(said).items() if t is not None}
 
 
 def save(
@@ -75,7 +100,7 @@ def save(
         except (EcrmError, OSError) as error:
             trouble = _told(path, error)
         _share_trouble(engine, trouble)
-        for name, first, rows in _gathered(engine):
+        for name, first, rows in _gathered(engine, engine.view.reporter):
             if file is not None and rows is not None:
                 file.arrays[name][first : first + len(rows)] = rows.numpy()
         try:
@@ -103,14 +128,14 @@ def _shape(tensor: Tensor) -> Shape:
     return as_array(tensor[:0] if tensor.dim() else tensor).dtype, tuple(tensor.shape)
 
 
-def _gathered(engine: Engine) -> Iterator[tuple[str, int, Tensor | None]]:
-    """Collective: (name, first row, rows) of all windows of all tables; rows on the reporter."""
+def _gathered(engine: Engine, to: int) -> Iterator[tuple[str, int, Tensor | None]]:
+    """Collective: (name, first row, rows) of all windows of all tables; rows on rank `to`."""
     for space, row_space in enumerate(engine.state.spaces):
         for table, offset in zip(row_space.tables, row_space.offsets, strict=True):
             for first in range(0, table.rows, CHUNK_ROWS):
                 last = min(first + CHUNK_ROWS, table.rows)
                 rows = torch.arange(offset + first, offset + last)
-                values = gather_rows(engine, space, rows, Store.lookup, engine.view.reporter)
+                values = gather_rows(engine, space, rows, Store.lookup, to)
                 yield f"{table.name}.weight", first, values
 
 

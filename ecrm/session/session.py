@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from ecrm.checkpoint.saved_model import read_model
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.errors import UsageError
@@ -24,13 +25,16 @@ from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, maker
 from ecrm.session.evaluation import EvalBatches, Evaluation
+from ecrm.session.first_values import LARGEST_VALUES
+from ecrm.session.loading import load
 from ecrm.session.rank import is_rank
 from ecrm.session.run import Start, Started, Wanted
-from ecrm.session.save import format_of, saved
+from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.step_loop import Every, Logged, SessionLoop
 from ecrm.session.swap import swap
 
+Result = TypeVar("Result")
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -223,14 +227,76 @@ class Session:
         gathered in windows: no rank ever holds a whole one. Raises an EcrmError on every rank where
         it cannot be written.
         """
-        (loop, started), target = self._running("save"), Path(path)
+        (_, started), target = self._running("save"), Path(path)
         format_of(target)
         self._check_unchanged("save")
-        aliases = self._tables.aliases
-        for _ in loop.stoppable(
-            lambda: saved(started.run.engine, target, self._dense_state, aliases, loop.went_back)
-        ):
-            pass
+        engine, aliases = started.run.engine, self._tables.aliases
+        self._together(lambda: save(engine, target, self._dense_state(), aliases))
+
+    def load(self, path: str | Path) -> None:
+        """Before `steps`: begin with a model that was saved under TorchRec's names.
+
+        The file is one of `session.save`, of torch.save of the model's state_dict, or safetensors.
+        Every rank must see it, and it must stay as it is until the run is complete: a row is read
+        from it when it is asked for and no step has updated it. So no rank ever holds a whole
+        table. Optimizers and registered objects are as they are without it.
+
+        Raises UsageError where there is no such file, or names, shapes or dtypes are not those of
+        the model: it says which. Raises DataError where it is cut short.
+        """
+        self._check_before("load")
+        source = Path(path).absolute()
+        self._load(read_model(source), f"session.load: {path}", str(source))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Before `steps`: begin with a state_dict under TorchRec's names, the same on all ranks.
+
+        Every rank keeps its tables, so there are at most 256 MB of them. Raises UsageError for
+        more, and where names, shapes or dtypes are not those of the model.
+        """
+        self._check_before("load_state_dict")
+        self._check_size("load_state_dict", "save it to a file, and call session.load(path)")
+        self._load(state_dict, "session.load_state_dict: the state_dict", "")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Collective, after `steps` or in a function for `every`: the whole model, on every rank.
+
+        It is the module's state_dict under TorchRec's names, tables and all, a copy. What is no
+        tensor is left out. Raises UsageError where the tables have more than 256 MB.
+        """
+        _, started = self._running("state_dict")
+        self._check_unchanged("state_dict")
+        self._check_size(
+            "state_dict", "call session.save(path), and torch.load(path, mmap=True) where needed"
+        )
+        engine, aliases = started.run.engine, self._tables.aliases
+        return self._together(lambda: state_dict(engine, self._dense_state(), aliases))
+
+    def _load(self, state: Mapping[str, Any], where: str, source: str) -> None:
+        tables, aliases = self._described, self._tables.aliases
+        self._described = load(self.model, tables, aliases, state, where, source)
+
+    def _check_size(self, what: str, otherwise: str) -> None:
+        """Raise UsageError where the tables are too large for every rank to hold them."""
+        size = sum(4 * table.rows * table.dim for table in self._described)
+        if size > LARGEST_VALUES:
+            raise UsageError(
+                f"session.{what}: the tables have {size >> 20:,} MB, and every rank would hold "
+                f"them, at most {LARGEST_VALUES >> 20} MB",
+                otherwise=otherwise,
+            )
+
+    def _together(self, work: Callable[[], Result]) -> Result:
+        """Collective, between steps: what `work` gives, whoever dies meanwhile."""
+        loop, started = self._running("save")
+        engine = started.run.engine
+        going = loop.stoppable(lambda: undisturbed(engine, work, loop.went_back))
+        while True:
+            try:
+                next(going)
+            except StopIteration as end:
+                done: Result = end.value
+                return done
 
     def _dense_state(self) -> dict[str, Tensor]:
         """The module's tensors that are not tables, by the names of its state_dict."""

@@ -14,7 +14,7 @@ from ecrm.checkpoint.compatibility import ANEW, begun_as
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
-from ecrm.placement.initial_values import Initial, Uniform, Values
+from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
 from ecrm.session.run import Wanted
 
 SHOWN = 8
@@ -96,14 +96,21 @@ class TrainedModule:
             "names": dict(self.names),
             "data_began": data_began,
             **(began_as or begun_as({"rows_seed": wanted.seed})),
-            "told": {"steps": wanted.steps},
+            "told": {"steps": wanted.steps, **self._loaded},
         }
+
+    @property
+    def _loaded(self) -> dict[str, str]:
+        """The file that holds the rows which no step has updated, if there is one."""
+        found = [table.initial for table in self.wanted.tables]
+        sources = [initial.source for initial in found if isinstance(initial, FileValues)]
+        return {"loaded": sources[0]} if sources else {}
 
     def about(self) -> dict[str, Any]:
         said = self.identity()
         told = said.pop("told")
         del said["data_began"]
-        return {**said, **told}
+        return {**said, "steps": told["steps"]}
 
     def check_identity(self, path: Path, said: dict[str, Any]) -> None:
         _check_that_it_is_a_session(path, said)
@@ -144,7 +151,7 @@ def _beginning(initial: Initial | None) -> list[float] | str | None:
     """What rows begin as: between two bounds, or in words; None for the default."""
     if isinstance(initial, Uniform):
         return [initial.low, initial.high]
-    if isinstance(initial, Values):
+    if isinstance(initial, Values | FileValues):
         return f"values {initial.digest[:16]}"
     return None if initial is None else "its init_fn says"
 
@@ -155,9 +162,11 @@ def _check_that_it_is_a_session(path: Path, said: dict[str, Any]) -> None:
 
 
 def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity in which tables have no optimizers."""
-    without = {"optimizer": None, "begins": None}
-    tables = {name: {**table, **without} for name, table in identity["table"].items()}
+    """An identity in which tables have no optimizers.
+
+    They begin as they began: rows that the checkpoint does not have depend on it.
+    """
+    tables = {name: {**table, "optimizer": None} for name, table in identity["table"].items()}
     return {**identity, "table": tables}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.kernels.hash_uniform import hash_uniform
-from ecrm.placement.initial_values import InitFunction, Uniform, Values
+from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
 
 
@@ -46,7 +46,7 @@ class InitialRows:
             if not here.numel():
                 continue
             of_table = rows[here] - self._space.offsets[number]
-            if isinstance(table.initial, Values):
+            if isinstance(table.initial, Values | FileValues):
                 values[here] = table.initial.values[of_table]
             elif isinstance(table.initial, InitFunction):
                 values[here] = self._filled(number, table.initial, of_table)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from ecrm.data.dataset import CriteoDataset
 from support.commands import ecrm
 from support.drilling import Run
 from support.examples import EXAMPLES, dead_ranks, run_example
+from support.paths import PROGRAMS
+from support.programs import loading
 
 SCRIPT = EXAMPLES / "criteo_dlrm.py"
 STEPS = 30
@@ -76,3 +79,25 @@ def test_plain_python_trains_alone_to_the_same_model(killed, tmp_path, criteo_ro
     )
     assert alone.keys() == there.keys() and len(alone) > 26
     assert all((alone[name] == there[name]).all() for name in alone)
+
+
+def test_a_session_that_began_with_a_file_goes_on_and_is_exported(tmp_path):
+    torch.manual_seed(5)
+    began = loading.Model("cpu").state_dict()
+    torch.save(began, tmp_path / "began.pt")
+    copy(PROGRAMS / "loading.py", tmp_path / "train.py")
+    words = ("launch", "train.py", "--servers", "2", "--trainers", "1", "--spares", "1")
+    words += ("--protection", "chain", "--run-dir", "run", "--kill", "1@5:update")
+    done = ecrm(*words, "--", "began.pt", "model.pt", cwd=tmp_path, timeout=100)
+    assert done.returncode == 0 and "rank 1 died" in done.stdout, done.stdout + done.stderr
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert saved.keys() == began.keys()
+    table = "ebc.embedding_bags.user.weight"
+    stays = (saved[table] == began[table]).all(1)
+    assert stays[loading.ROWS // 2 :].all() and not stays[: loading.ROWS // 2].all()
+    words = ("export", "run", "--output", "exported.safetensors")
+    done = ecrm(*words, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    exported = read_safetensors(tmp_path / "exported.safetensors")
+    assert exported.keys() == saved.keys()  # all names of the table
+    assert all((exported[name] == saved[name].numpy()).all() for name in saved)
