@@ -156,20 +156,3 @@ def test_a_body_that_kills_its_ranks_ends_the_run_at_the_second(tmp_path):
     assert done.stderr.count("ecrm: error: ") == 1
     deaths = [event for event in events(tmp_path / "run") if event["event"] == "failure"]
     assert [event["ranks"] for event in deaths] == [[4]]
-
-
-@pytest.mark.drill
-def test_what_fails_on_one_rank_alone_is_done_by_another(tmp_path, calm):
-    once = ("12", "--fail-in", "5", "--fails", "once")
-    done = train(tmp_path, "--run-dir", "run", script=once)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("Traceback") == 1 and "ecrm: error" not in done.stderr
-    assert "rank 4 leaves, and the slot is tried once more, on another rank" in done.stderr
-    after = summary(tmp_path / "run")
-    assert [failure["ranks"] for failure in after["failures"]] == [[4]]
-    (told,) = after["slot_faults"]
-    assert (told["rank"], told["step"], told["slot"], told["part"]) == (4, 5, 1, "body")
-    assert told["error"].endswith("in step 5, slot 1: ValueError: no such sample")
-    assert after["model_sha256"] == summary(calm)["model_sha256"]
-    told = {"event": "slot_failed", **told}
-    assert any(told.items() <= event.items() for event in events(tmp_path / "run"))

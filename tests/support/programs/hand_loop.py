@@ -1,15 +1,14 @@
 """A script for `ecrm launch` that drives the run of a session by hand: one table, one layer.
 
 Arguments: STEPS [WIDTH], and steps in which something happens on the rank that runs slot 1:
-[--fail-in STEP] in the body, with [--fails ONCE], a file to be made, for the first time only;
-[--die-in STEP] by SIGKILL; [--stop-in STEP], in which that rank is asked to stop.
+[--fail-in STEP] in the body, [--die-in STEP] by SIGKILL; [--stop-in STEP], in which that rank is
+asked to stop.
 """
 
 import argparse
 import os
 import signal
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
 parser.add_argument("width", type=int, nargs="?", default=4)
 parser.add_argument("--fail-in", type=int)
-parser.add_argument("--fails", type=Path)
 parser.add_argument("--die-in", type=int)
 parser.add_argument("--stop-in", type=int)
 typed = parser.parse_args()
@@ -46,9 +44,7 @@ def rows_of(step: int, slot: int) -> Tensor:
 
 
 def body(rows: Tensor, step: int, slot: int) -> Tensor:
-    if (step, slot) == (typed.fail_in, 1) and (typed.fails is None or not typed.fails.exists()):
-        if typed.fails is not None:
-            typed.fails.touch()
+    if (step, slot) == (typed.fail_in, 1):
         raise ValueError("no such sample")
     if (step, slot) == (typed.die_in, 1):
         os.kill(os.getpid(), signal.SIGKILL)
