@@ -20,15 +20,19 @@ class Seen:
     whether the rank has come to its end, and `holds` whether it then had the dense replica.
     """
 
-    logged: list[tuple[int, Logged]] = field(default_factory=list)
+    logged: list[tuple[int, Mapping[int, Mapping[str, str]]]] = field(default_factory=list)
     evaluated: dict[int, Any] = field(default_factory=dict)
     saved: str = ""
     finished: bool = False
     holds: bool = False
 
     def tell(self, step: int, logged: Logged) -> None:
-        """A step's logs are delivered."""
-        self.logged.append((step, {slot: dict(values) for slot, values in logged.items()}))
+        """A step's logs are delivered. Numbers are kept in words: a NaN is equal to no other."""
+        in_words = {
+            slot: {name: repr(value) for name, value in values.items()}
+            for slot, values in logged.items()
+        }
+        self.logged.append((step, in_words))
 
     def evaluate(self, step: int, result: Any) -> None:
         """An evaluation is over; one that is made again must come to the same."""

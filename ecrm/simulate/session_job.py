@@ -217,12 +217,12 @@ class SessionJob:
             )
         return lambda step, slot: batch_of(model, seed, step, slot)
 
-    def _evaluation(self, session: Session, seed: int) -> tuple[float, ...]:
-        """Scores of some batches; the module is left in evaluation."""
+    def _evaluation(self, session: Session, seed: int) -> str:
+        """The bits of scores of some batches; the module is left in evaluation."""
         batches: list[Batch] = [
             batch_of(self._model, seed, -1, number) for number in range(EVALUATED)
         ]
         session.model.eval()
         for batch in session.eval_batches(batches):
             session.gather(scores=session.model(batch.dense, batch.kjt).squeeze(1))
-        return tuple(session.gathered["scores"].tolist())
+        return session.gathered["scores"].numpy().tobytes().hex()

@@ -46,7 +46,7 @@ def test_random_numbers_that_a_redone_step_draws_anew_are_caught(monkeypatch):
 
 
 def seen(steps: int = 3, began: int = 0) -> Seen:
-    logged = [(step, {0: {"loss": step / 2}}) for step in range(began, steps)]
+    logged = [(step, {0: {"loss": str(step / 2)}}) for step in range(began, steps)]
     return Seen(logged, {2: (0.5,)}, saved="digest", finished=True, holds=True)
 
 
@@ -65,7 +65,7 @@ def test_what_scripts_see_is_held_to_the_undisturbed_run():
     wrong(lambda ranks: ranks[0].logged.pop(), r"rank 0 was told what steps \[0, 1\]")
     wrong(lambda ranks: ranks[0].logged.pop(0), r"rank 0 was told what steps \[1, 2\]")
     wrong(lambda ranks: ranks[2].logged.append(ranks[2].logged[0]), "in the order")
-    wrong(lambda ranks: ranks[2].logged[0][1][0].update(loss=9.0), "rank 2 was told that step 0")
+    wrong(lambda ranks: ranks[2].logged[0][1][0].update(loss="9.0"), "rank 2 was told that step 0")
     wrong(lambda ranks: ranks[1].evaluated.clear(), "rank 1 has evaluated")
     wrong(lambda ranks: ranks[2].evaluated.update({2: (0.6,)}), "rank 2: the evaluation after")
     wrong(lambda ranks: setattr(ranks[1], "saved", "other"), "rank 1 has saved another model")
