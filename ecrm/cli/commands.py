@@ -37,7 +37,7 @@ SHORTS = (
     (("-m",), "protection.m", "N", "parity rows per stripe"),
 )
 """Options that stand for a config key: words, key, name of the value, meaning."""
-RUN_SCRIPTS = ("train", "launch")
+RUN_SCRIPTS = ("train", "launch", "drill")
 """Commands that take a script, with its arguments after `--`."""
 
 
@@ -114,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     launch.set_defaults(run=_launch)
 
-    add_drill(commands, _add_run_options)
+    add_drill(commands, _add_drill_options, _usage("drill"), _trained)
 
     add_simulate(commands)
 
@@ -202,6 +202,11 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
         f"PHASE is one of {', '.join(PHASES)}; by default input",
     )
+
+
+def _add_drill_options(parser: argparse.ArgumentParser) -> None:
+    _add_run_options(parser)
+    _add_script(parser)
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ecrm.config.script import Script
 
 
 def add_parser(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     add_run_options: Callable[[argparse.ArgumentParser], None],
+    usage: str,
+    trained: Callable[[argparse.Namespace], str | Script],
 ) -> None:
     """Add the parser of `ecrm drill` to what `argparse.ArgumentParser.add_subparsers` returned.
 
     `add_run_options` adds the options it shares with `ecrm launch`: CONFIG, --set, --run-dir,
-    --kill.
+    --kill, and for a script --config. `trained` gives what was typed as CONFIG or SCRIPT.py.
     """
     parser = commands.add_parser(
         "drill",
         help="train twice, undisturbed and with ranks killed; compare in a table and a page",
+        usage=usage,
     )
     add_run_options(parser)
     # Taken as text, so that a wrong value is one line like that of any other option here.
@@ -44,14 +51,14 @@ def add_parser(
     parser.add_argument(
         "--seed", metavar="S", help="with --mtbf: seed of gaps and ranks; by default 0"
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=lambda args: _run(args, trained(args)))
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, trained: str | Script) -> int:
     from ecrm.drill.drill_runs import drill
 
     return drill(
-        args.config,
+        trained,
         args.set,
         args.run_dir,
         args.kill,

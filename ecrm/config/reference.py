@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ecrm.config.check import TYPE_WORDS, TYPES, show
 from ecrm.config.schema import REQUIRED, SECTIONS, Config, Rule
@@ -50,10 +51,10 @@ def reference() -> str:
     return "\n\n\n".join(blocks) + "\n"
 
 
-def effective(config: Config) -> str:
-    """The values of `config` as TOML text that loads to the same config."""
+def effective(config: Config | Mapping[str, Mapping[str, Any]]) -> str:
+    """The values of a config, or of some of its sections, as TOML text that loads to the same."""
     blocks = []
-    for name, values in config.to_dict().items():
+    for name, values in (config.to_dict() if isinstance(config, Config) else config).items():
         blocks.append(
             "\n".join([f"[{name}]", *(f"{key} = {show(value)}" for key, value in values.items())])
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from ecrm.atomic_files import staged_file
 from ecrm.checkpoint.mapped_folder import new_folder
 from ecrm.config import Config, effective, load_config
+from ecrm.config.script import DECIDED_SECTIONS, Script
 from ecrm.drill.options import Disturbance, HostKill, check_survivable, parse_disturbance
 from ecrm.drill.page import page
 from ecrm.drill.picture import DARK, LIGHT, draw, require_matplotlib
@@ -21,11 +22,11 @@ from ecrm.drill.report import Report, make_report, to_dict
 from ecrm.drill.run_record import KillDone, RunRecord, run_record
 from ecrm.drill.table import as_text
 from ecrm.errors import EcrmError
-from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill
+from ecrm.faults.kill import KILLED_FROM_OUTSIDE, Kill, check_kills, check_ranks
 from ecrm.launch.launcher import RunFailed, fresh_run_dir, launch
 from ecrm.launch.machine import physical_cores
 from ecrm.run.plan import plan
-from ecrm.run.reading import parse_events, read_json
+from ecrm.run.reading import Event, parse_events, read_json
 from ecrm.run.run_lock import check_run_dir
 from ecrm.wording import counted
 
@@ -38,7 +39,7 @@ class DrillFailed(EcrmError):
 
 
 def drill(
-    config_name: str,
+    trained: str | Script,
     overrides: Sequence[str] = (),
     run_dir: Path | None = None,
     kills: Sequence[str] = (),
@@ -50,15 +51,20 @@ def drill(
     """Run both runs one after the other, print the comparison, and write it into the folder.
 
     Options are as typed. Returns 0 if both completed, every kill happened and the models are equal,
-    or need not be. Raises UsageError before anything is started or written, but for a host that
-    does not exist: the undisturbed run tells their names. Raises RunFailed when stopped by a
-    signal, DrillFailed otherwise.
+    or need not be. Raises UsageError before anything is started or written, but for what only the
+    undisturbed run tells: the names of hosts, and how many steps a script trains. Raises RunFailed
+    when stopped by a signal, DrillFailed otherwise.
     """
     disturbance = parse_disturbance(kills, mtbf, count, seed, hosts)
-    config = load_config(config_name, overrides)
-    check_survivable(config, disturbance, plan(config, disturbance.scheduled))
+    if isinstance(trained, Script):
+        config, name = trained.load_config(overrides), trained.path.stem
+        check_ranks(disturbance.scheduled, config.world_size)
+        check_survivable(config, disturbance, None)
+    else:
+        config = load_config(trained, overrides)
+        name = Path(trained).name.removesuffix(".toml")
+        check_survivable(config, disturbance, plan(config, disturbance.scheduled))
     require_matplotlib()
-    name = Path(config_name).name.removesuffix(".toml")
     folder = run_dir if run_dir is not None else fresh_run_dir(f"drill-{name}")
     check_run_dir(folder)
     apart = {
@@ -66,21 +72,23 @@ def drill(
     }
 
     print(f"drill: the undisturbed run, in {folder / 'undisturbed'}", flush=True)
-    reason = _launch(config_name, apart["undisturbed"], folder / "undisturbed", ())
+    reason = _launch(trained, apart["undisturbed"], folder / "undisturbed", ())
     if reason is not None:
         raise DrillFailed(f"the undisturbed run did not complete: {reason}")
     undisturbed = read_run(folder / "undisturbed")
+    if isinstance(trained, Script):
+        check_kills(disturbance.scheduled, config.world_size, undisturbed.last_step)
+        check_survivable(config, disturbance, undisturbed.last_step)
     print(f"drill: the disturbed run, in {folder / 'disturbed'}: {disturbance}", flush=True)
     reason, outside, more = _disturbed_run(
-        config_name, apart["disturbed"], folder / "disturbed", disturbance
+        trained, apart["disturbed"], folder / "disturbed", disturbance
     )
     disturbed = read_run(folder / "disturbed", outside)
 
     notes = [text for text in (more, _crowding(config)) if text is not None]
-    report = make_report(
-        name, config.train.global_batch, disturbance, undisturbed, disturbed, reason, notes
-    )
-    write(report, folder, config, _command(config_name, overrides, disturbance))
+    batch = None if isinstance(trained, Script) else config.train.global_batch
+    report = make_report(name, batch, disturbance, undisturbed, disturbed, reason, notes)
+    write(report, folder, config, _command(trained, overrides, disturbance))
     print(
         f"\n{as_text(report)}\nresults in {folder}: drill.html, timeline.png, drill.json",
         flush=True,
@@ -103,19 +111,25 @@ def read_run(folder: Path, outside: Sequence[KillDone] = ()) -> RunRecord:
 def write(report: Report, folder: Path, config: Config, command: str) -> None:
     """Write drill.json, timeline.png and drill.html, each whole or not at all. Raises EcrmError."""
     facts = _facts(report, config, command)
-    content = {**to_dict(report), "facts": facts, "effective_config": config.to_dict()}
+    script = "script" in facts
+    used = {
+        section: values
+        for section, values in config.to_dict().items()
+        if not (script and section in DECIDED_SECTIONS)
+    }
+    content = {**to_dict(report), "facts": facts, "effective_config": used}
     light, dark = draw(report, LIGHT, titled=False), draw(report, DARK, titled=False)
     for name, data in (
         ("drill.json", (json.dumps(content, indent=1) + "\n").encode()),
         ("timeline.png", draw(report)),
-        ("drill.html", page(report, facts, effective(config), light, dark).encode()),
+        ("drill.html", page(report, facts, effective(used), light, dark).encode()),
     ):
         with staged_file(folder / name) as file:
             file.write(data)
 
 
 def _disturbed_run(
-    config_name: str, overrides: Sequence[str], folder: Path, disturbance: Disturbance
+    trained: str | Script, overrides: Sequence[str], folder: Path, disturbance: Disturbance
 ) -> tuple[str | None, list[KillDone], str | None]:
     """(why it did not complete, or None; the kills from outside; a note on them, or None)."""
     from ecrm.drill import killers as outside  # torch comes along: not before options are checked
@@ -139,7 +153,7 @@ def _disturbed_run(
         killer = outside.ScheduledKiller(folder.absolute(), kills, say, dies_with)
     killer.start()
     try:
-        reason = _launch(config_name, overrides, folder, [str(kill) for kill in kills])
+        reason = _launch(trained, overrides, folder, [str(kill) for kill in kills])
     finally:
         killer.finish()
     held = killer.held_back_seconds
@@ -163,7 +177,7 @@ def _own_files(config: Config, which: str) -> list[str]:
 
 
 def _launch(
-    config_name: str, overrides: Sequence[str], folder: Path, kills: Sequence[str]
+    trained: str | Script, overrides: Sequence[str], folder: Path, kills: Sequence[str]
 ) -> str | None:
     """Run one run; returns why it did not complete, or None.
 
@@ -171,7 +185,7 @@ def _launch(
     """
     try:
         launch(
-            config_name,
+            trained,
             overrides,
             folder,
             kills,
@@ -201,7 +215,7 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
         "command": command,
         "ranks": f"{config.world_size}: {config.ranks_in_words}",
         "protection": _protection(config),
-        "storage, dense arch": f"{start.get('storage', '?')}, {start.get('dense_arch', '?')}",
+        **_of_trained(start),
         "versions": ", ".join(
             [
                 f"ecrm {start.get('version', '?')}",
@@ -214,6 +228,14 @@ def _facts(report: Report, config: Config, command: str) -> dict[str, str]:
         ),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
+
+
+def _of_trained(start: Event) -> dict[str, str]:
+    """What only a script's run has, or only that of the built-in trainer."""
+    storage = start.get("storage", "?")
+    if "script" in start:
+        return {"script": start["script"], "storage": storage}
+    return {"storage, dense arch": f"{storage}, {start.get('dense_arch', '?')}"}
 
 
 def _protection(config: Config) -> str:
@@ -235,6 +257,11 @@ def _versions() -> list[str]:
     return found
 
 
-def _command(config_name: str, overrides: Sequence[str], disturbance: Disturbance) -> str:
+def _command(trained: str | Script, overrides: Sequence[str], disturbance: Disturbance) -> str:
     sets = [word for override in overrides for word in ("--set", override)]
-    return f"{shlex.join(['ecrm', 'drill', config_name, *sets])} {disturbance}"
+    if not isinstance(trained, Script):
+        return f"{shlex.join(['ecrm', 'drill', trained, *sets])} {disturbance}"
+    config = [] if trained.config is None else ["--config", trained.config]
+    own = f" -- {shlex.join(trained.arguments)}" if trained.arguments else ""
+    words = ["ecrm", "drill", str(trained.path), *config, *sets]
+    return f"{shlex.join(words)} {disturbance}{own}"

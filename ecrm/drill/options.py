@@ -115,14 +115,15 @@ def parse_disturbance(
     )
 
 
-def check_survivable(config: Config, disturbance: Disturbance, steps: int) -> None:
+def check_survivable(config: Config, disturbance: Disturbance, steps: int | None) -> None:
     """Raise UsageError for a disturbance that this run of `steps` steps cannot go through.
 
-    That is where no random kill can be survived, or not so many, where hosts are not told apart,
-    and where hosts would be killed after the last step.
+    `steps` is None for a script's run, before it has said how many it trains. That is where no
+    random kill can be survived, or not so many, where hosts are not told apart, and where hosts
+    would be killed after the last step.
     """
     for kill in disturbance.hosts:
-        if kill.step >= steps:
+        if steps is not None and kill.step >= steps:
             raise UsageError(
                 f"--kill-host {kill}: there is no step {kill.step} to follow, "
                 f"the last is {steps - 1}"

@@ -11,13 +11,13 @@ from ecrm.drill.table import (
     FAILURE_COLUMNS,
     FAILURE_LEGEND,
     NO_FAILURE,
-    PACE_COLUMNS,
-    PACE_LEGEND,
     accuracy_line,
     failure_cells,
     hash_line,
     headline,
     pace_cells,
+    pace_columns,
+    pace_legend,
 )
 
 STYLE = """
@@ -75,8 +75,8 @@ def page(report: Report, facts: Mapping[str, str], config: str, light: bytes, da
         "<h2>Failures</h2>",
         _failures(report),
         "<h2>Throughput</h2>",
-        _table(PACE_COLUMNS, pace_cells(report), words=(0,)),
-        _legend(PACE_LEGEND),
+        _table(pace_columns(report), pace_cells(report), words=(0,)),
+        _legend(pace_legend(report)),
         *_notes(report),
         "<h2>What ran</h2>",
         "<dl>"

@@ -128,7 +128,7 @@ def _fill(figure: Figure, report: Report, colours: Colours, titled: bool) -> Non
     levels = max((label.level for label in labels), default=-1) + 1
     top = 1 - ((46 if titled else 12) + levels * (LABEL_POINTS + 4)) / height
     axes = figure.add_axes((left, bottom, right - left, top - bottom))
-    _throughput(axes, line, colours)
+    _throughput(axes, line, report.unit, colours)
     axes.set_xlim(0, seconds)
     if line.rebuilt:
         _rebuilding(axes, line, colours)
@@ -152,7 +152,7 @@ def _fill(figure: Figure, report: Report, colours: Colours, titled: bool) -> Non
     )
 
 
-def _throughput(axes: Axes, line: Timeline, colours: Colours) -> None:
+def _throughput(axes: Axes, line: Timeline, unit: str, colours: Colours) -> None:
     drawn = (
         ("undisturbed run", line.undisturbed, line.last_steps[0], colours.undisturbed, 1.6),
         ("disturbed run", line.disturbed, line.last_steps[1], colours.disturbed, 2.0),
@@ -166,7 +166,7 @@ def _throughput(axes: Axes, line: Timeline, colours: Colours) -> None:
         (rate for rate in (*line.undisturbed, *line.disturbed) if rate is not None), default=1.0
     )
     axes.set_ylim(0, fastest * 1.08)
-    axes.set_ylabel(f"throughput (samples/s, per {line.bucket_seconds:g} s)")
+    axes.set_ylabel(f"throughput ({unit}, per {line.bucket_seconds:g} s)")
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 

@@ -25,11 +25,11 @@ class Report:
 
     `paces` are by name: "undisturbed", "before", "during", "after", and "disturbed" for all of the
     disturbed run. `problems` is empty if and only if the drill passed; `notes` say what the numbers
-    leave out.
+    leave out. `global_batch` is None where it is not known how many samples a step has.
     """
 
     name: str
-    global_batch: int
+    global_batch: int | None
     disturbance: Disturbance
     undisturbed: RunRecord
     disturbed: RunRecord
@@ -59,6 +59,16 @@ class Report:
         """Whether the undisturbed model is promised; where it is not, another one is no failure."""
         return promises_the_same_model(self.disturbed)
 
+    @property
+    def unit(self) -> str:
+        """What throughput is told in."""
+        return "steps/s" if self.global_batch is None else "samples/s"
+
+    def rate(self, name: str) -> float | None:
+        """That pace in `unit`; None where there was no such time."""
+        pace = self.paces[name]
+        return pace.steps_per_second if self.global_batch is None else pace.samples_per_second
+
     def difference(self, name: str) -> float | None:
         """A number of the summary, disturbed less undisturbed; None where a run has none."""
         first, second = self.undisturbed.summary.get(name), self.disturbed.summary.get(name)
@@ -67,8 +77,8 @@ class Report:
     def ratio(self, name: str) -> float | None:
         """That pace as a multiple of the undisturbed run's."""
         mine, whole = (
-            self.paces[name].samples_per_second,
-            self.paces["undisturbed"].samples_per_second,
+            self.paces[name].steps_per_second,
+            self.paces["undisturbed"].steps_per_second,
         )
         return None if mine is None or not whole else mine / whole
 
@@ -88,7 +98,7 @@ def promises_the_same_model(run: RunRecord) -> bool:
 
 def make_report(
     name: str,
-    global_batch: int,
+    global_batch: int | None,
     disturbance: Disturbance,
     undisturbed: RunRecord,
     disturbed: RunRecord,
@@ -202,7 +212,7 @@ def _notes(undisturbed: RunRecord, disturbed: RunRecord) -> list[str]:
 
 def _noise(paces: dict[str, Pace]) -> list[str]:
     """Up to the first failure both runs do the same, so a difference there is the machine's."""
-    whole, before = paces["undisturbed"].samples_per_second, paces["before"].samples_per_second
+    whole, before = paces["undisturbed"].steps_per_second, paces["before"].steps_per_second
     if (
         not whole
         or before is None

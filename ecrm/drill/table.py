@@ -36,14 +36,11 @@ FAILURE_LEGEND = (
     "lost: the size of the lost shards, with rows never updated, which need no rebuilding"
 )
 
-PACE_COLUMNS = (
-    ("throughput", ""),
-    ("useful", "samples/s"),
-    ("ratio", ""),
-    ("steps", ""),
-    ("time", "s"),
-)
-"""(name, unit) of each column of the table of throughput."""
+
+def pace_columns(report: Report) -> tuple[tuple[str, str], ...]:
+    """(name, unit) of each column of the table of throughput."""
+    return ("throughput", ""), ("useful", report.unit), ("ratio", ""), ("steps", ""), ("time", "s")
+
 
 PACE_NAMES = {
     "undisturbed": "undisturbed run",
@@ -53,10 +50,14 @@ PACE_NAMES = {
     "disturbed": "  all of it",
 }
 
-PACE_LEGEND = (
-    "useful: a step counts once, also when it was redone; "
-    "the first step (warm-up) and evaluations are left out"
-)
+
+def pace_legend(report: Report) -> str:
+    """What counts; a script's evaluations are part of it, since nobody knows when they end."""
+    left_out = " is" if report.global_batch is None else " and evaluations are"
+    return (
+        "useful: a step counts once, also when it was redone; "
+        f"the first step (warm-up){left_out} left out"
+    )
 
 
 def failure_cells(report: Report) -> list[list[str]]:
@@ -94,11 +95,11 @@ def pace_cells(report: Report) -> list[list[str]]:
     rows = []
     for name, title in PACE_NAMES.items():
         found, ratio = report.paces[name], report.ratio(name)
-        rate = found.samples_per_second
+        rate, digits = report.rate(name), 0 if report.global_batch is not None else 1
         rows.append(
             [
                 title,
-                "-" if rate is None else f"{rate:,.0f}",
+                "-" if rate is None else f"{rate:,.{digits}f}",
                 "-" if ratio is None else f"{ratio:.2f}",
                 str(found.steps),
                 f"{found.seconds:.2f}",
@@ -168,7 +169,10 @@ def as_text(report: Report) -> str:
         blocks += [_grid(FAILURE_COLUMNS, failures, left=(0, 3)), _legend(FAILURE_LEGEND)]
     else:
         blocks.append(NO_FAILURE)
-    blocks += [_grid(PACE_COLUMNS, pace_cells(report), left=(0,)), _legend(PACE_LEGEND)]
+    blocks += [
+        _grid(pace_columns(report), pace_cells(report), left=(0,)),
+        _legend(pace_legend(report)),
+    ]
     blocks += [
         textwrap.fill(f"note: {note}", TEXT_WIDTH, subsequent_indent="  ") for note in report.notes
     ]

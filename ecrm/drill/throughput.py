@@ -39,11 +39,13 @@ class Span:
 class Pace:
     """Useful steps over a time.
 
-    `samples_per_second` is None where there was no such time.
+    `steps_per_second` is None where there was no such time, `samples_per_second` also where it is
+    not known how many samples a step has.
     """
 
     steps: int
     seconds: float
+    steps_per_second: float | None
     samples_per_second: float | None
 
 
@@ -93,13 +95,15 @@ def open_times(failures: Sequence[FailureRecord]) -> list[tuple[float, float]]:
     return merged
 
 
-def pace(found: Sequence[Span], global_batch: int) -> Pace:
-    """Steps, seconds and samples per second of all these spans together."""
+def pace(found: Sequence[Span], global_batch: int | None) -> Pace:
+    """The pace of all these spans together; None for a batch whose samples are not known."""
     steps, seconds = sum(span.steps for span in found), sum(span.seconds for span in found)
-    return Pace(steps, seconds, steps * global_batch / seconds if seconds > 0 else None)
+    rate = steps / seconds if seconds > 0 else None
+    samples = None if rate is None or global_batch is None else steps * global_batch / seconds
+    return Pace(steps, seconds, rate, samples)
 
 
-def before_during_after(record: RunRecord, global_batch: int) -> dict[str, Pace]:
+def before_during_after(record: RunRecord, global_batch: int | None) -> dict[str, Pace]:
     """The pace "before" the first failure, "during" failures, and "after" them, once whole again.
 
     During is while rows of any failure were missing. A span that a failure falls into counts as
@@ -125,13 +129,13 @@ def bucket_seconds(duration: float, step_seconds: float) -> float:
 
 
 def bucket_rates(
-    found: Sequence[Span], origin: float, width: float, global_batch: int
+    found: Sequence[Span], origin: float, width: float, global_batch: int | None
 ) -> list[float | None]:
-    """Samples per second in each bucket of `width` seconds from `origin` on.
+    """Samples per second, or steps where the batch is None, in each bucket.
 
-    None where no step was running. A span's steps are spread evenly over its time. The last bucket
-    reaches to the end of the last span; it is half to one and a half times as wide, so that no
-    single step makes a peak of its own.
+    Buckets are `width` seconds wide, from `origin` on. None where no step was running. A span's
+    steps are spread evenly over its time. The last bucket reaches to the end of the last span; it
+    is half to one and a half times as wide, so that no single step makes a peak of its own.
     """
     if not found:
         return []
@@ -146,6 +150,6 @@ def bucket_rates(
                 steps[bucket] += span.steps * overlap / span.seconds
                 covered[bucket] += overlap
     return [
-        done * global_batch / seconds if seconds > 1e-9 else None
+        done * (global_batch or 1) / seconds if seconds > 1e-9 else None
         for done, seconds in zip(steps, covered, strict=True)
     ]

@@ -17,7 +17,8 @@ class Timeline:
 
     - `seconds`: the time of the last thing to show.
     - `last_steps`: when each run's last step was finished.
-    - `undisturbed`, `disturbed`: samples per second in each bucket, None where no step was running.
+    - `undisturbed`, `disturbed`: samples, or steps, per second in each bucket, None where no step
+      was running.
     - `kills`: (time, rank) of each kill.
     - `rebuilt`: curves of (time, share rebuilt).
     """
@@ -31,7 +32,7 @@ class Timeline:
     rebuilt: tuple[Curve, ...]
 
 
-def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int) -> Timeline:
+def timeline(undisturbed: RunRecord, disturbed: RunRecord, global_batch: int | None) -> Timeline:
     """The time lines of both runs, each laid from its own start."""
     kills = tuple(
         (time - (disturbed.started_at or time), rank) for time, rank in kill_times(disturbed)

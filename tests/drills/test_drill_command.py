@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from ecrm.files import DRILL
+from support.commands import ecrm
+from support.examples import EXAMPLES, LAYOUT
 
 DRILL_SECONDS = 200
 BASE = ("model.dense_arch=native", "protection.rebuild_rows_per_step=100000", "cluster.trainers=1")
@@ -108,6 +110,38 @@ def test_spares_cost_little_memory_until_they_are_used(tmp_path, criteo_rows):
         max(before[6], before[7], after[7]) < SPARE_BYTES < min(before[4], before[5], after[6])
     ), (before, after)
     assert "unused spares of the undisturbed run: 4, with" in output
+
+
+def script_drill(folder: Path, *kills: str) -> tuple[int, str]:
+    """A drill of a script of 40 steps, with its own run folder."""
+    line = ["drill", str(EXAMPLES / "two_tower.py"), *LAYOUT, "--run-dir", str(folder), *kills]
+    done = ecrm(*line, "--", "--steps", "40", cwd=folder.parent, timeout=DRILL_SECONDS)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_drill_of_a_script(tmp_path):
+    folder = tmp_path / "drill"
+    code, output = script_drill(folder, "--kill", "1@9:parity", "--kill", "4@20")
+    assert code == 0, output
+    found = numbers(folder)
+    assert found["model_sha256_equal"] and found["config"] == "two_tower"
+    assert [failure["ranks"] for failure in found["failures"]] == [[1], [4]]
+    assert all(kill["pid"] for kill in found["kills"]), "both from outside"
+    assert found["throughput"]["disturbed"]["steps"] == 39
+    assert found["throughput"]["disturbed"]["samples_per_second"] is None
+    assert "useful steps/s" in output and "the same model to the bit" in output
+    assert found["facts"]["command"].endswith("--kill 4@20:input -- --steps 40")
+    assert "data" not in found["effective_config"] and "model" not in found["effective_config"]
+    assert {path.name for path in folder.iterdir()} == {
+        file.name.removesuffix("/*") for file in DRILL
+    }
+
+
+def test_a_kill_after_the_steps_of_a_script_is_refused_once_they_are_known(tmp_path):
+    code, output = script_drill(tmp_path / "drill", "--kill", "1@40")
+    assert code == 2, output
+    assert "ecrm: error: --kill 1@40:input: there is no step 40, the last is 39" in output
+    assert not (tmp_path / "drill" / "disturbed").exists()
 
 
 def test_random_kills_from_outside(tmp_path, criteo_rows):

@@ -15,6 +15,7 @@ from ecrm.drill.options import (
 )
 from ecrm.errors import UsageError
 from ecrm.faults.kill import Kill
+from support.paths import PROGRAMS
 
 
 def config(**sections):
@@ -99,6 +100,7 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
     data = ["--set", f"data.path={criteo_rows}"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
+    script = [str(PROGRAMS / "hand_loop.py"), "--trainers", "2"]
     for words, said in (
         (["tiny", *data], "needs something to survive"),
         (["tiny", *data, "--kill", "6@3"], "there is no rank 6"),
@@ -126,6 +128,10 @@ def test_a_refused_drill_writes_nothing(tmp_path, criteo_rows, capsys, monkeypat
             "absent: there is no such directory",
         ),
         (["absent.toml", "--mtbf", "5"], "no config file"),
+        (["absent.py", "--mtbf", "5"], "no script 'absent.py'"),
+        ([*script, "--kill", "9@3", "--", "9"], "there is no rank 9"),
+        ([*script, "--mtbf", "5", "--protection", "none"], "no rank may die"),
+        ([*script, "--set", "train.steps=9", "--mtbf", "5"], "decided by session.steps"),
     ):
         assert main(["drill", *words]) == 2
         error = capsys.readouterr().err

@@ -477,6 +477,18 @@ def test_the_table_without_failures():
     assert pace_cells(report(UNDISTURBED))[2][1:3] == ["-", "-"]
 
 
+def test_the_pace_of_a_script_is_told_in_steps():
+    """Nobody knows how many samples a step of it has, nor how long its evaluations took."""
+    found = make_report("mine", None, SCHEDULED, UNDISTURBED, SURVIVED)
+    lines = [re.sub(r" {2,}", "  ", line) for line in as_text(found).splitlines()]
+    assert "throughput  useful steps/s  ratio  steps  time s" in lines
+    assert "undisturbed run  1.0  1.00  19  19.00" in lines
+    assert not any("evaluations" in line for line in lines)
+    numbers = to_dict(found)["throughput"]["during"]
+    assert numbers["ratio"] == pytest.approx(2 / 3) and numbers["samples_per_second"] is None
+    assert found.line.undisturbed[1] == pytest.approx(1.0)
+
+
 def test_the_numbers_as_json():
     found = to_dict(report(SURVIVED))
     assert found["exit_code"] == 0 and found["model_sha256_equal"]
