@@ -27,6 +27,13 @@ def mix(z: torch.Tensor) -> torch.Tensor:
     return z ^ shift_right(z, 31)
 
 
+def mix_number(z: int) -> int:
+    """`mix` of one word, from 0 to 2^64 - 1."""
+    z = (z ^ z >> 30) * FIRST % 2**64
+    z = (z ^ z >> 27) * SECOND % 2**64
+    return z ^ z >> 31
+
+
 def shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     """A shift that brings in zeros, also where int64 is negative."""
     shifted: torch.Tensor = (z >> bits) & (2 ** (64 - bits) - 1)

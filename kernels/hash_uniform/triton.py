@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ecrm.kernels.hash_uniform.reference import GAMMA, mix, signed
+from ecrm.kernels.hash_uniform.reference import GAMMA, mix_number
 from ecrm.kernels.triton_rows import (
     ELEMENTS,
     kernel,
@@ -85,7 +84,7 @@ def fill(
         targets,
         touched,
         touched.stride(0),
-        int(mix(torch.tensor(signed(seed + GAMMA)))) % 2**64,
+        mix_number((seed + GAMMA) % 2**64),
         tables,
         table_step,
         rows,

@@ -266,7 +266,7 @@ def update(
         *parts, mark = parts
         *changes, mark_change = changes
         marked = [mark, mark.stride(0), mark_change, mark_change.stride(0)]
-    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": None not in (delta, marks)}
+    told = {"WITH_DELTA": delta is not None, "WITH_MARKS": delta is not None and marks is not None}
     if optimizer == "rowwise_adagrad":
         _run_rows(parts, rows, gradients, hyper, changes, marked, told)
     else:

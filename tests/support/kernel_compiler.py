@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -88,6 +89,59 @@ def compiled(call: Callable[[], object]) -> list[Compiled]:
     with compiling() as new:
         call()
     return new
+
+
+class Launches(TorchFunctionMode):
+    """What calls inside the block would launch on a GPU, and what would wait for it.
+
+    To be used inside of `compiling`, where launches of Triton's kernels do nothing else.
+    """
+
+    _NEITHER = (
+        *(
+            "__get__",
+            "data_ptr",
+            "dim",
+            "element_size",
+            "is_contiguous",
+            "stride",
+            "storage_offset",
+        ),
+        *("__len__", "numel", "tolist", "empty", "empty_like", "view", "flatten", "expand", "iter"),
+        *("__iter__", "unbind", "tensor", "__getitem__"),
+    )
+    _WAIT = ("__int__", "__bool__", "__index__", "item", "nonzero", "unique", "equal", "all", "any")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[str] = []
+        self.waits: list[str] = []
+        self._patch = mock.patch.object(JITFunction, "run", self._noting(JITFunction.run))
+
+    def __enter__(self) -> Launches:
+        self._patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patch.stop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        picks = name in ("__getitem__", "__setitem__") and isinstance(args[1], torch.Tensor)
+        if name in self._WAIT or (picks and args[1].dtype == torch.bool):
+            self.waits.append(name)
+        elif picks or name not in self._NEITHER:
+            self.launched.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(kernel: JITFunction, *args: Any, **kwargs: Any) -> Any:
+            self.launched.append(kernel.__name__)
+            return run(kernel, *args, **kwargs)
+
+        return noted
 
 
 def _measured(name: str, ptx: str, log: str) -> Compiled:

@@ -94,7 +94,7 @@ def test_decode(k, m, n, width):
         (13, 5, True, 1, {}),
         (64, 3, False, 0, {}),
         (1, 4, True, 0, {}),
-        (1024, 2, True, 3, {}),
+        (520, 2, True, 3, {}),
         (16, 0, True, 0, {}),
         (13, 5, True, 1, {"weight_decay": 0.1}),
         (13, 5, True, 1, {"weight_decay": 0.1, "decoupled": True}),

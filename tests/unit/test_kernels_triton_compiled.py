@@ -17,8 +17,8 @@ MOST_REGISTERS = {"update adagrad": 128, "update adam": 128}
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, list[dict]]:
-    """What each case of the program compiled."""
+def told() -> dict[str, dict]:
+    """What the program found out."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     program = TESTS / "support/programs/compile_kernels.py"
     done = subprocess.run(
@@ -31,6 +31,12 @@ def compiled() -> dict[str, list[dict]]:
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
     return found
+
+
+@pytest.fixture(scope="module")
+def compiled(told: dict[str, dict]) -> dict[str, list[dict]]:
+    """What each case of the program compiled."""
+    return told["compiled"]
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +114,17 @@ def test_nothing_is_compiled_after_the_warm_up(compiled):
     assert len(compiled["run"]) > 20
     assert compiled["later"] == []
     assert [kernel["kernel"] for kernel in compiled["other width"]] == ["_move"]
+
+
+def test_a_call_launches_a_few_kernels_and_waits_for_none(told):
+    """The one wait is for how many rows `unique_by_unit` returns."""
+    launches = told["launches"]
+    assert launches.pop("made to wait")[1] == ["__getitem__"]
+    assert {name: waits for name, (_, waits) in launches.items() if waits} == {
+        "unique_by_unit": ["__int__"]
+    }
+    few = {"update_logged": 7, "dot_interaction_backward": 4, "unique_by_unit": 5}
+    few |= {"update_with_delta": 2, "merge_records": 4, "scatter_add": 3, "scatter_add unique": 2}
+    few |= {"decode": 2, "hash_uniform": 3}
+    for name, (launched, _) in launches.items():
+        assert 1 <= len(launched) <= few.get(name, 1), (name, launched)
