@@ -7,6 +7,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton")
 
 from ecrm.coding import ReedSolomon  # noqa: E402
+from ecrm.kernels import dispatch  # noqa: E402
 from ecrm.kernels.decode import decode  # noqa: E402
 from ecrm.kernels.dot_interaction import dot_interaction, dot_interaction_backward  # noqa: E402
 from ecrm.kernels.hash_uniform import begin_rows, hash_uniform  # noqa: E402
@@ -22,6 +23,7 @@ from ecrm.kernels.records import (  # noqa: E402
 from ecrm.kernels.scatter_add import scatter_add  # noqa: E402
 from ecrm.kernels.sparse_update import OPTIMIZERS, sparse_update, state_widths  # noqa: E402
 from ecrm.kernels.unit_order import unique_by_unit  # noqa: E402
+from ecrm.kernels.warm_up import Shapes, warm_up  # noqa: E402
 
 
 def random_bytes(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -344,11 +346,10 @@ def test_merge_records(width):
 
 
 def test_a_log_without_a_counter_is_refused():
-    log = RecordLog(
-        torch.zeros(4, dtype=torch.int64), random_bytes(4, 8), torch.zeros(4, dtype=torch.int32)
-    )
+    numbers, places = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int32)
+    log = RecordLog(numbers.to(DEVICE), random_bytes(4, 8), places.to(DEVICE))
     with pytest.raises(ValueError, match="a log without a counter"):
-        merge_records(log, torch.tensor([1]), random_bytes(1, 8), backend="triton")
+        merge_records(log, torch.tensor([1]).to(DEVICE), random_bytes(1, 8), backend="triton")
 
 
 @pytest.mark.parametrize("dimension", [16, 5])
@@ -414,3 +415,12 @@ def test_unique_by_unit(units, rows):
     results = [unique_by_unit(numbers, units, backend) for backend in ("reference", "triton")]
     for expected, found in zip(*results):
         assert torch.equal(found, expected)
+
+
+def test_the_warm_up_calls_every_operation(monkeypatch):
+    monkeypatch.setattr(dispatch, "_taken", {})
+    warm_up(Shapes(dimension=4, optimizer="adam", features=1), DEVICE, "triton")
+    operations = {"parity_apply", "sparse_update", "decode", "scatter_add", "dot_interaction"}
+    operations |= {"hash_uniform", "begin_rows", "unique_by_unit", "merge_records"}
+    operations |= {f"{name}_records" for name in ("gather", "scatter", "xor")}
+    assert dispatch.taken() == dict.fromkeys(operations, "triton")
