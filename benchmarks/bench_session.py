@@ -6,18 +6,20 @@
 
 All train one model, DLRM, with the same tables, slots, samples and initial values:
   session           benchmarks/session_dlrm.py under `ecrm launch`: TorchRec's own DLRM
+  session-parts     the same, without the copy of all pooled rows that DLRM's SparseArch makes; the
+                    built-in trainer makes none
   trainer           `ecrm launch CONFIG`, the interaction by ECRM's kernel, the default
-  trainer-torchrec  the same with model.dense_arch=torchrec: the modules that the session trains
+  trainer-torchrec  the same with model.dense_arch=torchrec: the modules that session-parts trains
   torchrec-*        TorchRec DistributedModelParallel over gloo (benchmarks/peer_torchrec.py), with
                     and without its own pipelining; its slower plans are left to bench_step.py
 
 Session and trainer have the same protection, erasure with m=1 and a commit every step. TorchRec has
 none. Each has as many processes, which are server and trainer in one.
 
-The session is interleaved with the others (lib/interleaved.py): first with the built-in trainer,
-then with TorchRec, with one id per bag, and then with 20. A sample's bag of 20 has the ids of as
-many successive rows of the data. Samples per second are the global batch over the mean step of a
-turn, and the median of the turns. Ratios are of neighbouring turns, then their median.
+A session is interleaved with others (lib/interleaved.py): session-parts with the built-in trainer,
+then session with TorchRec, with one id per bag, and then with 20. A sample's bag of 20 has the ids
+of as many successive rows of the data. Samples per second are the global batch over the mean step
+of a turn, and the median of the turns. Ratios are of neighbouring turns, then their median.
 
 The mean loss of the first 10 steps is in the CSV: it shows that all train the same. Memory is
 treated alike, as in bench_step.py; three runs at once need 16 GB. Writes
@@ -68,11 +70,12 @@ PEERS = ("torchrec-planner", "torchrec-planner-pipelined")
 
 @dataclass(frozen=True)
 class Case:
-    """What the session is interleaved with at one time, on bags of so many ids.
+    """A session and what it is interleaved with at one time, on bags of so many ids.
 
     It has so many turns, of as many steps each.
     """
 
+    session: str
     beside: str
     ids_per_bag: int
     others: tuple[str, ...]
@@ -105,9 +108,9 @@ class Size:
 FULL = Size(
     rounds=3,
     cases=(
-        Case("trainer", 1, TRAINERS, turns=10, turn_steps=12),
-        Case("torchrec", 1, PEERS, turns=5, turn_steps=8),
-        Case("torchrec", 20, PEERS, turns=5, turn_steps=6),
+        Case("session-parts", "trainer", 1, TRAINERS, turns=10, turn_steps=12),
+        Case("session", "torchrec", 1, PEERS, turns=5, turn_steps=8),
+        Case("session", "torchrec", 20, PEERS, turns=5, turn_steps=6),
     ),
     rows=500_000,
     ranks=5,
@@ -124,8 +127,8 @@ FULL = Size(
 SMOKE = Size(
     rounds=1,
     cases=(
-        Case("trainer", 1, ("trainer-torchrec",), turns=2, turn_steps=16),
-        Case("torchrec", 20, ("torchrec-planner-pipelined",), turns=2, turn_steps=16),
+        Case("session-parts", "trainer", 1, ("trainer-torchrec",), turns=2, turn_steps=16),
+        Case("session", "torchrec", 20, ("torchrec-planner-pipelined",), turns=2, turn_steps=16),
     ),
     rows=12_000,
     ranks=2,
@@ -173,7 +176,8 @@ def not_decided(sets: Mapping[str, Any]) -> dict[str, Any]:
 def program(name: str, folder: Path, sets: Mapping[str, Any], ids_per_bag: int) -> Program:
     """A contender, endless."""
     bags = ["--ids-per-bag", str(ids_per_bag)]
-    if name == "session":
+    if name.startswith("session"):
+        bags += ["--parts"] if name == "session-parts" else []
         own = ["quickstart", *measure.set_words({**sets, "train.steps": ENDLESS}), *bags]
         outer = measure.set_words({**not_decided(sets), **TELLS_OFTEN})
         return launched([str(SCRIPT), *outer], folder, own)
@@ -191,7 +195,7 @@ def first_loss(name: str, folder: Path) -> float:
         return ToldSteps(folder).first_loss(FIRST)
     events, _ = parse_events((folder / "events.jsonl").read_text())
     told = next(event for event in events if event["event"] == "progress")
-    loss: float = told["logged"]["loss"] if name == "session" else told["loss"]
+    loss: float = told["logged"]["loss"] if name.startswith("session") else told["loss"]
     return loss
 
 
@@ -199,7 +203,7 @@ def measured(
     folder: Path, case: Case, sets: Mapping[str, Any], size: Size, order: random.Random
 ) -> list[dict[str, Any]]:
     """Rows of the CSV, one of each contender of a case, from one start of each."""
-    names = order.sample(("session", *case.others), 1 + len(case.others))
+    names = order.sample((case.session, *case.others), 1 + len(case.others))
     seconds = interleave(
         {name: program(name, folder / name, sets, case.ids_per_bag) for name in names},
         size.warm_steps,
@@ -216,13 +220,14 @@ def measured(
             "samples_per_second": round(sets["train.global_batch"] / statistics.median(mine)),
             "session_over_this": round(
                 statistics.median(
-                    this / session for this, session in zip(mine, seconds["session"], strict=True)
+                    this / session
+                    for this, session in zip(mine, seconds[case.session], strict=True)
                 ),
                 4,
             ),
             "first_logloss": round(first_loss(name, folder / name), 6),
         }
-        for name, mine in sorted(seconds.items(), key=lambda of: of[0] != "session")
+        for name, mine in sorted(seconds.items(), key=lambda of: of[0] != case.session)
     ]
 
 
@@ -286,7 +291,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for regime, ids_per_bag, other, bar in SESSION_BARS:
         if ratios := session_ratios(rows, regime, ids_per_bag, other):
             print(
-                f"{regime:>15} bags of {ids_per_bag:>2} session / {other}: "
+                f"{regime:>15} bags of {ids_per_bag:>2} a session / {other}: "
                 f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
                 f"bar {bar}"
             )

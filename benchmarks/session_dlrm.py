@@ -1,17 +1,22 @@
 """The session of bench_session.py: an ordinary script that trains TorchRec's DLRM.
 
-    ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20]
+    ecrm launch benchmarks/session_dlrm.py ... -- CONFIG [--set a.b=c] [--ids-per-bag 20] [--parts]
 
 Reads the same config as the built-in trainer and the TorchRec peer (data, model, batch, optimizers,
 steps, slots), and trains the same model from the same values on the same batches. The session
 itself is run with the options of `ecrm launch`.
+
+DLRM's SparseArch copies all pooled rows once more. With --parts, the script calls the other modules
+of the model itself, on pooled rows as they come. The built-in trainer has the same modules.
 """
 
 from __future__ import annotations
 
 import argparse
 
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.datasets.utils import Batch
 
 import ecrm
 from ecrm.config import load_config
@@ -21,13 +26,27 @@ parser = argparse.ArgumentParser()
 parser.add_argument("config")
 parser.add_argument("--set", action="append", default=[])
 parser.add_argument("--ids-per-bag", type=int, default=1)
+parser.add_argument("--parts", action="store_true", help="without the copy of SparseArch")
 typed = parser.parse_args()
 config = load_config(typed.config, typed.set)
 check("session_dlrm", config, config.slots)
 dataset = open_dataset(config)
 
+model = plain_dlrm(config, tables_of(config, dataset))
+
+
+def logits_of(batch: Batch) -> Tensor:
+    """One logit for each sample, [B, 1]."""
+    dense, bags = batch.dense_features, batch.sparse_features
+    if not typed.parts:
+        return model(dense, bags)
+    pooled = model.sparse_arch.embedding_bag_collection(bags).values()
+    pooled = pooled.view(len(dense), -1, config.model.embedding_dim)
+    return model.over_arch(model.inter_arch(model.dense_arch(dense), pooled))
+
+
 session = ecrm.Session(
-    plain_dlrm(config, tables_of(config, dataset)),
+    model,
     slots=config.slots,
     seed=config.train.seed,
     dense_optimizer=lambda parameters: dense_adagrad(config, parameters),
@@ -36,7 +55,6 @@ for batch in session.steps(
     lambda step, slot: read_batch(dataset, config, step, slot, config.slots, typed.ids_per_bag),
     config.train.steps,
 ):
-    logits = session.model(batch.dense_features, batch.sparse_features).squeeze(1)
-    loss = binary_cross_entropy_with_logits(logits, batch.labels)
+    loss = binary_cross_entropy_with_logits(logits_of(batch).squeeze(1), batch.labels)
     loss.backward()
     session.log(loss=loss)

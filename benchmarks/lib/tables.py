@@ -296,7 +296,7 @@ def session(rows: Sequence[Row]) -> list[str]:
                 contender,
                 spread(numbers(mine, "step_ms"), 1),
                 spread(numbers(mine, "samples_per_second")),
-                "" if contender == "session" else spread(ratio, 3),
+                "" if contender.startswith("session") else spread(ratio, 3),
             )
         )
     return markdown(

@@ -23,6 +23,9 @@ from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import RowSource
 
+LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor]
+"""Entries of a group, pooling, fetched rows [U, D] and places among them [n]."""
+
 
 class _Rows:
     """What both collections have: a source of rows, in a session.
@@ -71,9 +74,7 @@ class _Rows:
     def _pooling(self, config: Any) -> str:
         return ""
 
-    def _looked_up(
-        self, features: object, jagged: dict[str, JaggedTensor]
-    ) -> list[tuple[tuple[Entry, ...], str, Tensor, Tensor]]:
+    def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
         """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
         fetched = self._source.current if self._source is not None else None
         if fetched is None:
@@ -116,25 +117,50 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         inverse = reorder_inverse_indices(
             kjt.inverse_indices_or_none(), list(chain.from_iterable(self._feature_names))
         )
-        pooled = [torch.empty(0)] * len(self._embedding_names)
-        for entries, pooling, rows, places in self._looked_up(features, jagged):
-            members = [jagged[entry.feature] for entry in entries]
-            lengths = [member.lengths() for member in members]
-            weights = [member.weights() for member in members] if self.is_weighted() else None
-            bags = pool(
-                rows,
-                places,
-                torch.cat(lengths).long(),
-                pooling,
-                None if weights is None else torch.cat(weights),
-            )
-            parts = bags.split([length.numel() for length in lengths])
-            for entry, part in zip(entries, parts):
-                pooled[entry.number] = part
+        looked_up = self._looked_up(features, jagged)
+        if inverse.numel() == 0 and self._in_one_piece(looked_up, jagged):
+            ((entries, pooling, rows, places),) = looked_up
+            values = self._bags(entries, jagged, pooling, rows, places, len(entries))
+        else:
+            pooled = [torch.empty(0)] * len(self._embedding_names)
+            for entries, pooling, rows, places in looked_up:
+                bags = self._bags(entries, jagged, pooling, rows, places)
+                parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
+                for entry, part in zip(entries, parts):
+                    pooled[entry.number] = part
+            values = process_pooled_embeddings(pooled, inverse)
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
-            values=process_pooled_embeddings(pooled, inverse),
+            values=values,
+        )
+
+    def _in_one_piece(self, looked_up: Sequence[LookedUp], jagged: dict[str, JaggedTensor]) -> bool:
+        """Whether one operation can give the output: one group, in its order, of equal batches."""
+        entries = [entry for group in looked_up for entry in group[0]]
+        batches = {jagged[entry.feature].lengths().numel() for entry in entries}
+        numbers = [entry.number for entry in entries]
+        return len(looked_up) == len(batches) == 1 and numbers == sorted(numbers)
+
+    def _bags(
+        self,
+        entries: Sequence[Entry],
+        jagged: dict[str, JaggedTensor],
+        pooling: str,
+        rows: Tensor,
+        places: Tensor,
+        features: int = 1,
+    ) -> Tensor:
+        """The bags of a group, feature after feature; side by side where their number is given."""
+        members = [jagged[entry.feature] for entry in entries]
+        weights = [member.weights() for member in members] if self.is_weighted() else None
+        return pool(
+            rows,
+            places,
+            torch.cat([member.lengths() for member in members]).long(),
+            pooling,
+            None if weights is None else torch.cat(weights),
+            features,
         )
 
 

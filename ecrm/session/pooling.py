@@ -20,15 +20,23 @@ from ecrm.kernels.scatter_add import scatter_add
 
 
 def pool(
-    rows: Tensor, places: Tensor, lengths: Tensor, mode: str, weights: Tensor | None = None
+    rows: Tensor,
+    places: Tensor,
+    lengths: Tensor,
+    mode: str,
+    weights: Tensor | None = None,
+    features: int = 1,
 ) -> Tensor:
     """Sums or means of bags of rows, float32 [B, D]; an empty bag gives zeros.
 
     `rows` is float32 [U, D]; `places`, int64 [n], says which row each use is. Bag after bag,
     `lengths`, int64 [B], says how many uses are in it. `mode` is `sum` or `mean`. Rows are
     multiplied by `weights`, float32 [n], if that is given, and then `mode` is `sum`.
+
+    The bags of several `features` follow each other, B / features of each. Those of one sample then
+    come out side by side: float32 [B / features, features * D].
     """
-    return _pool(rows, places, lengths, mode, weights)
+    return _pool(rows, places, lengths, mode, weights, features)
 
 
 def spread(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -39,23 +47,38 @@ def spread(rows: Tensor, places: Sequence[Tensor]) -> tuple[Tensor, ...]:
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, places: Tensor, lengths: Tensor, mode: str, weights: Tensor | None
+        ctx: Any,
+        rows: Tensor,
+        places: Tensor,
+        lengths: Tensor,
+        mode: str,
+        weights: Tensor | None,
+        features: int,
     ) -> Tensor:
         ctx.save_for_backward(rows, places, lengths, weights)
-        ctx.mode = mode
+        ctx.mode, ctx.features = mode, features
+        if features > 1:
+            order = _by_sample(torch.arange(lengths.numel(), dtype=torch.int32), features)
+            lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
+                order, lengths, places, weights, places.numel()
+            )
         ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-        return embedding_bag(
+        bags: Tensor = embedding_bag(
             places, rows, ends, mode=mode, per_sample_weights=weights, include_last_offset=True
         )
+        return bags.view(-1, features * rows.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, places, lengths, weights = ctx.saved_tensors
-        gradients, of_rows, of_weights = gradients.contiguous(), torch.zeros_like(rows), None
-        bags = torch.repeat_interleave(lengths, output_size=places.numel())
+        gradients = gradients.contiguous().view(-1, rows.shape[1])  # of bags, sample by sample
+        of_rows, of_weights = torch.zeros_like(rows), None
+        numbers = torch.arange(lengths.numel()).view(-1, ctx.features).t().reshape(-1)
+        bags = torch.repeat_interleave(numbers, lengths, output_size=places.numel())
         if ctx.mode == "mean":
-            gradients = gradients / lengths.clamp(min=1).unsqueeze(1)
+            counts = _by_sample(lengths, ctx.features).clamp(min=1)
+            gradients = gradients / counts.unsqueeze(1)
         if weights is None:
             scatter_add(of_rows, places, gradients, picked=bags)
         else:
@@ -63,7 +86,12 @@ class _Pool(torch.autograd.Function):
             if ctx.needs_input_grad[4]:
                 of_weights = (rows.index_select(0, places) * of_uses).sum(1)
             scatter_add(of_rows, places, of_uses * weights.unsqueeze(1))
-        return of_rows, None, None, None, of_weights
+        return of_rows, None, None, None, of_weights, None
+
+
+def _by_sample(of_bags: Tensor, features: int) -> Tensor:
+    """The same [B], not feature by feature but sample by sample."""
+    return of_bags.view(features, -1).t().reshape(-1)
 
 
 class _Spread(torch.autograd.Function):
@@ -82,5 +110,5 @@ class _Spread(torch.autograd.Function):
         return of_rows, *[None] * len(gradients)
 
 
-_pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None], Tensor] = _Pool.apply
+_pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None, int], Tensor] = _Pool.apply
 _spread: Callable[..., tuple[Tensor, ...]] = _Spread.apply

@@ -51,19 +51,20 @@ def test_session(committed_results, benchmark_data, tmp_path, capsys):
     benchmark.main(["--smoke", "--data", str(benchmark_data), "--output", str(target)])
     found = {(line["beside"], line["contender"]): line for line in measured(target)}
     assert list(found) == [
-        ("trainer", "session"),
+        ("trainer", "session-parts"),
         ("trainer", "trainer-torchrec"),
         ("torchrec", "session"),
         ("torchrec", "torchrec-planner-pipelined"),
     ]
     assert all(float(line["samples_per_second"]) > 0 for line in found.values())
     for beside, contender in found:
-        mine, line = found[beside, "session"], found[beside, contender]
+        session = "session-parts" if beside == "trainer" else "session"
+        mine, line = found[beside, session], found[beside, contender]
         ratio = float(line["session_over_this"])
-        assert ratio == 1 if contender == "session" else 0.05 < ratio < 20
+        assert ratio == 1 if contender == session else 0.05 < ratio < 20
         # Same batches, initial values and optimizers; some only round differently.
         losses = [float(each["first_logloss"]) for each in (mine, line)]
         assert 0.1 < losses[0] < 1 and abs(losses[0] - losses[1]) < 2e-5
-    one_id, bags = (found[beside, "session"]["first_logloss"] for beside in ("trainer", "torchrec"))
-    assert one_id != bags
-    assert "session / torchrec: " in capsys.readouterr().out
+    one_id, bags = found["trainer", "session-parts"], found["torchrec", "session"]
+    assert one_id["first_logloss"] != bags["first_logloss"]
+    assert "a session / torchrec: " in capsys.readouterr().out

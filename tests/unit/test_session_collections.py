@@ -23,6 +23,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
+from ecrm.session.pooling import pool
 from ecrm.session.row_source import RowSource
 from support.fetching import a_batch, check_gradients, fetched_rows
 
@@ -182,7 +183,7 @@ def test_one_operation_per_row_space_and_pooling(monkeypatch):
 
     calls, real = [], collections_module.pool
     monkeypatch.setattr(
-        collections_module, "pool", lambda *given: calls.append(given[3]) or real(*given)
+        collections_module, "pool", lambda *given: calls.append(given[3:]) or real(*given)
     )
     tables = [
         EmbeddingBagConfig(
@@ -198,7 +199,12 @@ def test_one_operation_per_row_space_and_pooling(monkeypatch):
     kjt = a_batch(random.Random(0), {f"f{i}": 9 for i in range(8)}, 3)
     session.fetch(kjt)
     session.collections[0](kjt)
-    assert sorted(calls) == ["mean", "sum", "sum"]
+    assert sorted(calls) == [("mean", None, 1), ("sum", None, 1), ("sum", None, 1)]
+    alike = InSession(torchrec.EmbeddingBagCollection(tables[::4]))
+    alike.fetch(kjt)
+    calls.clear()
+    alike.collections[0](kjt)
+    assert calls == [("sum", None, 2)], "bags of one kind come out side by side"
 
 
 def test_inverse_indices_and_a_batch_size_per_feature():
@@ -554,3 +560,28 @@ def test_kjts_are_found_in_batches_of_any_kind():
     assert find_kjts([[[[a]]]]) == [] and find_kjts([[[a]]]) == [a]
     assert find_kjts(nn.Linear(1, 1)) == [] and find_kjts(None) == []
     assert find_kjts(JaggedTensor(a.values(), lengths=a.lengths())) == []
+
+
+@pytest.mark.parametrize("samples", [0, 1, 5])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+def test_bags_of_a_sample_side_by_side_are_those_of_one_feature_each(mode, samples):
+    torch.manual_seed(3)
+    features, width = 3, 4
+    lengths = torch.randint(0, 4, (features * samples,))
+    places = torch.randint(0, 7, (int(lengths.sum()),))
+    found = []
+    for at_once in (True, False):
+        rows = torch.arange(28.0).view(7, width).div(7).requires_grad_()
+        weights = (
+            torch.arange(1.0, 1 + len(places)).requires_grad_() if mode == "weighted" else None
+        )
+        given = (rows, places, lengths, "sum" if mode == "weighted" else mode, weights)
+        if at_once:
+            bags = pool(*given, features)
+        else:
+            bags = torch.cat(pool(*given).split([samples] * features), 1)
+        assert bags.shape == (samples, features * width)
+        (bags * torch.arange(1.0, 1 + bags.numel()).view(bags.shape)).sum().backward()
+        found.append((bags, rows.grad, weights.grad if weights is not None else None))
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
