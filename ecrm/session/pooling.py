@@ -8,7 +8,7 @@ Legend: U rows of D floats, n places among them, B bags.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,19 +73,19 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, places, lengths, weights = ctx.saved_tensors
         gradients = gradients.contiguous().view(-1, rows.shape[1])  # of bags, sample by sample
-        of_rows, of_weights = torch.zeros_like(rows), None
+        of_weights = None
         numbers = torch.arange(lengths.numel()).view(-1, ctx.features).t().reshape(-1)
         bags = torch.repeat_interleave(numbers, lengths, output_size=places.numel())
         if ctx.mode == "mean":
             counts = _by_sample(lengths, ctx.features).clamp(min=1)
             gradients = gradients / counts.unsqueeze(1)
         if weights is None:
-            scatter_add(of_rows, places, gradients, picked=bags)
+            of_rows = _summed(rows.shape, [(places, gradients, bags)])
         else:
             of_uses = gradients.index_select(0, bags)
             if ctx.needs_input_grad[4]:
                 of_weights = (rows.index_select(0, places) * of_uses).sum(1)
-            scatter_add(of_rows, places, of_uses * weights.unsqueeze(1))
+            of_rows = _summed(rows.shape, [(places, of_uses * weights.unsqueeze(1), None)])
         return of_rows, None, None, None, of_weights, None
 
 
@@ -104,10 +104,21 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_rows = torch.zeros(ctx.shape)
-        for places, part in zip(ctx.saved_tensors, gradients):
-            scatter_add(of_rows, places, part.contiguous())
-        return of_rows, *[None] * len(gradients)
+        uses = [
+            (places, part.contiguous(), None) for places, part in zip(ctx.saved_tensors, gradients)
+        ]
+        return _summed(ctx.shape, uses), *[None] * len(gradients)
+
+
+def _summed(shape: Sequence[int], uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
+    """Sums of rows, [U, D] of that shape: (places, values, picked) as `scatter_add` has them."""
+    sums, seen = torch.empty(shape), torch.zeros(shape[0], dtype=torch.uint8)
+    for places, values, picked in uses:
+        scatter_add(sums, places, values, picked=picked, seen=seen)
+    unused = seen == 0
+    if unused.any():
+        sums[unused] = 0
+    return sums
 
 
 _pool: Callable[[Tensor, Tensor, Tensor, str, Tensor | None, int], Tensor] = _Pool.apply
