@@ -187,6 +187,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "short for --set train.profile=true",
     )
     parser.add_argument(
+        "--check-determinism",
+        dest="set",
+        action="append",
+        type="train.check_determinism={}".format,
+        metavar="N",
+        help="with a script: compute each slot of the first N steps twice, and end where a bit "
+        "differs; short for --set train.check_determinism=N",
+    )
+    parser.add_argument(
         "--run-dir",
         type=Path,
         metavar="DIR",

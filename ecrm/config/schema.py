@@ -175,6 +175,12 @@ class TrainConfig:
             "warn": "The run says so, at most once in train.log_every_steps steps, and goes on.",
         },
     )
+    check_determinism: int = key(
+        0,
+        "For scripts: each slot of so many first steps is computed twice. Where a bit differs, the "
+        "run ends and names the first parameter or row.",
+        minimum=0,
+    )
     profile: bool = key(
         False,
         "Time every phase and every call between ranks. "

@@ -180,6 +180,11 @@ class ModuleReplica:
                 )
         return flat
 
+    def parts_of(self, contribution: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """(name of a trained parameter, its part of a contribution), in the module's order."""
+        for name, (_, part) in zip(self._trained, self._parts(contribution), strict=True):
+            yield name, part
+
     def _parts(self, flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(trained parameter, its part of a contribution, a view of its shape)."""
         for start, parameter in zip(self._starts, self._trained.values(), strict=True):

@@ -102,7 +102,7 @@ def start_run(wanted: Wanted) -> Started:
         rank.place = place
         whereabouts.be_at(place if isinstance(place, Place) else None)
 
-    return Started(rank_run, doing, progress.logged)
+    return Started(rank_run, doing, progress.logged, config.train.check_determinism)
 
 
 def _rank_run(

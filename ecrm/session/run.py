@@ -44,11 +44,14 @@ class Started:
       through.
     - `logged(step, {slot: {name: value}})`: what slots have logged in a committed step, each step
       once and in order.
+    - `check_steps`: of so many steps each slot is computed twice, to see whether the bits are the
+      same.
     """
 
     run: Run
     doing: Callable[[Place | str], None] = _ignore
     logged: Callable[[int, Mapping[int, Mapping[str, float]]], None] = _ignore
+    check_steps: int = 0
 
 
 def too_late(engine: Engine, trained: int) -> Unrecoverable:

@@ -17,6 +17,7 @@ from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_rows import BatchRows
+from ecrm.session.determinism_check import check_same
 from ecrm.session.row_source import FetchedRows, RowSource
 
 Doing = Callable[[Place | str], None]
@@ -102,6 +103,25 @@ class SlotWork:
         self._logged, self._versions = {}, self._replica.versions
         self._doing(Place(part.step, part.slot))
         return part.batch.batch
+
+    def again(self, part: SlotStep[SessionBatch], batch: SessionBatch) -> None:
+        """Have a slot computed once more, with its batch made anew; UsageError for other rows."""
+        pairs = zip(part.batch.rows.rows, batch.rows.rows, strict=True)
+        if not all(torch.equal(one, other) for one, other in pairs):
+            raise UsageError(
+                f"the batch of step {part.step}, slot {part.slot} was made twice, and asked for "
+                "other rows",
+                otherwise="let it depend on step and slot alone",
+            )
+        part.batch, part.values = batch, [values.detach() for values in part.values]
+
+    def check_same(
+        self, part: SlotStep[SessionBatch], first: SlotResult, second: SlotResult
+    ) -> None:
+        """Raise UsageError where the user's code has computed two results for a slot."""
+        place = str(Place(part.step, part.slot))
+        spaces = self._engine.state.spaces
+        check_same(place, first, second, self._replica, spaces, part.batch.rows.rows)
 
     def finish(self, part: SlotStep[SessionBatch]) -> SlotResult:
         """What the user's code has come to; gradients are divided by the number of slots.

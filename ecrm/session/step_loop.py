@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from ecrm.console import say
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.sealed import sealed
 from ecrm.rank.step_loop import StepLoop
+from ecrm.session.determinism_check import kept
 from ecrm.session.run import Started, too_late
 from ecrm.session.slot_work import SessionBatches, SlotWork
 
@@ -134,6 +136,7 @@ class SessionLoop:
             LogDelivery(started, tell).deliver,
         )
         self._over = False
+        self._batches, self._check_until = batches, self._engine.step + started.check_steps
 
     @property
     def between_steps(self) -> bool:
@@ -146,11 +149,32 @@ class SessionLoop:
 
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
+        checking = self._check_until > self._engine.step
         for parts in self._loop:
+            if checking and self._engine.step >= self._check_until:
+                checking = self._tell_checked()
             for part in parts:
+                first = None
+                if part.step < self._check_until:
+                    yield self._work.begin(part)
+                    first = kept(self._work.finish(part))
+                    self._work.again(part, self._batches.batch(part.step, part.slot))
                 yield self._work.begin(part)
                 part.result = self._work.finish(part)
+                if first is not None:
+                    self._work.check_same(part, first, part.result)
+        if checking:
+            self._tell_checked()
         self._over = True
+
+    def _tell_checked(self) -> bool:
+        """Say that nothing was found; returns False: nothing is checked any more."""
+        if self._engine.rank == self._engine.view.reporter:
+            say(
+                f"each slot of the steps before step {self._check_until} was computed twice, "
+                "to the same bits"
+            )
+        return False
 
     def went_back(self) -> None:
         """After every recovery that the loop has not seen: in an evaluation, say."""

@@ -9,6 +9,7 @@ from typing import Any
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.data.dataset_info import read_manifest
+from ecrm.errors import UsageError
 from ecrm.process.preflight import host_name
 from ecrm.rank.check_start import check_alike, check_kernels, check_started
 from ecrm.rank.collective_check import collective_check
@@ -45,6 +46,11 @@ def _open(started: int, config: Config) -> tuple[CriteoDataset, int]:
     Raises UsageError and DataError.
     """
     check_started(started, config)
+    if config.train.check_determinism:
+        raise UsageError(
+            "train.check_determinism is for scripts, whose code may compute otherwise each time",
+            {"train.check_determinism": 0},
+        )
     dataset = CriteoDataset.open(
         config.data.path, config.model.max_rows_per_table or None, config.data.eval_fraction
     )

@@ -1,0 +1,83 @@
+"""Whether user code computes a slot to the same bits twice, and what differs where it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ecrm.errors import UsageError
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.nested_state import same_bits, unpacked
+from ecrm.placement.tables import RowSpace
+from ecrm.rank.step_loop import SlotResult
+
+
+def check_same(
+    place: str,
+    first: SlotResult,
+    second: SlotResult,
+    replica: ModuleReplica,
+    spaces: Sequence[RowSpace],
+    rows: Sequence[Tensor],
+) -> None:
+    """Raise UsageError with the first thing in which two results of one slot differ.
+
+    `rows` are the row numbers that the slot has looked up by space, int64 [U].
+    """
+    found = next(_differences(first, second, replica, spaces, rows), "")
+    if found:
+        raise UsageError(
+            f"{place} was computed twice, and {found}",
+            otherwise="look for operations without a fixed order, for random numbers that are not "
+            "drawn from torch, random or numpy, and for what the loop's body keeps between slots",
+        )
+
+
+def kept(result: SlotResult) -> SlotResult:
+    """A result whose memory the next one of the slot does not take."""
+    gradients = [gradient.clone() for gradient in result.gradients]
+    return SlotResult(gradients, result.contribution, result.note, result.trouble, result.state)
+
+
+def _differences(
+    first: SlotResult,
+    second: SlotResult,
+    replica: ModuleReplica,
+    spaces: Sequence[RowSpace],
+    rows: Sequence[Tensor],
+) -> Iterator[str]:
+    for (name, one), (_, other) in zip(
+        replica.parts_of(first.contribution), replica.parts_of(second.contribution), strict=True
+    ):
+        if not same_bits(one, other):
+            yield f"the gradient of {name} differs{_by(one, other)}"
+    for space, numbers, one, other in zip(
+        spaces, rows, first.gradients, second.gradients, strict=True
+    ):
+        differ = (one.view(torch.int32) != other.view(torch.int32)).any(1)
+        if differ.any():
+            place = space.in_words(numbers[differ].tolist())
+            yield f"the gradient of {place} differs{_by(one, other)}"
+    if (first.state is None) != (second.state is None):
+        yield "one time buffers have changed, the other time not"
+    elif first.state is not None and second.state is not None:
+        one_state, other_state = unpacked(first.state), unpacked(second.state)
+        for name in {**one_state, **other_state}:
+            if not _same(one_state.get(name), other_state.get(name)):
+                yield f"buffer {name} differs"
+    logged, again = (json.loads(bytes(result.note.tolist())) for result in (first, second))
+    for name in {**logged, **again}:
+        if str(logged.get(name)) != str(again.get(name)):
+            yield f"session.log({name}=...) differs: {logged.get(name)}, {again.get(name)}"
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else same_bits(one, other)
+
+
+def _by(one: Tensor, other: Tensor) -> str:
+    """By how much two gradients differ, at most."""
+    return f", by {float((one - other).abs().max()):.1e} at most"

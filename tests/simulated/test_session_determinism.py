@@ -1,0 +1,114 @@
+"""Slots that are computed twice at the start: what differs is named, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ecrm.errors import UsageError
+from ecrm.session.run import Started, Wanted
+from ecrm.session.session import Session
+from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from support.sessions import Train, run, train_two_tower
+
+CHECKED, STEPS = 3, 5
+
+
+def checking(prepare: Callable[[Session], None] = lambda session: None) -> Train:
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        def begin(wanted: Wanted) -> Started:
+            return replace(start(wanted), check_steps=CHECKED)
+
+        return train_two_tower(begin, STEPS, prepare)
+
+    return train
+
+
+@pytest.mark.parametrize("faults", [[], [PhaseFault(4, 2, "update")]], ids=["calm", "killed"])
+def test_what_is_computed_twice_trains_to_the_same_bits(faults):
+    passes: Counter[int] = Counter()
+
+    def count(session: Session) -> None:
+        def passed(*_: object) -> None:
+            passes[session.engine.step] += 1
+
+        session.model.register_forward_hook(passed)
+
+    left = run(faults, train=checking(count))
+    calm = run(train=lambda start: train_two_tower(start, STEPS))
+    assert left.deaths == len(faults)
+    assert (left.tables, left.dense, left.logged) == (calm.tables, calm.dense, calm.logged)
+    if not faults:
+        assert passes == {0: 4, 1: 4, 2: 4, 3: 2, 4: 2}
+
+
+class Drift:
+    """A number that is another one each time that it is asked for."""
+
+    def __init__(self) -> None:
+        self.number = 1.0
+
+    def __call__(self) -> float:
+        self.number *= 1.01
+        return self.number
+
+
+def outputs(session: Session) -> None:
+    drift = Drift()
+    session.model.register_forward_hook(lambda _, given, scores: scores * drift())
+
+
+def rows(session: Session) -> None:
+    drift = Drift()
+
+    def before(_: object, given: tuple[torch.Tensor, ...]) -> None:
+        given[0].register_hook(lambda gradient: gradient * drift())
+
+    session.model.norm.register_forward_pre_hook(before)
+
+
+def buffers(session: Session) -> None:
+    drift = Drift()
+
+    def after(norm: Any, given: object, out: object) -> None:
+        norm.num_batches_tracked += int(100 * drift())
+
+    session.model.norm.register_forward_hook(after)
+
+
+WRONG = {
+    r"step 0, slot . was computed twice, and the gradient of norm.weight differs, by": outputs,
+    r"the gradient of \d+ rows of table ebc.embedding_bags.user, row \d+ first.* differs": rows,
+    "buffer norm.num_batches_tracked differs: look for operations without a fixed order": buffers,
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_the_first_thing_that_differs_is_named(told):
+    with pytest.raises(ProgramFailed) as failed:
+        run(train=checking(WRONG[told]))
+    error = next(iter(failed.value.errors.values()))
+    assert "\n" not in str(error)
+    with pytest.raises(UsageError, match=told):
+        raise error
+    run(train=lambda start: train_two_tower(start, 2, WRONG[told]))  # which nobody checks
+
+
+def test_batches_that_ask_for_other_rows_are_told(monkeypatch):
+    import support.sessions as sessions
+
+    made, batch_of = Counter(), sessions.batch_of
+
+    def other_each_time(step: int, slot: int) -> Any:
+        made[step, slot] += 1
+        return batch_of(step + 50 * made[step, slot], slot)
+
+    monkeypatch.setattr(sessions, "batch_of", other_each_time)
+    with pytest.raises(ProgramFailed) as failed:
+        run(train=checking())
+    assert any("asked for other rows" in str(e) for e in failed.value.errors.values())
