@@ -3,7 +3,10 @@
 import itertools
 import json
 
+import numpy as np
+
 from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before, together
+from ecrm.rank.whereabouts import Whereabouts
 
 BODY, NEXT = Place(7, 1), Place(8, 1)
 NOWHERE, UNKNOWN = Fault(()), Fault.unknown([1, 3])
@@ -73,3 +76,15 @@ def test_an_error_is_tried_elsewhere_once_and_not_soon_again():
     other = raised_before({4: raised(NEXT), 5: raised(BODY)}, 5)
     assert other == "rank 4 failed in step 8, slot 1, too"
     assert not raised_before({4: raised(Place(200, 1)), 5: raised(BODY)}, 5)
+
+
+def test_a_rank_that_died_has_left_where_user_code_was():
+    word = np.zeros(1, np.int64)
+    places = [Place(0, 0), Place(0, 0, batch=True), Place(10**9, (1 << 20) - 1, batch=True), BODY]
+    for place in places:
+        Whereabouts(word, {}).be_at(place)
+        assert Whereabouts(word, {3: word.copy()}).when_dead(3) == (place,)
+    Whereabouts(word, {}).be_at(None)
+    others = Whereabouts(word, {3: word.copy()})
+    assert others.when_dead(3) == ()
+    assert others.when_dead(3) is others.when_dead(4) is None
