@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -33,6 +33,7 @@ class BatchRows:
         kjts: Sequence[object],
     ) -> None:
         self.rows, self._places = tuple(rows), places
+        self._made_of = {id(kjt): _ids_of(kjt) for kjt in kjts}
         self._kjts = tuple(kjts)  # held: a number of id() stays theirs
 
     @classmethod
@@ -42,7 +43,7 @@ class BatchRows:
         `kjts` are KeyedJaggedTensors or TensorDicts, as the model will get them. `spaces` is how
         many row spaces there are. An id that its table does not have asks for no row, and is no
         error here: the collection raises it where the model looks that id up. So a model may mend
-        ids before it looks them up. Not checked: that nobody changes the ids afterwards.
+        ids before it looks them up, in place or in a KeyedJaggedTensor of its own.
         """
         kjts, layouts = list({id(kjt): kjt for kjt in kjts}.values()), list(layouts)
         parts: list[list[Tensor]] = [[] for _ in range(spaces)]
@@ -74,13 +75,13 @@ class BatchRows:
         """Places among `rows` of the ids that a collection looks up, int64 [n], group by group.
 
         `features` are those of `kjt`. They are searched for if `kjt` is none of the batch, such as
-        one that the model made itself.
+        one that the model made itself, and if its ids were changed.
 
         Raises StrayId for an id that its table does not have, DataError for ids that are no whole
         numbers, UsageError for an id whose row was not fetched, and KeyError for a missing feature.
         """
         known = self._places.get((id(kjt), layout.number))
-        if known is not None:
+        if known is not None and _same(self._made_of[id(kjt)], _ids_of(kjt)):
             return known
         return [self._search(group, features) for group in layout.groups]
 
@@ -140,6 +141,24 @@ def _parts(value: object) -> Iterable[object]:
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     return list(getattr(value, "__dict__", {}).values())
+
+
+def _ids_of(kjt: Any) -> list[tuple[Tensor, int]]:
+    """The tensors of ids, and how often each was changed in place."""
+    tensors: list[Tensor] = (
+        [cast(Any, feature)._values for feature in kjt.values()]
+        if isinstance(kjt, TensorDict)
+        else [kjt.values()]
+    )
+    return [(ids, 0 if ids.is_inference() else ids._version) for ids in tensors]
+
+
+def _same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
+    """Whether nobody has changed ids since."""
+    return len(before) == len(now) and all(
+        ids is others and version == other
+        for (ids, version), (others, other) in zip(before, now, strict=True)
+    )
 
 
 def _features(kjt: Any) -> Mapping[str, JaggedTensor]:

@@ -74,6 +74,15 @@ class _Rows:
     def _pooling(self, config: Any) -> str:
         return ""
 
+    def _check_own(self, what: str) -> None:
+        """Raise UsageError where the rows are a session's, and not in this process."""
+        if self._source is not None:
+            raise UsageError(
+                f"{what} of the collection with table {self.configs()[0].name}, whose rows a "
+                "session keeps",
+                otherwise="call it before the session is made, or give the table an init_fn",
+            )
+
     def _looked_up(self, features: object, jagged: dict[str, JaggedTensor]) -> list[LookedUp]:
         """Entries, pooling, fetched rows [U, D] and places among them [n], group by group."""
         fetched = self._source.current if self._source is not None else None
@@ -106,6 +115,14 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
 
     def _pooling(self, config: Any) -> str:
         return str(pooling_type_to_str(config.pooling))
+
+    def reset_parameters(self) -> None:
+        """Draw all rows anew, as each table's config says.
+
+        Raises UsageError in a session, which begins with rows drawn so.
+        """
+        self._check_own("reset_parameters()")
+        super().reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
@@ -178,6 +195,14 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
     def configs(self) -> Sequence[Any]:
         """TorchRec's configs of the tables."""
         return list(self.embedding_configs())
+
+    def reset_parameters(self) -> None:
+        """Draw all rows anew, as each table's config says.
+
+        Raises UsageError in a session, which begins with rows drawn so.
+        """
+        self._check_own("reset_parameters()")
+        super().reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""

@@ -113,13 +113,14 @@ class Model(nn.Module):
 class Yardstick:
     """TorchRec's model, whose rows torch's optimizers update where a step's samples have them."""
 
-    def __init__(self, model: Model, chosen: dict[str, str]) -> None:
-        self.model = model
+    def __init__(self, model: Model, chosen: dict[str, str], rate: Callable[[int], float]) -> None:
+        self.model, self._rate, self._steps = model, rate, 0
         self._dense = torch.optim.Adam(model.over.parameters(), lr=0.01)
         self.rows = {
             name: (weight, *_made(chosen[name], weight))
             for name, weight in model.table_weights.items()
         }
+        self._rates = {name: made.param_groups[0]["lr"] for name, (_, made, _) in self.rows.items()}
 
     def step(self, batches: list[KeyedJaggedTensor]) -> list[float]:
         self.model.zero_grad()
@@ -129,6 +130,7 @@ class Yardstick:
         used = self._used(batches)
         for name, (weight, optimizer, parts) in self.rows.items():
             others = ~used[name]
+            optimizer.param_groups[0]["lr"] = self._rates[name] * self._rate(self._steps)
             before = weight.detach().clone(), *(p.clone() for p in self._state(name))
             optimizer.step()
             for now, then in zip((weight.detach(), *self._state(name)), before, strict=False):
@@ -136,6 +138,7 @@ class Yardstick:
             if len(before) == 1:  # the first step has made the state
                 for part in self._state(name):
                     part[others] = 0
+        self._steps += 1
         return [loss.item() for loss in losses]
 
     def _state(self, name: str) -> list[Tensor]:
@@ -199,14 +202,21 @@ def test_random_models_are_trained_as_torchrec_and_torch_do(name, seed):
         for slot in range(SLOTS)
     }
     begun = copy.deepcopy(model)
-    yardstick = Yardstick(copy.deepcopy(model), chosen)
+    rate = draw.choice([lambda step: 1.0, lambda step: 1 / (1 + step)])
+    _, *others = model.table_weights
+    frozen = {weight for weight in others if draw.random() < 0.15}
+    for weight, parameter in model.table_weights.items():
+        parameter.requires_grad_(weight not in frozen)
+    yardstick = Yardstick(copy.deepcopy(model), chosen, rate)
     for weight, parameter in model.table_weights.items():
         kind, numbers, _ = OPTIMIZERS[chosen[weight]]
-        apply_optimizer_in_backward(kind, [parameter], numbers)
+        if weight not in frozen:
+            apply_optimizer_in_backward(kind, [parameter], numbers)
     session = ecrm.Session(
         model,
         slots=SLOTS,
         dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        sparse_rate=rate,
     )
     logged: dict[int, list[float]] = {}
     session.on_commit(
@@ -223,8 +233,10 @@ def test_random_models_are_trained_as_torchrec_and_torch_do(name, seed):
     assert rows.keys() == yardstick.rows.keys()
     for weight, (theirs, *_) in yardstick.rows.items():
         close(rows[weight], theirs)
-        close(states[weight], yardstick.state(weight))
-        assert not torch.equal(rows[weight], begun.table_weights[weight])
+        unchanged = torch.equal(rows[weight], begun.table_weights[weight])
+        assert unchanged == (weight in frozen)
+        if not unchanged:
+            close(states[weight], yardstick.state(weight))
     close(session.model.over.weight.detach(), yardstick.model.over.weight)
 
 

@@ -280,6 +280,25 @@ def test_a_kjt_that_the_model_made_is_searched_for():
         session.collections[0](clicks([3]))
 
 
+@pytest.mark.parametrize("kind", ["kjt", "dict"])
+def test_a_model_may_change_ids_in_place(kind):
+    original = torchrec.EmbeddingBagCollection([item_table()])
+    session = InSession(original)
+    batch = clicks([7, 3, 50])
+    if kind == "dict":
+        values = torch.nested.nested_tensor_from_jagged(batch.values(), torch.arange(4))
+        batch = TensorDict({"clicked": values})
+    fetched = session.fetch(batch)
+    before = session.collections[0](batch).values()
+    assert torch.equal(before, original(batch).values())
+    fetched.batch._search = lambda *_: pytest.fail("searched for")
+    session.collections[0](batch)
+    del fetched.batch._search
+    (batch["clicked"]._values if kind == "dict" else batch.values()).clamp_(max=7)
+    changed = session.collections[0](batch).values()
+    assert torch.equal(changed, original(batch).values()) and not torch.equal(changed, before)
+
+
 def test_a_model_may_mend_ids_before_it_looks_them_up():
     """The session asks for no row of an id that no table has, nor reads one of the next table."""
     tables = [item_table(), EmbeddingBagConfig(name="next", num_embeddings=9, embedding_dim=4)]
@@ -427,6 +446,22 @@ def outcome(collection, kjt):
             for name, j in found.items()
         ]
     return found.keys(), found.length_per_key(), found.values().tolist()
+
+
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_rows_of_a_session_are_not_drawn_anew_by_the_script(kind):
+    bags = kind is EmbeddingBagCollection
+    config_type = EmbeddingBagConfig if bags else EmbeddingConfig
+    alone = kind([item_table(config_type, init_fn=nn.init.ones_)])
+    next(alone.parameters()).data.zero_()
+    alone.reset_parameters()
+    assert float(next(alone.parameters()).detach().min()) == 1.0
+    with pytest.raises(UsageError) as error:
+        InSession(alone).collections[0].reset_parameters()
+    assert str(error.value) == (
+        "reset_parameters() of the collection with table item, whose rows a session keeps: "
+        "call it before the session is made, or give the table an init_fn"
+    )
 
 
 def test_evaluation_builds_no_graph():
