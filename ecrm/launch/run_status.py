@@ -16,13 +16,19 @@ LOOK_BACK = 10
 class Standing:
     """What to show of a run of so many `steps`; `take` brings it up to date.
 
+    How many steps a script trains is not known at first: 0 until the run has started. Of a script
+    there is `steps_per_second` and what it has `logged`, of the built-in trainer
+    `samples_per_second`, loss and AUC.
     `rebuilding` are the shards that are not whole, `rebuilt` the share of their rows that is back.
     """
 
     steps: int
     started: bool = False
+    script: bool = False
     step: int = 0
     samples_per_second: float | None = None
+    steps_per_second: float | None = None
+    logged: dict[str, float] = field(default_factory=dict)
     loss: float | None = None
     auc: float | None = None
     failures_left: int | None = None
@@ -57,7 +63,8 @@ class Standing:
         return max(last + pace * (self.steps - step) - now, 0.0)
 
     def _start(self, event: Event) -> None:
-        self.started = True
+        self.started, self.script = True, "script" in event
+        self.steps = self.steps or event["config"]["train"]["steps"]
         self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
 
     def _progress(self, event: Event) -> None:
@@ -65,8 +72,10 @@ class Standing:
             return
         self.step = event["step"]
         self._seen.append((event["time"], self.step))
-        self.samples_per_second = event["samples_per_second"]
-        self.loss, self.auc, self.rebuilt = event["loss"], event["auc"], event["rebuilt"]
+        self.samples_per_second = event.get("samples_per_second")
+        self.steps_per_second = event.get("steps_per_second")
+        self.logged = event.get("logged", {})
+        self.loss, self.auc, self.rebuilt = event.get("loss"), event.get("auc"), event["rebuilt"]
 
     def _ended_early(self, event: Event) -> None:
         self.steps = event["step"]

@@ -117,12 +117,17 @@ def screen_of(stream: TextIO, standing: Standing, ranks: int) -> Screen | None:
 
 
 def _numbers(standing: Standing, wide: bool) -> str:
-    loss, area = (
-        "-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc)
-    )
-    rate = standing.samples_per_second
-    text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
-    text += "samples/s" if wide else "/s"
+    if standing.script:
+        logged = "".join(f"{name} {value:.4f}  " for name, value in standing.logged.items())
+        pace = standing.steps_per_second
+        text = f"{logged}{'-' if pace is None else f'{pace:,.1f}'} steps/s"
+    else:
+        loss, area = (
+            "-" if value is None else f"{value:.4f}" for value in (standing.loss, standing.auc)
+        )
+        rate = standing.samples_per_second
+        text = f"loss {loss}  auc {area}  {'-' if rate is None else f'{rate:,.0f}'} "
+        text += "samples/s" if wide else "/s"
     if wide and standing.failures_left is not None:
         text += f"  {survives_in_words(standing.failures_left)}"
     return text

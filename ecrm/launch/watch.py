@@ -108,10 +108,10 @@ def _pass_on(lines: Iterable[str], means_nothing: Callable[[str], bool]) -> None
 def watch_of(run_dir: Path, steps: int, ranks: int, tensorboard: bool = False) -> Watch:
     """The watch of a run of so many steps and ranks, with a screen where there is a terminal.
 
-    There is no screen where the number of steps is not known, 0.
+    The steps of a script are not known yet, 0: its start tells them.
     """
     followers: list[Follower] = [Scalars(run_dir)] if tensorboard else []
-    if not steps or not sys.stdout.isatty():
+    if not sys.stdout.isatty():
         return Watch(run_dir, followers)
     from ecrm.launch.screen import screen_of
 

@@ -99,6 +99,24 @@ def test_a_picture_fits_the_terminal(width):
     assert lines[-1] == "all steps done: evaluation and checks"
 
 
+def test_a_script_tells_its_steps_as_it_starts_and_then_what_it_has_logged():
+    standing = Standing(0)
+    assert picture(standing, 80, no_color=True) == ["starting 7 ranks  1m05s"]
+    standing.take([{**START, "script": "train.py", "config": {"train": {"steps": 120}}}])
+    lines = picture(standing, 80, no_color=True)
+    assert lines[0].startswith("step   0/120 ") and lines[1] == "- steps/s"
+    told = {"steps_per_second": 31.64, "logged": {"loss": 0.5, "noise": 0.25}}
+    standing.take(
+        [
+            {"event": "progress", "time": at, "step": step, "rebuilt": 1.0, **told}
+            for step, at in ((30, 103.0), (60, 106.0))
+        ]
+    )
+    lines = picture(standing, 80, no_color=True)
+    assert lines[0].rstrip().endswith("50%  6s left")
+    assert lines[1] == "loss 0.5000  noise 0.2500  31.6 steps/s"
+
+
 def test_no_color_is_heeded():
     standing = Standing(100)
     standing.take([START, progress(50, 102.0)])
