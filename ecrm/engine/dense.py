@@ -31,6 +31,9 @@ class DenseReplica(Protocol):
         slots send nothing. They are only lent: what is kept of them must be copied.
         """
 
+    def skip(self, states: Mapping[int, Tensor]) -> None:
+        """A step goes by that changes no parameter; `states` as in `apply`."""
+
     def commit(self) -> None:
         """The present state can no longer be taken back."""
 

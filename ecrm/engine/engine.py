@@ -250,6 +250,7 @@ class Engine:
         notes: Mapping[int, Tensor] | None = None,
         troubles: Mapping[int, str] | None = None,
         slot_state: Mapping[int, Tensor] | None = None,
+        skip_troubled: bool = False,
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -263,7 +264,9 @@ class Engine:
         slots have to wait for them. `notes[slot]`, uint8 [N], goes to the `log` of every dense
         holder: a note on this step, which is there once, however often the step is done.
         `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
-        rank, before anything is changed, and may end the run. `slot_state[slot]`, uint8 [N], goes
+        rank, before anything is changed, and may end the run. With `skip_troubled`, the same on all
+        ranks, it is not called: the step changes no row then, and dense replicas skip it.
+        `slot_state[slot]`, uint8 [N], goes
         whole to every dense replica, for what cannot be summed. Notes and states are of slots that
         have a contribution. Raises StepAborted after a failure, and UsageError, on every rank,
         where `sparse_rate` is no number of 0 or more.
@@ -286,14 +289,19 @@ class Engine:
                 slot_state or {},
                 troubles or {},
             )
-            came = self._exchange_results(lookup, results)
+            came = self._exchange_results(lookup, results, heed=not skip_troubled)
+            skips = skip_troubled and bool(came.troubles)
             flight.changed = True
-            lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
+            if skips:
+                lookup.shard_side.pass_over(state.protection.keeps_deltas)
+            else:
+                lookup.slot_side.keep(row_gradients, self.step)
+                lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
                 commit or bool(came.stopping) or bool(self.view.rebuilding) or self._commit_is_due()
             )
-            self._exchange_redundancy(came, ahead, committing)
+            self._exchange_redundancy(came, ahead, committing, skips)
             if committing and state.scrub is not None and not self.view.rebuilding:
                 self.enter("scrub")
                 state.scrub.check(self.view)
@@ -342,7 +350,6 @@ class Engine:
         """
         holders = SlicedSum(self.view.dense)
         outgoing = lookup.slot_side.gradients(row_gradients)
-        lookup.slot_side.keep(row_gradients, self.step)
         for slot, contribution in sorted(contributions.items()):
             for holder, part in holders.slices(contribution).items():
                 outgoing.setdefault(holder, []).extend(((DENSE, slot), part))
@@ -360,24 +367,30 @@ class Engine:
                 outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
         return outgoing
 
-    def _exchange_results(self, lookup: Lookup, results: Outgoing) -> StepResults:
-        """A step's first exchange: what slots have computed, and the rest of a round of repair."""
+    def _exchange_results(self, lookup: Lookup, results: Outgoing, heed: bool) -> StepResults:
+        """A step's first exchange: what slots have computed, and the rest of a round of repair.
+
+        All ranks know of troubles afterwards; the hook is told if they `heed` them.
+        """
         repair = lookup.repair if lookup.repair_goes_with_results else None
         attached = None if repair is None else repair.rest()
         received, rest = exchange(self._transport, results, attached)
         came = StepResults.of(received)
         if came.troubles:
-            self._heed(dict(sorted(came.troubles.items())))
+            if not self._transport.agree(True):
+                raise PeerFailure("a rank died while others told of trouble")
+            if heed:
+                self.state.hooks.troubled(self.step, dict(sorted(came.troubles.items())))
         if repair is not None:  # before the rows that it was read from are updated
             repair.finish(rest or {})
         return came
 
     def _exchange_redundancy(
-        self, came: StepResults, ahead: Lookup | None, committing: bool
+        self, came: StepResults, ahead: Lookup | None, committing: bool, skips: bool
     ) -> None:
         """A step's second exchange: redundancy if `committing`, next rows, slices of the dense sum.
 
-        The dense replica then takes its step.
+        The dense replica then takes its step, or `skips` it.
         """
         state = self.state
         attached: dict[int, list[Part]] = {}
@@ -400,8 +413,11 @@ class Engine:
         if committing and ahead is not None and held is not None:
             state.protection.retain(ahead.slot_side, replies.replies)
         if state.dense is not None:
-            total = SlicedSum(self.view.dense).assemble(replies.dense)
-            state.dense.apply(total, came.states)
+            if skips:
+                state.dense.skip(came.states)
+            else:
+                total = SlicedSum(self.view.dense).assemble(replies.dense)
+                state.dense.apply(total, came.states)
             state.log.add(self.step, came.notes)
 
     def commit(self) -> None:
@@ -446,12 +462,6 @@ class Engine:
             recovery.stopping = not self._transport.agree(not asks)
         if recovery.stopping:
             raise StopAgreed
-
-    def _heed(self, troubles: Mapping[int, str]) -> None:
-        """Collective, on every rank or none: pass on troubles once all are known to have them."""
-        if not self._transport.agree(True):
-            raise PeerFailure("a rank died while others told of trouble")
-        self.state.hooks.troubled(self.step, troubles)
 
     def _commit_is_due(self) -> bool:
         return self.step + 1 - self.committed >= self.state.policy.commit_interval

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
+from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.nested_state import leaves, packed, placed, read, same_bits, unpacked, written
 from ecrm.model.optimizer_state import OptimizerState
 
@@ -41,7 +42,8 @@ class ModuleReplica:
     Trained are its parameters with `requires_grad` that are not on the meta device: the arguments
     of `make_optimizer` and `before_step`. The latter is called just before the optimizer's step,
     with the summed gradients. No optimizer is needed where nothing is trained. `extra` are further
-    objects by name, undone and given to other holders like the rest.
+    objects by name, undone and given to other holders like the rest. `scaler` is what losses of
+    slots are scaled with.
 
     Part of the state is everything that the module, the optimizer (`OptimizerState` says what that
     is), the scheduler and the extra objects hold, also frozen parameters. Meta tensors and sparse
@@ -62,8 +64,9 @@ class ModuleReplica:
         make_scheduler: Callable[[Optimizer], Any] | None = None,
         before_step: Callable[[list[nn.Parameter]], object] | None = None,
         extra: Mapping[str, Stateful] = MappingProxyType({}),
+        scaler: LossScaler | None = None,
     ) -> None:
-        self.module, self._before_step = module, before_step
+        self.module, self._before_step, self._scaler = module, before_step, scaler
         named = {name: p for name, p in module.named_parameters() if not p.is_meta}
         self._all = named
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -89,6 +92,8 @@ class ModuleReplica:
         if isinstance(self.scheduler, ReduceLROnPlateau):
             raise UsageError("ReduceLROnPlateau steps by a metric: give a scheduler of steps alone")
         self._extra: dict[str, Stateful] = dict(extra)
+        if scaler is not None:
+            self._extra["grad_scaler"] = scaler.scaler
         self._loads = False  # whether a state with that of the optimizer is known to load
         self.start_here()
 
@@ -158,8 +163,13 @@ class ModuleReplica:
         self._drop_gradients()
         put_buffers(self.module, self._buffers)
 
-    def contribution(self, slots: int) -> Tensor:
-        """The gradients since `begin_slot`, divided by the number of slots, float32 [P + n].
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied with in this step."""
+        return 1.0 if self._scaler is None else self._scaler.scale
+
+    def contribution(self, divisor: float) -> Tensor:
+        """The gradients since `begin_slot`, float32 [P + n], divided: by slots and `loss_scale`.
 
         P is the gradients of all trained parameters, each padded to a multiple of 16 floats, zeros
         where it has none. Then come n flags, one per parameter: whether it has a gradient. A copy.
@@ -171,7 +181,7 @@ class ModuleReplica:
                 gradient = parameter.grad
                 part.copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
                 flat[self._flags_at + number] = 1.0
-        flat[: self._flags_at].div_(slots)
+        flat[: self._flags_at].div_(divisor)
         for name, parameter in self._all.items():
             if name not in self._trained and parameter.grad is not None:
                 raise UsageError(
@@ -213,16 +223,13 @@ class ModuleReplica:
 
         A parameter that no slot has a gradient for has none: optimizers leave it alone.
         """
-        if 0 in states:
-            self._buffers.update(unpacked(states[0]))
-        put_buffers(self.module, self._buffers)
-        self._drop_gradients()
+        self._begin_step(states)
         flags = total[self._flags_at :].tolist()
         for (parameter, part), flag in zip(self._parts(total), flags, strict=True):
             if flag:
                 parameter.grad = part.to(parameter.dtype)
         self._step()
-        self._drop_gradients()
+        self._end_step(skipped=False)
         if not self._loads:
             read(written(self._live()["rest"]))
             self._loads = True
@@ -233,8 +240,24 @@ class ModuleReplica:
             self._before_step(self.parameters)
         if self.optimizer is not None:
             self.optimizer.step()
+
+    def skip(self, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """Let a step go by since a gradient is not finite: buffers and the scheduler go on."""
+        self._begin_step(states)
+        self._end_step(skipped=True)
+
+    def _begin_step(self, states: Mapping[int, Tensor]) -> None:
+        if 0 in states:
+            self._buffers.update(unpacked(states[0]))
+        put_buffers(self.module, self._buffers)
+        self._drop_gradients()
+
+    def _end_step(self, skipped: bool) -> None:
+        if self._scaler is not None:
+            self._scaler.update(skipped)
         if self.scheduler is not None:
             self.scheduler.step()
+        self._drop_gradients()
 
     def _drop_gradients(self) -> None:
         for parameter in self._all.values():

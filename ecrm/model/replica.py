@@ -127,6 +127,9 @@ class FlatDenseReplica:
         self._update(self._flat, total[:-1], self._state, self._learning_rate)
         self.loss_sum += total[-1].double()
 
+    def skip(self, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """Nothing depends on the number of steps."""
+
     def commit(self) -> None:
         for saved, tensor in zip(self._saved, self._tensors(), strict=True):
             saved.copy_(tensor)

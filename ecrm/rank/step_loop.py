@@ -136,6 +136,7 @@ class StepLoop(Generic[Batch]):
     - `heard()`: called after each step and each recovery, before the run counts the step: notes on
       steps have become known.
     - `doubts`: what becomes of a DataError; None for an error like any other.
+    - `skips`: whether a step is skipped, on all ranks, in which a slot is in trouble.
     """
 
     def __init__(
@@ -147,9 +148,10 @@ class StepLoop(Generic[Batch]):
         finish: Callable[[], None],
         heard: Callable[[], None] = lambda: None,
         doubts: Doubts | None = None,
+        skips: bool = False,
     ) -> None:
         self._run, self._engine, self._due = run, run.engine, due
-        self._batches, self._steps = batches, steps
+        self._batches, self._steps, self._skips = batches, steps, skips
         self._finish, self._heard, self._doubts = finish, heard, doubts
         self._kept: dict[tuple[int, int], Batch] = {}
         self._computed: Computed[SlotResult] = Computed()
@@ -230,6 +232,8 @@ class StepLoop(Generic[Batch]):
             if engine.repairs_ahead and step + 2 < self._steps:
                 soon = self._rows(step + 2)
         troubles = {slot: result.trouble for slot, result in results.items() if result.trouble}
+        if troubles and not self._skips:
+            troubles = self._run.worth_saying(step, troubles)
         engine.apply(
             {slot: result.gradients for slot, result in results.items()},
             {slot: result.contribution for slot, result in results.items()},
@@ -237,10 +241,11 @@ class StepLoop(Generic[Batch]):
             rows_ahead=ahead,
             rows_soon=soon,
             notes={slot: result.note for slot, result in results.items()},
-            troubles=self._run.worth_saying(step, troubles) if troubles else None,
+            troubles=troubles,
             slot_state={
                 slot: result.state for slot, result in results.items() if result.state is not None
             },
+            skip_troubled=self._skips,
         )
 
     def _compute(

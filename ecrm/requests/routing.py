@@ -333,6 +333,11 @@ class ShardRequests:
                 scatter_add(sums, place, values, seen=seen, picked=picked)
             hosted.update(asked.rows, sums, keep_deltas, step)
 
+    def pass_over(self, keep_deltas: bool) -> None:
+        """A step changes no row: log so for every shard asked."""
+        for key, asked in self._asked.items():
+            self._hosted[key].pass_over(asked.rows, keep_deltas)
+
 
 def asked_of(told: Mapping[int, Sequence[Received]]) -> dict[ShardSpace, Tensor]:
     """Unique local rows that slots ask of each shard and space, int64, from their messages."""

@@ -17,6 +17,7 @@ from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
+from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import row_spaces
@@ -57,6 +58,9 @@ class Session:
     - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
       all that are found in it.
     - `sparse_rate(step)`: a factor on the learning rates of all rows in a step; by default 1.
+    - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
+      else is done here: gradients are those of the loss itself, a step in which one is not finite
+      changes no parameter and no row, and the scale follows. `before_step` is not called then.
     - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
       notebook, or under plain `python`, this process then trains alone, and nothing is protected.
 
@@ -73,6 +77,7 @@ class Session:
         before_step: Callable[[Sequence[nn.Parameter]], Any] | None = None,
         sparse: Callable[[Any], Any] = find_kjts,
         sparse_rate: Callable[[int], float] | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
         start: Start | None = None,
     ) -> None:
@@ -94,7 +99,13 @@ class Session:
         self._spaces = len(spaces)
         self._user_before_step = before_step
         self._check_dense()
-        self._replica = ModuleReplica(self.model, dense_optimizer, scheduler, self._before_step)
+        self._replica = ModuleReplica(
+            self.model,
+            dense_optimizer,
+            scheduler,
+            self._before_step,
+            scaler=self._scaler(grad_scaler),
+        )
         self._start = start or (start_run if is_rank() else run_alone)
         self._started: Started | None = None
         self._loop: SessionLoop | None = None
@@ -103,6 +114,11 @@ class Session:
         self._evaluation: Evaluation | None = None
         self.gathered: dict[str, Tensor] = {}
         """What the last loop over `eval_batches` has gathered, the same on every rank."""
+
+    def _scaler(self, scaler: torch.amp.GradScaler | None) -> LossScaler | None:
+        """What scales losses; None where nothing does, as without a GPU for a scaler of GPUs."""
+        self._skips = scaler is not None and scaler.is_enabled()
+        return LossScaler(scaler) if scaler is not None and self._skips else None
 
     def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
         """Just before the dense part steps, alike on all ranks that hold it."""
@@ -156,7 +172,7 @@ class Session:
         self._loop = SessionLoop(
             started,
             SessionBatches(make, self._rows_of, self._seed, doing),
-            SlotWork(engine, self._seed, self._tables.source, doing),
+            SlotWork(engine, self._seed, self._tables.source, doing, self._skips),
             steps,
             self.model,
             self._tell,

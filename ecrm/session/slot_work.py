@@ -66,11 +66,15 @@ class SessionBatches:
 class SlotWork:
     """The user's code on one slot after the other.
 
-    `source` hands the rows of the slot that runs to the collections of the model.
+    `source` hands the rows of the slot that runs to the collections of the model. `skips`: whether
+    steps are skipped in which a gradient is not finite.
     """
 
-    def __init__(self, engine: Engine, seed: int, source: RowSource, doing: Doing) -> None:
+    def __init__(
+        self, engine: Engine, seed: int, source: RowSource, doing: Doing, skips: bool = False
+    ) -> None:
         self._engine, self._seed, self._source, self._doing = engine, seed, source, doing
+        self.skips = skips
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
         self._versions = 0
@@ -132,10 +136,10 @@ class SlotWork:
         note = json.dumps(self._logged)
         self._source.current = self._logged = None
         self._check(part)
-        slots = len(self._engine.view.slots)
+        share = len(self._engine.view.slots) * self._replica.loss_scale
         return SlotResult(
-            self._gradients(part.slot, slots),
-            self._replica.contribution(slots),
+            self._gradients(part.slot, share),
+            self._replica.contribution(share),
             torch.frombuffer(bytearray(note.encode()), dtype=torch.uint8),
             self._trouble(),
             self._replica.slot_state(part.slot),
@@ -165,7 +169,7 @@ class SlotWork:
                 return f"in the gradient of {name}"
         return ""
 
-    def _gradients(self, slot: int, slots: int) -> list[Tensor]:
+    def _gradients(self, slot: int, divisor: float) -> list[Tensor]:
         """The slot's share of the rows' gradients, by space, in memory to be sent from."""
         shares = []
         for space, leaf in enumerate(self._leaves):
@@ -173,7 +177,7 @@ class SlotWork:
             if leaf.grad is None:
                 share.zero_()
             else:
-                torch.div(leaf.grad, slots, out=share)
+                torch.div(leaf.grad, divisor, out=share)
             shares.append(share)
         return shares
 

@@ -134,6 +134,7 @@ class SessionLoop:
             self._between,
             self._keep,
             LogDelivery(started, tell).deliver,
+            skips=work.skips,
         )
         self._over = False
         self._batches, self._check_until = batches, self._engine.step + started.check_steps

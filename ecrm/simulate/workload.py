@@ -56,6 +56,9 @@ class TinyDense:
     def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self.value = (self.value * 0.9 + total).clamp(-8, 8)
 
+    def skip(self, states: Mapping[int, Tensor]) -> None:
+        raise AssertionError("no step is skipped")
+
     def commit(self) -> None:
         self._saved = self.value.clone()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import Allocate, ReusableBuffer, lazy_zeros
+from ecrm.kernels.records import merge_records
 from ecrm.storage.base import Store
 from ecrm.storage.missing_rows import MissingRows
 from ecrm.storage.undo import Deltas, UndoLog
@@ -106,6 +107,21 @@ class HostedShard:
                 self.store.update_logged(rows[some], sums[some, : self.store.dim], log, step)
             if not merging:
                 self._log.keep(rows, self.store.update_with_delta(rows, sums, step))
+
+    def pass_over(self, rows: Tensor, keep_delta: bool) -> None:
+        """Log an update that leaves the rows as they are; arguments as those of `update`.
+
+        Protections may count on it that rows which a step asks for are updated in it.
+        """
+        if not keep_delta or not rows.numel():
+            return
+        nothing = torch.zeros(rows.numel(), self.store.record_bytes, dtype=torch.uint8)
+        merging = self._log.expect(rows)
+        for some, log in merging:
+            merge_records(log, rows[some], nothing[some])
+        if not merging:
+            space = self._log.space(rows.numel()).view(torch.uint8)
+            self._log.keep(rows, space.copy_(nothing))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
         """Take an error, uint8 [R, record bytes], out of rows for good."""

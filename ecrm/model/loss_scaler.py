@@ -1,0 +1,32 @@
+"""torch's GradScaler, for gradients that are summed elsewhere: its scale, and how that changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+
+
+class LossScaler:
+    """Says what losses are multiplied with, and updates a `scaler` as a training loop would.
+
+    Gradients are divided by the scale where they are computed. So torch's scaler never sees them,
+    but a stand-in that is finite or not.
+    """
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self.scaler = scaler
+        self._stand_in = nn.Parameter(torch.zeros(1))
+        self._optimizer = torch.optim.SGD([self._stand_in], lr=0.0)
+
+    @property
+    def scale(self) -> float:
+        """The present scale; 1 where the scaler is disabled."""
+        return self.scaler.get_scale()
+
+    def update(self, skipped: bool) -> None:
+        """A step is over: it was `skipped` for a gradient that was not finite, or it was done."""
+        self.scaler.scale(torch.zeros(1))  # before its first use it has no memory
+        self._stand_in.grad = torch.full((1,), float("inf") if skipped else 0.0)
+        self.scaler.step(self._optimizer)
+        self.scaler.update()

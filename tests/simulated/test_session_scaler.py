@@ -1,0 +1,144 @@
+"""A session with torch's GradScaler: steps that it skips are skipped by rows, too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.protection.replicate import ReplicateProtection
+from ecrm.session.run import Wanted
+from ecrm.session.session import Session
+from ecrm.transport.simulated import PhaseFault
+from support.sessions import Layout, Left, run
+
+STEPS, RATE = 9, 0.125
+ROWS_ALONE, ALL = 2, 5
+"""Steps in which gradients overflow: those of rows in slot 1, and all of them in slot 0."""
+
+
+class Model(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="user", num_embeddings=30, embedding_dim=4, feature_names=["user"]
+        )
+        self.ebc = EmbeddingBagCollection(tables=[config], device=torch.device(device))
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, kjt: KeyedJaggedTensor, overflows: bool) -> Tensor:
+        pooled = self.ebc(kjt).values()
+        if overflows:
+            pooled.register_hook(lambda gradient: gradient * float("inf"))
+        return self.top(pooled).squeeze(1)
+
+
+def batch_of(step: int, slot: int) -> tuple[KeyedJaggedTensor, bool, float]:
+    random = torch.Generator().manual_seed(100 * step + slot)
+    ids = torch.randint(0, 30, (6,), generator=random)
+    kjt = KeyedJaggedTensor(["user"], ids, lengths=torch.ones(6, dtype=torch.int64))
+    return kjt, (step, slot) == (ROWS_ALONE, 1), 1e38 if (step, slot) == (ALL, 0) else 1.0
+
+
+def loss_of(model: nn.Module, batch: tuple[KeyedJaggedTensor, bool, float]) -> Tensor:
+    kjt, overflows, factor = batch
+    return (model(kjt, overflows) - kjt.values() / 30).square().mean() * factor
+
+
+def scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2)
+
+
+@functools.cache
+def plain() -> tuple[dict[str, Tensor], list[float]]:
+    """What torch comes to by itself, with one optimizer for everything: state and scales."""
+    torch.manual_seed(0)
+    model, scales = Model("cpu"), scaler()
+    before = model.state_dict()
+    before["ebc.embedding_bags.user.weight"].copy_(rows())
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=RATE), []
+    for step in range(STEPS):
+        seen.append(scales.get_scale())
+        optimizer.zero_grad()
+        for slot in range(2):
+            scales.scale(loss_of(model, batch_of(step, slot)) / 2).backward()
+        scales.step(optimizer)
+        scales.update()
+    return model.state_dict(), seen
+
+
+def rows() -> Tensor:
+    return torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+
+
+def train(start: Callable[[Wanted], Any], found: list[Any]) -> Session:
+    torch.manual_seed(0)
+    first = {**Model("cpu").state_dict(), "ebc.embedding_bags.user.weight": rows()}
+    model, grad_scaler = Model("meta"), scaler()
+    apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": RATE})
+    session = Session(
+        model,
+        slots=2,
+        dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=RATE),
+        grad_scaler=grad_scaler,
+        start=start,
+    )
+    session.load_state_dict(first)
+    session.delivered = []  # type: ignore[attr-defined]
+    session.on_commit(lambda step, logged: session.delivered.append((step, logged)))  # type: ignore[attr-defined]
+    for batch in session.steps(batch_of, STEPS):
+        grad_scaler.scale(loss_of(session.model, batch)).backward()
+        session.log(scale=grad_scaler.get_scale())
+    found.append(session.state_dict())
+    return session
+
+
+def trained(faults: list[PhaseFault], layout: Layout) -> tuple[Left, dict[str, Tensor]]:
+    found: list[Any] = []
+    left = run(faults, layout, lambda start: train(start, found))
+    return left, found[0]
+
+
+@functools.cache
+def calm() -> tuple[Left, dict[str, Tensor]]:
+    return trained([], Layout())
+
+
+def test_numbers_and_scales_are_those_of_torch_alone():
+    left, state = calm()
+    expected, scales = plain()
+    assert len(set(scales)) > 1 and scales[ROWS_ALONE + 1] < scales[ROWS_ALONE]
+    assert scales[ALL + 1] < scales[ALL]
+    logged = [dict(values)["scale"] for _, slots in left.logged for _, values in slots]
+    assert logged == [scale for scale in scales for _ in range(2)]
+    assert state.keys() == expected.keys() and all(t.isfinite().all() for t in state.values())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [PhaseFault(4, ROWS_ALONE, "update"), PhaseFault(1, ALL, "dense")],
+        [PhaseFault(0, ROWS_ALONE, "dense"), PhaseFault(5, ALL, "forward")],
+        [PhaseFault(2, ROWS_ALONE, "parity"), PhaseFault(4, ALL + 1, "update")],
+    ],
+    ids=["trainer, server", "server, trainer", "in parity"],
+)
+def test_kills_around_skipped_steps_change_no_bit(faults, interval):
+    if interval == 4 and faults[0].phase == "parity":
+        faults = faults[1:]  # nothing is committed in that step
+    protection = {1: lambda n: ReplicateProtection(n, 2), 4: lambda n: ErasureProtection(n, 3, 1)}
+    layout = Layout(spares=2, commit_interval=interval, protection=protection[interval])
+    left, state = trained(faults, layout)
+    assert left.deaths == len(faults) and left.mismatches == 0
+    assert (left.tables, left.dense) == (calm()[0].tables, calm()[0].dense)
+    assert all(torch.equal(state[name], calm()[1][name]) for name in state)
