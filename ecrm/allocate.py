@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 Allocate = Callable[..., Tensor]
 """(*shape, dtype=np.float32) -> memory for a tensor of that shape."""
 
@@ -17,12 +19,14 @@ Allocate = Callable[..., Tensor]
 class ReusableBuffer:
     """Memory for a matrix of so many `columns`, kept for the next one.
 
-    Where it is too small, `allocate` makes new memory.
+    Where it is too small, `allocate` makes new memory, on `device`. It begins with so many `rows`.
     """
 
-    def __init__(self, columns: int, allocate: Allocate) -> None:
+    def __init__(
+        self, columns: int, allocate: Allocate, device: torch.device = CPU, rows: int = 0
+    ) -> None:
         self._allocate = allocate
-        self._memory = torch.empty(0, columns)
+        self._memory = allocate(rows, columns) if rows else torch.empty(0, columns, device=device)
 
     def of(self, rows: int) -> Tensor:
         """Float32 [rows, columns], contiguous, holding anything.
@@ -46,3 +50,13 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTDUMP)
     return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
+
+
+def zeros_on(device: torch.device) -> Allocate:
+    """What allocates on a device that is not the CPU, where all memory is real at once."""
+
+    def allocate(*shape: int, dtype: type = np.float32) -> Tensor:
+        of_torch = torch.from_numpy(np.empty(0, dtype)).dtype
+        return torch.zeros(*shape, dtype=of_torch, device=device)
+
+    return allocate

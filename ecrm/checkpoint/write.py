@@ -161,7 +161,7 @@ def _windows(
         here = slice(first, min(first + FRAME_ROWS, layout.data_rows_per_shard))
         if touched is not None and not touched[here].any():
             continue
-        wanted = hosted.store.last_bytes(here) != 0
+        wanted = hosted.store.last_bytes(here).cpu() != 0
         if touched is not None:
             wanted &= touched[here]
         local = wanted.nonzero().squeeze(1) + first
@@ -172,4 +172,7 @@ def _windows(
                     first, ReusableBuffer(hosted.store.record_bytes // 4, lazy_zeros)
                 )
                 out = buffer.of(local.numel()).view(torch.uint8)
-            yield layout.rows_of(shard, local).numpy(), hosted.store.read(local, out).numpy()
+            yield (
+                layout.rows_of(shard, local).numpy(),
+                hosted.store.read_to_host(local, out).numpy(),
+            )

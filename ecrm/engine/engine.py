@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, ReusableBuffer, lazy_zeros
+from ecrm.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros, zeros_on
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.in_flight import StepInFlight
@@ -56,6 +56,7 @@ from ecrm.storage.hosted import ShardSpace
 from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Part, tensors
 from ecrm.transport.piggyback import Incoming, Outgoing, exchange, exchange_rounds
+from ecrm.transport.staged import StagedTransport
 
 
 class Engine:
@@ -63,7 +64,9 @@ class Engine:
 
     `state` is what the rank holds, `recovery` what becomes of it when ranks die. `sparse_rate`
     gives, by step, a factor on the learning rate of all rows. It must be a pure function of the
-    step and the same on all ranks: steps that are done again ask it again.
+    step and the same on all ranks: steps that are done again ask it again. Rows, redundancy and
+    the logs of both lie on `device`; `allocate` gives their memory on the CPU. What slots are given
+    and give is on the CPU.
     """
 
     def __init__(
@@ -81,10 +84,13 @@ class Engine:
         durable: Durable | None = None,
         allocate: Allocate = lazy_zeros,
         sparse_rate: SparseRate | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        stores = ShardStores(
-            make_store, tables, seed, allocate, transport.allocate_shared, sparse_rate
-        )
+        allocate_shared = transport.allocate_shared
+        if device.type != "cpu":
+            allocate = allocate_shared = zeros_on(device)
+            transport = StagedTransport(transport)
+        stores = ShardStores(make_store, tables, seed, allocate, allocate_shared, sparse_rate)
         self.state = EngineState(
             transport, stores, view, protection, make_dense, policy, hooks or Hooks(), clock
         )

@@ -51,7 +51,7 @@ def place(
         for head, local, flat in in_groups(tensors, 3):
             shard, space = head
             store = hosted[shard, space].store
-            records = flat.view(local.numel(), -1)
+            records = flat.view(local.numel(), -1).to(store.device)
             if begins:
                 records = store.begun(records)
             deltas.setdefault((shard, space), []).append(

@@ -57,9 +57,10 @@ class BackupRows(ParityRows):
         """
         keep = self._kept(rows)
         # the rows are kept, not the message that they came in
-        rows, records = rows[keep].clone(), records[keep]
+        rows, records = rows[keep].clone(), records[keep].to(self.device)
         self._mark(rows, False)
         if rows.numel():
+            rows = rows.to(self.device)
             self._overwritten.append((rows, gather_records(self._words, (), rows)))
             scatter_records(self._words, (), rows, records)
 

@@ -32,12 +32,13 @@ class CopyRebuild(Rebuild):
         current = torch.ones(local.numel(), 1, dtype=torch.uint8)
         if unit:
             current[:, 0] = ~self._stale(shard, space, local)
-        return torch.cat([self._held(shard, space, unit, local), current], dim=1)
+        records = self._held(shard, space, unit, local)
+        return torch.cat([records, current.to(records.device)], dim=1)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """As for parity; other than zero where the record is stale, which says nothing."""
         last = super()._probe(shard, space, unit, local)
-        return last | self._stale(shard, space, local) if unit else last
+        return last | self._stale(shard, space, local).to(last.device) if unit else last
 
     def _zeros(self, probe: Probe, sent: list[Tensor]) -> Tensor:
         return (torch.stack(sent) == 0).any(dim=0)

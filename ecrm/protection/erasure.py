@@ -226,8 +226,8 @@ class ErasureProtection(Protection):
             for t in range(m) if this == space else ():
                 residue = self.shape.residue_of_unit(shard, k + t)
                 data = torch.stack([units[residue, unit, t] for unit in range(k)])
-                expected = decode(data, self._coefficients[t : t + 1])[0]
-                held = parity.records[periods * m + t]
+                held = parity.read(periods * m + t)
+                expected = decode(data.to(held.device), self._coefficients[t : t + 1])[0]
                 checked += periods.numel()
                 wrong += int((expected != held).any(dim=1).sum())
         return checked, wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ecrm.allocate import Allocate, lazy_zeros
@@ -13,7 +14,8 @@ from ecrm.storage.missing_rows import MissingRows
 class ParityRows:
     """Parity `records`, uint8 [rows, record bytes], zero at first.
 
-    `missing` are the rows still to be recovered, or None.
+    They lie on one `device`, that of the memory. What is given may be on any. Row numbers are on
+    the CPU. `missing` are the rows still to be recovered, or None.
     """
 
     def __init__(
@@ -21,7 +23,13 @@ class ParityRows:
     ) -> None:
         self.records = allocate(rows, record_bytes, dtype=np.uint8)
         self.missing = MissingRows(rows) if missing and rows else None
+        # on the device, as the parity
         self._log: list[tuple[Tensor, int, Tensor]] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the records lie."""
+        return self.records.device
 
     @property
     def missing_rows(self) -> int:
@@ -31,13 +39,17 @@ class ParityRows:
     def log_bytes(self) -> int:
         return sum(rows.nbytes + deltas.nbytes for rows, _, deltas in self._log)
 
+    def read(self, rows: Tensor) -> Tensor:
+        """Records, uint8 [R, record bytes]."""
+        return self.records.index_select(0, rows.to(self.device))
+
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]."""
         return self.records[rows, -1].contiguous()
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
         """Fill in missing parity rows, uint8 [R, B]."""
-        self.records[rows] = records
+        self.records[rows.to(self.device)] = records.to(self.device)
         if rows.numel():
             assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
@@ -52,6 +64,7 @@ class ParityRows:
             keep = (~self.missing.among(rows)).nonzero().squeeze(1)
             rows, deltas = rows[keep], deltas[keep]
         if rows.numel():
+            rows, deltas = rows.to(self.device), deltas.to(self.device)
             parity_apply(self.records, rows, coefficient, deltas)
             self._log.append((rows, coefficient, deltas))
 
@@ -61,7 +74,11 @@ class ParityRows:
             parity_apply(self.records, rows, coefficient, deltas)
         self._log.clear()
         if self.missing is not None:
-            self.records[self.missing.undo()] = 0
+            self.records[self.missing.undo().to(self.device)] = 0
+
+    def correct(self, rows: Tensor, error: Tensor) -> None:
+        """Take an error, uint8 [record bytes], out of rows for good."""
+        self.records[rows.to(self.device)] ^= error.to(self.device)
 
     def committed(self) -> None:
         """Forget the log."""

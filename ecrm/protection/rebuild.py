@@ -315,7 +315,7 @@ class Rebuild(RepairRound):
         """Records of one unit hosted here, uint8 [R, record bytes]."""
         if unit < self._shape.k:
             return self._context.hosted[shard, space].store.read(local)
-        return self._parity[shard, space].records.index_select(0, local)
+        return self._parity[shard, space].read(local)
 
     def _probe(self, shard: int, space: int, unit: int, local: slice) -> Tensor:
         """Last bytes of records of one unit hosted here, uint8 [R]."""
@@ -375,7 +375,8 @@ class Rebuild(RepairRound):
     def _recovered(self, group: Group, sent: list[Tensor]) -> tuple[Tensor, Tensor]:
         """(local rows, their records) from what each source sent, uint8 [R, bytes]."""
         matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
-        return group.local, decode(sent, matrix)[0]
+        device = self._context.hosted[group.shard, group.space].store.device
+        return group.local, decode([part.to(device) for part in sent], matrix)[0]
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:

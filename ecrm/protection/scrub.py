@@ -227,7 +227,7 @@ class Scrub:
                     )
                 else:
                     records, used = (
-                        self._parity[shard, space].records[window.periods * m + unit - k],
+                        self._parity[shard, space].read(window.periods * m + unit - k),
                         torch.empty(0),
                     )
                 outgoing.setdefault(judge, []).extend(((residue, unit), records, used))
@@ -268,4 +268,4 @@ class Scrub:
         if finding.unit < self._shape.k:
             self._context.hosted[key].correct(local, finding.error.unsqueeze(0))
         else:
-            self._parity[key].records[local] ^= finding.error
+            self._parity[key].correct(local, finding.error)

@@ -15,7 +15,7 @@ from ecrm.placement.stripes import RowLayout
 from ecrm.placement.view import View
 from ecrm.requests.stand_in import StandIn
 from ecrm.storage.hosted import HostedShard, ShardSpace
-from ecrm.transport.message import Part, Picked, Received, in_groups, matrix
+from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
 ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE = range(10)
@@ -325,12 +325,13 @@ class ShardRequests:
         """
         for (shard, space), asked in self._asked.items():
             hosted = self._hosted[shard, space]
+            device = hosted.store.device
             sums = hosted.gradient_space(asked.rows.numel(), keep_deltas)
             # each row is asked by a slot at least
-            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8)
+            seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
             for slot, place in asked.places:
-                values, picked = matrix(gradients[slot, shard, space], place.numel())
-                scatter_add(sums, place, values, seen=seen, picked=picked)
+                values, picked = matrix_on(device, gradients[slot, shard, space], place.numel())
+                scatter_add(sums, place.to(device), values, seen=seen, picked=picked)
             hosted.update(asked.rows, sums, keep_deltas, step)
 
     def pass_over(self, keep_deltas: bool) -> None:

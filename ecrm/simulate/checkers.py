@@ -134,7 +134,8 @@ class Checkers:
             local = (rows < len(truth)).nonzero().squeeze(1)
             if hosted.missing is not None:
                 local = local[~hosted.missing.among(local)]
-            wrong = (hosted.store.read(local) != truth[rows[local]]).any(dim=1).nonzero().squeeze(1)
+            held = hosted.store.read_to_host(local)
+            wrong = (held != truth[rows[local]]).any(dim=1).nonzero().squeeze(1)
             self.rows += local.numel()
             if wrong.numel():
                 row = int(rows[local[wrong[0]]])
@@ -181,7 +182,7 @@ class Checkers:
                     torch.from_numpy(stripes.reshape(-1))[local]
                 ]
                 self.parity_rows += local.numel()
-                if not torch.equal(expected, parity.records[local]):
+                if not torch.equal(expected, parity.read(local).cpu()):
                     raise Violation(
                         f"rank {rank} commit {step}: "
                         f"parity {t} on shard {shard} is not that of the data"
@@ -284,8 +285,8 @@ def check_copies(engines: Mapping[int, Engine], truth: Truth, step: int) -> None
             for link in range(shape.m):
                 holder = shape.shard_of_unit(shape.residue_of_unit(shard, 0), 1 + link)
                 host = view.shards[holder]
-                backups = _parity(engines[host])[holder, space].records
-                backup = backups[layout.local_of_unit(stripes, 1 + link)]
+                backups = _parity(engines[host])[holder, space]
+                backup = backups.read(layout.local_of_unit(stripes, 1 + link)).cpu()
                 current = (backup == expected).all(dim=1)
                 domains[view.domains[host]] |= current
                 everywhere &= current

@@ -74,6 +74,7 @@ def truth_of(
         scrub_rows_per_step=0,
         skip_undo=False,
         backend="native",
+        imitated_gpu=False,
     )
     truth = Truth([], [], [], {}, job)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import CPU, Allocate, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
@@ -25,6 +26,7 @@ from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.rollback import Durable
 from ecrm.engine.table_digest import table_digests
 from ecrm.faults.without_undo import leave_updates_in_place
+from ecrm.imitated_gpu import IMITATED_GPU, imitated_gpu
 from ecrm.placement.assignment import initial_view
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table, row_spaces
@@ -94,7 +96,8 @@ class Workload:
     tables without their own; `falls` says whether the rates of all rows fall from step to step.
     `folder` is for mapped files (`durable`: on the device), or for the checkpoints of stateless
     servers. `right_hints` says
-    whether all ranks always say what rows they will ask for soon. `looks_between` says whether rows
+    whether all ranks always say what rows they will ask for soon. `imitated_gpu` has rows and
+    redundancy on one. `looks_between` says whether rows
     are looked up before some steps without being used, as an evaluation does.
     """
 
@@ -126,6 +129,7 @@ class Workload:
     looks_between: bool = False
     skip_undo: bool = False
     backend: str = "native"
+    imitated_gpu: bool = False
 
     @property
     def world_size(self) -> int:
@@ -222,7 +226,10 @@ def make_engine(
     durable: Durable | None = None,
     allocate: Allocate = lazy_zeros,
 ) -> Engine:
-    """This rank's engine at the undisturbed start."""
+    """This rank's engine at the undisturbed start.
+
+    Whoever has rows on an imitated GPU imitates it while the engine is used.
+    """
     protection = workload.make_protection()
     engine = Engine(
         transport=transport,
@@ -239,6 +246,7 @@ def make_engine(
         clock=clock,
         durable=durable,
         allocate=allocate,
+        device=IMITATED_GPU if workload.imitated_gpu else CPU,
         sparse_rate=falling if workload.falls else None,
     )
     if workload.skip_undo:
@@ -339,26 +347,27 @@ def run_workload(
     `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished
     tables, on the reporter, before the ranks agree that all is done.
     """
-    engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
-    after_start(engine)
-    if resume:
-        engine.recovery.resume()
-    checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
-    computed: Computed[tuple[list[Tensor], Tensor]] = Computed()
-    while True:
-        try:
-            while engine.step < workload.steps:
-                if checkpoints is not None:
-                    checkpoints.between_steps()
+    with imitated_gpu() if workload.imitated_gpu else nullcontext():
+        engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
+        after_start(engine)
+        if resume:
+            engine.recovery.resume()
+        checkpoints = make_checkpoints(engine) if make_checkpoints is not None else None
+        computed: Computed[tuple[list[Tensor], Tensor]] = Computed()
+        while True:
+            try:
+                while engine.step < workload.steps:
+                    if checkpoints is not None:
+                        checkpoints.between_steps()
+                        after_step(engine)
+                    train_step(workload, engine, computed)
                     after_step(engine)
-                train_step(workload, engine, computed)
-                after_step(engine)
-            tables, verified = finish(engine, report, checkpoints)
-            break
-        except StepAborted:
-            if checkpoints is not None:
-                checkpoints.went_back()
-    return outcome(engine, tables, verified, dense_value)
+                tables, verified = finish(engine, report, checkpoints)
+                break
+            except StepAborted:
+                if checkpoints is not None:
+                    checkpoints.went_back()
+        return outcome(engine, tables, verified, dense_value)
 
 
 def finish(

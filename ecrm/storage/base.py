@@ -28,6 +28,9 @@ class Store(ABC):
     memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already. `rate`
     gives a factor on the learning rate by step.
 
+    All lies on one `device`: that of the memory. Values, gradients and records are given and
+    returned there. Only row numbers, and what is said of rows, are always on the CPU.
+
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
     many, B is `record_bytes`. `step` is the run's step that an update is of, from 0. Ranges are not
     checked.
@@ -47,6 +50,11 @@ class Store(ABC):
         self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
         self._touched = allocate(rows)
         self._initial, self._optimizer, self._rate = initial, optimizer, rate
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self.weights.device
 
     @property
     def dim(self) -> int:
@@ -74,6 +82,7 @@ class Store(ABC):
 
     def lookup(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy of the rows, float32 [R, dim]: `out`, contiguous, if that is given."""
+        rows = self._here(rows)
         values = torch.index_select(self.weights, 0, rows, out=out)
         fresh = self._fresh(rows)
         if fresh.numel():
@@ -82,24 +91,34 @@ class Store(ABC):
 
     def lookup_state(self, rows: Tensor) -> Tensor:
         """Copy of the rows' optimizer state, float32 [R, floats]."""
+        rows = self._here(rows)
         parts = [
             part.index_select(0, rows).flatten(1) if part.dim() > 1 else part[rows].unsqueeze(1)
             for part in self.state
         ]
-        return torch.cat(parts, dim=1) if parts else torch.empty(rows.numel(), 0)
+        return (
+            torch.cat(parts, dim=1) if parts else torch.empty(rows.numel(), 0, device=self.device)
+        )
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Records, uint8 [R, B]: `out`, contiguous, if that is given."""
-        return gather_records(self.weights, self._tail, rows, out=out)
+        return gather_records(self.weights, self._tail, self._here(rows), out=out)
+
+    def read_to_host(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """`read`, to memory of the CPU."""
+        if self.device.type == "cpu":
+            return self.read(rows, out)
+        records = self.read(rows)
+        return records.cpu() if out is None else out.copy_(records)
 
     def read_tail(self, rows: Tensor) -> Tensor:
         """What follows the rows in their records, uint8 [R, B - 4 dim]."""
         first, *others = self._tail
-        return gather_records(first.view(len(first), -1), others, rows)
+        return gather_records(first.view(len(first), -1), others, self._here(rows))
 
     def updated(self, rows: Tensor) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
-        return self._touched.index_select(0, rows) != 0
+        return (self._touched.index_select(0, self._here(rows)) != 0).cpu()
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]: zero just where the row was never updated."""
@@ -107,27 +126,28 @@ class Store(ABC):
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
-        scatter_records(self.weights, self._tail, rows, records)
+        scatter_records(self.weights, self._tail, self._here(rows), records)
 
     def begun(self, records: Tensor) -> Tensor:
         """Records, uint8 [R, B], with the values of `records` and fresh optimizer state.
 
-        `records` may be of any store of this width.
+        `records` may be of any store of this width, and on any device, where the result is.
         """
-        fresh = torch.zeros(len(records), self.record_bytes // 4)
+        fresh = torch.zeros(len(records), self.record_bytes // 4, device=records.device)
         fresh[:, : self.dim] = records[:, : 4 * self.dim].contiguous().view(torch.float32)
         fresh[:, -1] = 1.0  # updated once
         return fresh.view(torch.uint8)
 
     def xor(self, rows: Tensor, delta: Tensor) -> None:
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
-        xor_records(self.weights, self._tail, rows, delta)
+        xor_records(self.weights, self._tail, self._here(rows), delta)
 
     def update(self, rows: Tensor, gradients: Tensor, step: int = 0) -> None:
         """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place.
 
         Other rows stay as they are: neither decay nor moments change them.
         """
+        rows = self._here(rows)
         self._materialise(rows)
         self._step(rows, gradients, step)
 
@@ -138,6 +158,7 @@ class Store(ABC):
         and zeros in the rest; the result takes its memory, a cache line that is read anyway instead
         of another.
         """
+        rows = self._here(rows)
         fresh, values = self._materialise(rows)
         delta = sums.view(torch.uint8)
         without_mark = delta[:, : -self._touched.element_size()]
@@ -147,6 +168,7 @@ class Store(ABC):
 
     def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog, step: int = 0) -> None:
         """`update`, to the same bits; merges old XOR new records into a log that has room."""
+        rows = self._here(rows)
         fresh, values = self._materialise(rows)
         self._fused_step(rows, gradients, step, log=log)
         self._correct_fresh(
@@ -196,6 +218,10 @@ class Store(ABC):
     def _step(self, rows: Tensor, gradients: Tensor, step: int) -> None:
         """Run the optimizer on rows that hold their values."""
 
+    def _here(self, rows: Tensor) -> Tensor:
+        """Row numbers where the rows lie, once for each call: all that is private takes them so."""
+        return rows.to(self.device)
+
     def _fresh(self, rows: Tensor) -> Tensor:
         """Places in `rows` of those never updated, int64."""
         return (self._touched.index_select(0, rows) == 0).nonzero().squeeze(1)
@@ -207,7 +233,7 @@ class Store(ABC):
         """
         fresh = self._fresh(rows)
         if not fresh.numel():
-            return fresh, torch.empty(0, self.dim)
+            return fresh, torch.empty(0, self.dim, device=self.device)
         values = self._initial(rows[fresh])
         scatter_records(self.weights, (), rows[fresh], values.view(torch.uint8))
         self._touched[rows[fresh]] = 1.0

@@ -26,7 +26,8 @@ class HostedShard:
     - `journal`: called with rows and their records, uint8 [R, B], before they are updated, or None.
     - `units`: a stripe has one of these here; local row r is of unit `r % units`.
 
-    Rows looked up and deltas lie in memory from `allocate`.
+    Rows looked up and deltas lie in memory from `allocate`, on the device of the store. Row numbers
+    are on the CPU.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class HostedShard:
         self.on_demand_rows = 0
         self.touched: Tensor | None = None
         self.journal: Callable[[Tensor, Tensor], None] | None = None
-        self._looked_up = ReusableBuffer(store.dim, allocate)
-        self._log = UndoLog(rows, store.record_bytes, units, allocate)
+        self._looked_up = ReusableBuffer(store.dim, allocate, store.device)
+        self._log = UndoLog(rows, store.record_bytes, units, allocate, store.device)
 
     @property
     def missing_rows(self) -> int:
@@ -65,8 +66,8 @@ class HostedShard:
         return rows[:0] if self.missing is None else rows[self.missing.among(rows)]
 
     def restore(self, rows: Tensor, records: Tensor) -> None:
-        """Fill in missing rows with recovered records, uint8 [R, record bytes]."""
-        self.store.write(rows, records)
+        """Fill in missing rows with recovered records, uint8 [R, record bytes], on any device."""
+        self.store.write(rows, records.to(self.store.device))
         if rows.numel():
             assert self.missing is not None, "only missing rows are restored"
             self.missing.remove(rows)
@@ -84,7 +85,7 @@ class HostedShard:
         return (
             self._log.space(rows)
             if keep_delta and not self._log.merges
-            else torch.empty(rows, self.store.dim)
+            else torch.empty(rows, self.store.dim, device=self.store.device)
         )
 
     def update(self, rows: Tensor, sums: Tensor, keep_delta: bool, step: int) -> None:
@@ -124,10 +125,10 @@ class HostedShard:
             self._log.keep(rows, space.copy_(nothing))
 
     def correct(self, rows: Tensor, error: Tensor) -> None:
-        """Take an error, uint8 [R, record bytes], out of rows for good."""
+        """Take an error, uint8 [R, record bytes], on any device, out of rows for good."""
         if self.touched is not None:
             self.touched[rows] = True
-        self.store.xor(rows, error)
+        self.store.xor(rows, error.to(self.store.device))
 
     def deltas_since_commit(self) -> Deltas:
         """What changed since the commit: of one `update` in its order, of several unit by unit.
@@ -141,9 +142,10 @@ class HostedShard:
         self._log.undo(self.store)
         if self.missing is not None:
             lost = self.missing.undo()
-            self.store.write(
-                lost, torch.zeros(lost.numel(), self.store.record_bytes, dtype=torch.uint8)
+            zeros = torch.zeros(
+                lost.numel(), self.store.record_bytes, dtype=torch.uint8, device=self.store.device
             )
+            self.store.write(lost, zeros)
 
     def committed(self) -> None:
         """Forget the log: the updates since the last commit can no longer be taken back."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ecrm.allocate import CPU
 from ecrm.kernels.hash_uniform import hash_uniform
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
@@ -22,19 +23,23 @@ class InitialRows:
     def __init__(self, space: RowSpace, seed: int) -> None:
         self._seed, self._space, self._padding = seed, space, len(space.tables)
         # One entry more, for padding: rows past the end of the space.
-        self._offsets = torch.tensor([*space.offsets, space.rows])
-        self._numbers = torch.tensor([*space.table_numbers, 0])
-        self._bounds = torch.tensor([*map(_bound, space.tables), 0.0], dtype=torch.float32)
+        self._tables = {
+            CPU: (
+                torch.tensor([*space.offsets, space.rows]),
+                torch.tensor([*space.table_numbers, 0]),
+                torch.tensor([*map(_bound, space.tables), 0.0], dtype=torch.float32),
+            )
+        }
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Float32 [R, dim]; R row numbers of the space, int64, any order. Padding is zero."""
-        place = torch.bucketize(rows, self._offsets[1:], right=True)
+        """Float32 [R, dim]; R row numbers of the space, int64, any order. Padding is zero.
+
+        They are made on the device of `rows`.
+        """
+        offsets, numbers, bounds = self._tables_on(rows.device)
+        place = torch.bucketize(rows, offsets[1:], right=True)
         values = hash_uniform(
-            self._seed,
-            self._numbers[place],
-            rows - self._offsets[place],
-            self._space.dim,
-            self._bounds[place],
+            self._seed, numbers[place], rows - offsets[place], self._space.dim, bounds[place]
         )
         padding = place == self._padding
         if padding.any():
@@ -47,12 +52,19 @@ class InitialRows:
                 continue
             of_table = rows[here] - self._space.offsets[number]
             if isinstance(table.initial, Values | FileValues):
-                values[here] = table.initial.values[of_table]
+                values[here] = table.initial.values[of_table.cpu()].to(rows.device)
             elif isinstance(table.initial, InitFunction):
-                values[here] = self._filled(number, table.initial, of_table)
+                values[here] = self._filled(number, table.initial, of_table).to(rows.device)
             else:
                 values[here] = _shifted(values[here], table.initial)
         return values
+
+    def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Offsets, numbers and bounds of tables, on a device."""
+        if device not in self._tables:
+            offsets, numbers, bounds = self._tables[CPU]
+            self._tables[device] = offsets.to(device), numbers.to(device), bounds.to(device)
+        return self._tables[device]
 
     def _filled(self, number: int, initial: InitFunction, rows: Tensor) -> Tensor:
         """What a function makes of rows of a table of the space, float32 [R, dim]."""

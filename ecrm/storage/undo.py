@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros
 from ecrm.kernels.records import RecordLog, merge_records
 from ecrm.kernels.unit_order import split_by_unit
 from ecrm.storage.base import Store
 
 Deltas = list[tuple[Tensor, Tensor]]
-"""Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice."""
+"""Parts of local rows, int64 [R], and old XOR new records, uint8 [R, B]; no row comes twice.
+
+Row numbers are on the CPU, records on the device of their store.
+"""
 
 
 MOST_ROOM = (1 << 31) - 1
@@ -32,11 +35,17 @@ class UndoLog:
     none is made that cannot be logged.
 
     Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of
-    which the system hands out what is used.
+    which the system hands out what is used. On a `device` other than the CPU all memory is real at
+    once: there they grow.
     """
 
     def __init__(
-        self, rows: int, record_bytes: int, units: int = 1, allocate: Allocate = lazy_zeros
+        self,
+        rows: int,
+        record_bytes: int,
+        units: int = 1,
+        allocate: Allocate = lazy_zeros,
+        device: torch.device = CPU,
     ) -> None:
         self._rows, self._record_bytes, self._units, self._allocate = (
             rows,
@@ -44,7 +53,10 @@ class UndoLog:
             units,
             allocate,
         )
-        self._space = allocate(rows, record_bytes // 4)
+        self._device, self._grows = device, device.type != "cpu"
+        self._space = ReusableBuffer(
+            record_bytes // 4, allocate, device, rows=0 if self._grows else rows
+        )
         self._update: tuple[Tensor, Tensor] | None = None
         # a log for each unit once there were two updates between two commits
         self._merged: list[RecordLog] = []
@@ -70,7 +82,7 @@ class UndoLog:
         It holds anything, and is valid until the commit after the update, or until that is undone.
         """
         self._most_space = max(self._most_space, rows)
-        return self._space[:rows]
+        return self._space.of(rows)
 
     @property
     def merges(self) -> bool:
@@ -90,6 +102,8 @@ class UndoLog:
             return []
         if self._update is not None:
             self._merge_first()
+        for count, log in zip(counts, self._merged, strict=True):
+            self._make_room(log, count)
         ends = list(accumulate(counts))
         return [
             (slice(end - count, end), log)
@@ -110,18 +124,23 @@ class UndoLog:
         order of their first update. Views: valid until the next call of another method.
         """
         if self._update is None and self._merged:
-            return [_held(log) for log in self._merged]
+            for log in self._merged:
+                log.settle()
+            return [(rows.cpu(), records) for rows, records in map(_held, self._merged)]
         return [
-            self._update or (torch.empty(0, dtype=torch.int64), self._space[:0].view(torch.uint8))
+            self._update or (torch.empty(0, dtype=torch.int64), self._space.of(0).view(torch.uint8))
         ]
 
     def clear(self) -> None:
         """Forget everything. The memory that it took is kept for the next time."""
         for unit, log in enumerate(self._merged):
             if log.count:
+                log.settle()
                 self._most_merged[unit] = max(self._most_merged[unit], log.count)
                 log.places[_held(log)[0]] = 0
                 log.count = 0
+                if log.counter is not None:
+                    log.counter.zero_()
         self._update = None
 
     def undo(self, store: Store) -> None:
@@ -136,7 +155,7 @@ class UndoLog:
         rows, delta = self._update
         counts = split_by_unit(rows, self._units)[0]
         if not self._merged:
-            places = lazy_zeros(self._rows, dtype=np.int32)
+            places = self._zeros(self._rows, dtype=np.int32)
             self._merged = [
                 self._new_log(len(range(unit, self._rows, self._units)), places)
                 for unit in range(self._units)
@@ -145,19 +164,40 @@ class UndoLog:
         for log, some, change in zip(
             self._merged, rows.split(counts), delta.split(counts), strict=True
         ):
-            merge_records(log, some, change)
+            self._make_room(log, len(some))
+            merge_records(log, some.to(self._device), change)
 
     def _new_log(self, rows: int, places: Tensor) -> RecordLog:
         """A log with room for twice `rows`: all of them, and an update of all of them.
 
-        A kernel cannot tell which are there already.
+        A kernel cannot tell which are there already. A log that grows begins without room.
         """
-        room = min(2 * rows, MOST_ROOM)
-        return RecordLog(
-            lazy_zeros(room, dtype=np.int64),
-            self._allocate(room, self._record_bytes, dtype=np.uint8),
-            places,
+        room = 0 if self._grows else min(2 * rows, MOST_ROOM)
+        counter = torch.zeros(1, dtype=torch.int64, device=self._device) if self._grows else None
+        return RecordLog(*self._room(room), places, counter=counter)
+
+    def _room(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Memory of a log of so many rows."""
+        return self._zeros(rows, dtype=np.int64), self._allocate(
+            rows, self._record_bytes, dtype=np.uint8
         )
+
+    @property
+    def _zeros(self) -> Allocate:
+        """Of memory that is not sent."""
+        return self._allocate if self._grows else lazy_zeros
+
+    def _make_room(self, log: RecordLog, more: int) -> None:
+        """See that `more` rows can be appended to a log."""
+        if log.count + more <= len(log.rows) or not self._grows:
+            return
+        log.settle()
+        needed = log.count + more
+        if needed <= len(log.rows):
+            return
+        rows, records = self._room(min(2 * needed, MOST_ROOM))
+        rows[: log.count], records[: log.count] = _held(log)
+        log.rows, log.records = rows, records
 
 
 def _held(log: RecordLog) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,15 @@ def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
     return (came.source, came.rows) if isinstance(came, Picked) else (came.view(rows, -1), None)
 
 
+def matrix_on(
+    device: torch.device, came: Tensor | Picked, rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """As `matrix`, on a device. Of rows picked in memory of the CPU only these are copied there."""
+    if device.type == "cpu":
+        return matrix(came, rows)
+    return gathered(came).view(rows, -1).to(device), None
+
+
 def gathered(came: Tensor | Picked) -> Tensor:
     """Rows that came, flattened: memory of the caller's own only if they were picked."""
     return came.gathered().reshape(-1) if isinstance(came, Picked) else came
