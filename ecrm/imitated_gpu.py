@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 IMITATED_GPU = torch.device("cuda", 0)
 
 _SAYS = {
-    Tensor.device.__get__: IMITATED_GPU,  # type: ignore[attr-defined]
+    Tensor.device.__get__: IMITATED_GPU,
     Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
 }
@@ -89,13 +89,19 @@ class _Factories(TorchFunctionMode):
 
 @contextmanager
 def imitated_gpu() -> Iterator[torch.device]:
-    """Imitate a GPU in this thread, and have Triton interpret kernels that are loaded from now on.
+    """Imitate a GPU in this thread. Gives the device.
 
-    Gives the device.
+    Triton interprets kernels that are loaded from now on.
     """
     os.environ.setdefault("TRITON_INTERPRET", "1")
     with _Factories():
         yield IMITATED_GPU
+
+
+def imitate_gpu() -> None:
+    """`imitated_gpu` for the rest of this thread."""
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    _Factories().__enter__()  # type: ignore[no-untyped-call]
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -105,25 +111,26 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 
 def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """What `to` or `cpu` gives: a copy where the device is another one."""
-    tensor, *rest = args
-    given = [torch.device("cpu")] if func is Tensor.cpu else [*rest, *kwargs.values()]
-    others = [argument.device for argument in given if isinstance(argument, Tensor)]
-    goes_to_gpu = any(_is_gpu(argument) for argument in (*given, *others))
-    goes_to_host = any(_is_host(argument) for argument in (*given, *others))
+    tensor: Tensor = args[0]
+    given = [torch.device("cpu")] if func is Tensor.cpu else [*args[1:], *kwargs.values()]
+    given += [argument.device for argument in given if isinstance(argument, Tensor)]
     was_on_gpu = isinstance(tensor, ImitatedTensor)
+    goes_to_gpu = any(map(_is_gpu, given)) or (was_on_gpu and not any(map(_is_host, given)))
+    plain = _plain(tensor)
     dtypes = [argument for argument in given if isinstance(argument, torch.dtype)]
-    plain: Tensor = _plain(tensor)
     values = plain.to(dtypes[0]) if dtypes else plain
-    if goes_to_gpu != was_on_gpu and (goes_to_gpu or goes_to_host) and values is plain:
+    if values is plain:
+        if goes_to_gpu == was_on_gpu:
+            return tensor
         values = plain.clone()
-    if goes_to_gpu or (was_on_gpu and not goes_to_host):
-        return tensor if values is plain and was_on_gpu else _tagged(values)
-    return tensor if values is plain and not was_on_gpu else values
+    moved: Tensor = _tagged(values) if goes_to_gpu else values
+    return moved
 
 
 def _plain(tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(Tensor) if isinstance(tensor, ImitatedTensor) else tensor
+        plain: Tensor = tensor.as_subclass(Tensor) if isinstance(tensor, ImitatedTensor) else tensor
+        return plain
 
 
 def _tagged(result: Any) -> Any:

@@ -13,18 +13,26 @@ BACKENDS = ("reference", "cpu", "triton")
 
 _log = logging.getLogger(__name__)
 _taken: dict[str, str] = {}
+_on_gpu = ["triton"]
+
+
+def use_on_gpu(backend: str) -> None:
+    """What "auto" takes for CUDA tensors: "triton", or "reference", also "auto" for the former."""
+    _on_gpu[0] = "triton" if backend == "auto" else backend
 
 
 def choose(operation: str, backend: str, device: torch.device, has_triton: bool = True) -> str:
     """The backend, one of BACKENDS, that will run `operation` on tensors of `device`.
 
     "auto" is "cpu" for CPU tensors; for CUDA tensors it is "triton", or "reference" (plain torch
-    operations on the GPU) for the few that need no kernel of their own there. Every choice
+    operations on the GPU) for the few that need no kernel of their own there, and for all once
+    `use_on_gpu` says so. Every choice
     is remembered for `taken`. Raises ValueError for an unknown name or one that cannot work on the
     device, OSError where the C++ was not built.
     """
     if backend == "auto":
-        chosen = "cpu" if device.type == "cpu" else "triton" if has_triton else "reference"
+        on_gpu = _on_gpu[0] if has_triton else "reference"
+        chosen = "cpu" if device.type == "cpu" else on_gpu
     else:
         chosen = backend
     if chosen not in BACKENDS:

@@ -155,6 +155,7 @@ def problems_of_fit(config: Config) -> list[Problem]:
         *_problems_of_redundancy(config),
         *_problems_of_evaluations(config),
         *_problems_of_what_is_kept(config),
+        *_problems_of_device(config),
         *_problems_of_flip(config),
     ]
 
@@ -352,6 +353,58 @@ def _fewer_ranks(config: Config) -> list[dict[str, int]]:
             "cluster.spares": MAX_RANKS - servers - trainers,
         }
     ]
+
+
+def _problems_of_device(config: Config) -> list[Problem]:
+    """What rows on a GPU cannot be, and what takes them."""
+    storage, on_cpu = config.storage, {"storage.device": "cpu"}
+    if storage.device == "cpu":
+        found = [
+            (config.testing.imitated_gpu, "testing.imitated_gpu is true", "testing.imitated_gpu"),
+            (
+                config.kernels.backend != "auto",
+                f"kernels.backend is {config.kernels.backend}",
+                "kernels.backend",
+            ),
+        ]
+        default: dict[str, Any] = {"testing.imitated_gpu": False, "kernels.backend": "auto"}
+        return [
+            _problem(
+                f"{said}, but storage.device is cpu: there is no GPU to use",
+                {name: default[name]},
+                {"storage.device": "cuda"},
+            )
+            for wrong, said, name in found
+            if wrong
+        ]
+    said = "storage.device is cuda"
+    problems = []
+    if storage.backend == "fbgemm":
+        problems.append(
+            _problem(
+                f"{said}, but storage.backend is fbgemm, which is used on the CPU alone",
+                {"storage.backend": "native"},
+                on_cpu,
+            )
+        )
+    if storage.prefault:
+        problems.append(
+            _problem(
+                f"{said}, but storage.prefault is true: all of a GPU's memory is taken at the "
+                "start anyway",
+                {"storage.prefault": False},
+                on_cpu,
+            )
+        )
+    if config.protection.name == "mapped":
+        problems.append(
+            _problem(
+                f"{said}, but protection.name is mapped: rows are in files",
+                {"protection.name": "erasure"},
+                on_cpu,
+            )
+        )
+    return problems
 
 
 def _problems_of_flip(config: Config) -> list[Problem]:

@@ -410,6 +410,14 @@ class StorageConfig:
             "native": "This project's own kernels, which update rows faster to the same bits.",
         },
     )
+    device: str = key(
+        "cpu",
+        "Where rows, their optimizer state and their redundancy lie. The bits are the same.",
+        choices={
+            "cpu": "In the memory of the machine.",
+            "cuda": "On a GPU. The model is trained on the CPU all the same.",
+        },
+    )
     prefault: bool = key(
         False,
         "Take the memory of all rows and redundancy when training starts, not when a row is first "
@@ -423,11 +431,20 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """What this project's C++ kernels run on. The bits are the same on all."""
+    """What this project's kernels run on. The bits are the same on all."""
 
+    backend: str = key(
+        "auto",
+        "What kernels run on where `storage.device` is cuda. On the CPU they are C++.",
+        choices={
+            "auto": "The same as triton.",
+            "triton": "Kernels for the GPU.",
+            "reference": "Plain operations of torch, slowly, to compare with.",
+        },
+    )
     instruction_set: str = key(
         "auto",
-        "The instruction set. All machines of the run must have one that is named.",
+        "The instruction set of the C++. All machines of the run must have one that is named.",
         choices={
             "auto": "The best that a machine has.",
             "portable": "Plain C++.",
@@ -450,6 +467,10 @@ class TestingConfig:
         "0 means that hosts are what they are.",
         minimum=0,
         maximum=65536,
+    )
+    imitated_gpu: bool = key(
+        False,
+        "TEST ONLY. Imitate the GPU of `storage.device` in memory of the CPU. It is very slow.",
     )
     skip_undo: bool = key(
         False,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import torch
+
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
-from ecrm.kernels import native
+from ecrm.imitated_gpu import imitate_gpu
+from ecrm.kernels import dispatch, native
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.consistency import Alike, Given, unlike
 from ecrm.transport.base import Transport
@@ -33,11 +36,16 @@ def check_alike(transport: Transport, mine: Given, alike: Alike) -> None:
 
 
 def check_kernels(transport: Transport, config: Config) -> None:
-    """Collective: use the kernels that the config names.
+    """Collective: use the kernels that the config names, and the device of rows.
 
     Raises UsageError on every rank where the machine of one lacks them.
     """
-    collective_check(transport, lambda: use_instruction_set(config.kernels.instruction_set))
+
+    def use() -> None:
+        use_instruction_set(config.kernels.instruction_set)
+        use_device(config)
+
+    collective_check(transport, use)
 
 
 def use_instruction_set(name: str) -> None:
@@ -48,3 +56,15 @@ def use_instruction_set(name: str) -> None:
         raise UsageError(
             f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}
         ) from None
+
+
+def use_device(config: Config) -> None:
+    """Have this thread use the device of rows. Raises UsageError where this machine has none."""
+    dispatch.use_on_gpu(config.kernels.backend)
+    if config.testing.imitated_gpu:
+        imitate_gpu()
+    elif config.storage.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            f"storage.device is cuda, but torch {torch.__version__} finds no GPU here",
+            {"storage.device": "cpu"},
+        )

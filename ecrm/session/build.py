@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ecrm.allocate import Allocate
 from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
@@ -226,6 +228,7 @@ def _engine(
         hooks=hooks,
         durable=run.durable.tier,
         allocate=allocate,
+        device=torch.device(config.storage.device),
         sparse_rate=wanted.sparse_rate,
     )
 

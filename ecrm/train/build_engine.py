@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
+
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
@@ -76,4 +78,5 @@ def build_engine(
         hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,
         allocate=allocate,
+        device=torch.device(config.storage.device),
     )

@@ -28,7 +28,7 @@ from ecrm.launch.memory_needs import check_memory
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.model import dlrm
 from ecrm.protection import make_protection
-from ecrm.rank.check_start import use_instruction_set
+from ecrm.rank.check_start import use_device, use_instruction_set
 from ecrm.rank.claim import check_shared
 from ecrm.rank.connect import start_view
 from ecrm.run.plan import kept_by, plan, plan_start
@@ -92,6 +92,11 @@ OF_CONFIG = [
     ["testing.flip=1@30:row", "train.steps=30"],
     ["testing.flip=1@3:parity", "protection.name=none"],
     ["testing.flip=1@3:state", "train.sparse_optimizer=sgd"],
+    ["testing.imitated_gpu=true"],
+    ["kernels.backend=reference"],
+    ["storage.device=cuda", "storage.backend=fbgemm"],
+    ["storage.device=cuda", "storage.prefault=true"],
+    ["storage.device=cuda", "protection.name=mapped"],
 ]
 
 
@@ -207,11 +212,13 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     monkeypatch.setattr(native, "use", _only_portable)
     monkeypatch.setattr(native, "instruction_set", lambda: "portable")
     monkeypatch.setattr(prefault, "_advise", lambda *words: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for overrides in (
         ["model.dense_arch=torchrec"],
         ["storage.backend=fbgemm"],
         ["kernels.instruction_set=gfni"],
         ["storage.prefault=true"],
+        ["storage.device=cuda"],
         ["train.tensorboard=true"],
     ):
         check_advice(_fits_the_machine, [*data, *overrides])
@@ -261,6 +268,7 @@ def _fits_the_machine(overrides: Sequence[str]) -> None:
     dlrm.resolve_dense_arch(config.model.dense_arch)
     resolve_backend(config.storage.backend)
     use_instruction_set(config.kernels.instruction_set)
+    use_device(config)
     if config.train.tensorboard:
         require_tensorboard()
     if config.storage.prefault:
