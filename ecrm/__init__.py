@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
     from ecrm.session.data import Indexed
     from ecrm.session.session import Session
+    from ecrm.session.streams import Streams
 
 __version__ = "0.1.0"
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "Indexed", "Session", "Streams"]
 
 _HOMES = {
     "EmbeddingBagCollection": "ecrm.session.collections",
     "EmbeddingCollection": "ecrm.session.collections",
     "Indexed": "ecrm.session.data",
     "Session": "ecrm.session.session",
+    "Streams": "ecrm.session.streams",
 }
 
 

@@ -44,6 +44,7 @@ from ecrm.protection.base import Protection, RepairReport, VerifyReport
 from ecrm.requests.routing import (
     DENSE,
     NOTE,
+    OVER,
     SLOT_STATE,
     STOP,
     TROUBLE,
@@ -99,6 +100,7 @@ class Engine:
         self._transport, self._sparse_rate = transport, sparse_rate
         self._gradients: dict[tuple[int, int], ReusableBuffer] = {}
         self._last_finished = clock()
+        self._over_at = -1
 
     @property
     def step(self) -> int:
@@ -124,6 +126,14 @@ class Engine:
     def slots(self) -> tuple[int, ...]:
         """Slots that this rank runs."""
         return self.state.slots
+
+    @property
+    def over(self) -> bool:
+        """Whether no slot has a part in the step to run next: training ends. The same on all ranks.
+
+        It depends on the data alone, so that no failure takes it back.
+        """
+        return self.step == self._over_at
 
     @property
     def confirmed(self) -> bool:
@@ -257,6 +267,7 @@ class Engine:
         troubles: Mapping[int, str] | None = None,
         slot_state: Mapping[int, Tensor] | None = None,
         skip_troubled: bool = False,
+        over: Collection[int] = (),
     ) -> None:
         """Collective: finish the step begun by `lookup`.
 
@@ -274,8 +285,9 @@ class Engine:
         ranks, it is not called: the step changes no row then, and dense replicas skip it.
         `slot_state[slot]`, uint8 [N], goes
         whole to every dense replica, for what cannot be summed. Notes and states are of slots that
-        have a contribution. Raises StepAborted after a failure, and UsageError, on every rank,
-        where `sparse_rate` is no number of 0 or more.
+        have a contribution, which one slot at least has. Slots that are `over` have no part in the
+        next step; all of them make this step the last one, and commit it. Raises StepAborted after
+        a failure, and UsageError, on every rank, where `sparse_rate` is no number of 0 or more.
         """
         state, flight, lookup = self.state, self._in_flight, self._in_flight.lookup
         factor(self._sparse_rate, self.step)  # where it is wrong, all ranks end alike
@@ -294,6 +306,7 @@ class Engine:
                 notes or {},
                 slot_state or {},
                 troubles or {},
+                over,
             )
             came = self._exchange_results(lookup, results, heed=not skip_troubled)
             skips = skip_troubled and bool(came.troubles)
@@ -305,7 +318,11 @@ class Engine:
                 lookup.shard_side.update(came.gradients, state.protection.keeps_deltas, self.step)
             state.note_undo_bytes()
             committing = (
-                commit or bool(came.stopping) or bool(self.view.rebuilding) or self._commit_is_due()
+                commit
+                or bool(came.stopping)
+                or bool(self.view.rebuilding)
+                or self._commit_is_due()
+                or self._over_at == self.step + 1
             )
             self._exchange_redundancy(came, ahead, committing, skips)
             if committing and state.scrub is not None and not self.view.rebuilding:
@@ -318,7 +335,8 @@ class Engine:
                 state.hooks.phase(self.step - 1, "commit")
                 self._agree_on_commit()
                 self.recovery.stopping = self.recovery.stopping or bool(came.stopping)
-            if not self.recovery.stopping and not (committing and state.put_right):
+            put_right = committing and state.put_right
+            if not (self.recovery.stopping or put_right or self.over):
                 flight.ahead = ahead
             flight.replay = None
         self._step_finished()
@@ -348,6 +366,7 @@ class Engine:
         notes: Mapping[int, Tensor],
         slot_state: Mapping[int, Tensor],
         troubles: Mapping[int, str],
+        over: Collection[int],
     ) -> dict[int, list[Part]]:
         """What this rank's slots send in a step's first exchange.
 
@@ -367,6 +386,9 @@ class Engine:
             outgoing.setdefault(rank, []).extend(requests)
         for rank in self.view.live if self.state.hooks.asks() else ():
             outgoing.setdefault(rank, []).extend(((STOP,), torch.empty(0)))
+        for slot in over:
+            for rank in self.view.live:
+                outgoing.setdefault(rank, []).extend(((OVER, slot), torch.empty(0)))
         for slot, trouble in troubles.items():
             said = torch.tensor(list(trouble.encode()), dtype=torch.uint8)
             for rank in self.view.live:
@@ -382,6 +404,8 @@ class Engine:
         attached = None if repair is None else repair.rest()
         received, rest = exchange(self._transport, results, attached)
         came = StepResults.of(received)
+        if len(came.over) == len(self.view.slots):
+            self._over_at = self.step + 1
         if came.troubles:
             if not self._transport.agree(True):
                 raise PeerFailure("a rank died while others told of trouble")

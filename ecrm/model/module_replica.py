@@ -21,6 +21,8 @@ from ecrm.model.optimizer_state import OptimizerState
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of trained parameters: their gradients are summed as float32, which has each exactly."""
+_STREAM = ""
+"""The name of a stream's state among buffers, of which none has it."""
 _AT = 16
 """Gradients begin at multiples of so many floats, so that their addresses are those of tensors."""
 
@@ -51,8 +53,8 @@ class ModuleReplica:
 
     A slot begins with `begin_slot`; after its backward, `contribution` and `slot_state` are what it
     sends. Each slot's loss is a mean over its samples: gradients are divided by the number of slots
-    and summed. Every slot begins with the same buffers, and those that slot 0 ends with count, as
-    in torch's DistributedDataParallel.
+    and summed. Every slot begins with the same buffers, and those that the leading slot ends with
+    count, as in torch's DistributedDataParallel. `streams` are carried for the slots, unread.
 
     Raises UsageError for what cannot be trained so.
     """
@@ -94,6 +96,8 @@ class ModuleReplica:
         self._extra: dict[str, Stateful] = dict(extra)
         if scaler is not None:
             self._extra["grad_scaler"] = scaler.scaler
+        self.streams: dict[int, Tensor] = {}
+        """By slot, uint8 [N]: the state of its data before the present step."""
         self._loads = False  # whether a state with that of the optimizer is known to load
         self.start_here()
 
@@ -200,23 +204,25 @@ class ModuleReplica:
         for start, parameter in zip(self._starts, self._trained.values(), strict=True):
             yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
 
-    def slot_state(self, slot: int) -> Tensor | None:
-        """What a slot sends whole, uint8 [N]: the buffers that slot 0's forward has changed.
+    def slot_state(self, leads: bool, stream: Tensor | None = None) -> Tensor | None:
+        """What a slot sends whole, uint8 [N]: the buffers that its forward changed, if it `leads`.
 
-        None for other slots, and where none has changed. Raises UsageError where the forward has
-        registered another buffer.
+        Along goes the state of its `stream` after this step, uint8 [N], if it has one. None for
+        nothing. Raises UsageError where the forward has registered another buffer.
         """
         live = live_buffers(self.module)
         for name in live.keys() ^ self._buffers.keys():
             raise UsageError(
                 f"buffer {name} came or went in the forward: register it in the module's __init__"
             )
-        if slot != 0:
-            return None
-        changed = {
-            name: buffer for name, buffer in live.items() if not _same(buffer, self._buffers[name])
+        sent = {
+            name: buffer
+            for name, buffer in live.items()
+            if leads and not _same(buffer, self._buffers[name])
         }
-        return packed(changed) if changed else None
+        if stream is not None:
+            sent[_STREAM] = stream
+        return packed(sent) if sent else None
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
         """Take one step with the sum of all contributions; states are those of `slot_state`.
@@ -247,8 +253,12 @@ class ModuleReplica:
         self._end_step(skipped=True)
 
     def _begin_step(self, states: Mapping[int, Tensor]) -> None:
-        if 0 in states:
-            self._buffers.update(unpacked(states[0]))
+        for slot, state in sorted(states.items()):
+            named = unpacked(state)
+            stream = named.pop(_STREAM, None)
+            if stream is not None:
+                self.streams[slot] = stream
+            self._buffers.update(named)
         put_buffers(self.module, self._buffers)
         self._drop_gradients()
 
@@ -381,6 +391,7 @@ class ModuleReplica:
                 "optimizers": self._optimizer_state.live(),
                 "scheduler": scheduler,
                 "extra": extra,
+                "streams": self.streams,
             },
         }
 
@@ -391,6 +402,7 @@ class ModuleReplica:
         self._buffers = placed(state["buffers"], self._buffers)
         put_buffers(self.module, self._buffers)
         rest = state["rest"]
+        self.streams = placed(rest.get("streams", {}))
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))

@@ -52,7 +52,7 @@ class RankRun:
     @property
     def steps_left(self) -> int:
         """How many steps are not trained yet."""
-        return self._steps - self.engine.step
+        return 0 if self.engine.over else self._steps - self.engine.step
 
     def between_steps(self) -> None:
         """Collective, before a step: go on with a checkpoint, or begin one if it is due."""
@@ -73,7 +73,7 @@ class RankRun:
             self._record.profile.step_finished()
         self._progress.step_finished(self.engine)
         self.furthest = max(self.furthest, self.engine.step)
-        if self.engine.step == self._steps:
+        if self.engine.step == self._steps or self.engine.over:
             self._ending.trained()
 
     def went_back(self) -> None:

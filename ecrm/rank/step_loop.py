@@ -21,17 +21,20 @@ class SlotResult:
     """What one slot's part of a step has come to.
 
     - `gradients`: by row space, float32 [U, dim], of the U rows that the slot has looked up.
-    - `contribution`: float32 [P], summed over slots for the dense replicas.
+    - `contribution`: float32 [P], summed over slots for the dense replicas; None of a slot without
+      a batch.
     - `note`: uint8 [N], what the log of the run keeps of the slot.
     - `trouble`: where something is not finite, in words; empty where all is.
     - `state`: uint8 [N], goes whole to every dense replica; None for nothing.
+    - `over`: the slot has no batch in the next step, nor in a later one.
     """
 
     gradients: Sequence[Tensor]
-    contribution: Tensor
+    contribution: Tensor | None
     note: Tensor
     trouble: str = ""
     state: Tensor | None = None
+    over: bool = False
 
 
 @dataclass
@@ -61,6 +64,9 @@ class Batches(Protocol[Batch]):
 
     def rows(self, batch: Batch, /) -> Sequence[Tensor]:
         """The unique rows that it uses by row space, int64 [U]."""
+
+    def went_back(self) -> bool:
+        """A recovery is through. Returns whether batches that were given before are still good."""
 
 
 class Due(Protocol):
@@ -182,6 +188,8 @@ class StepLoop(Generic[Batch]):
 
     def went_back(self) -> None:
         """After every recovery: steps may have been undone, and notes have become known."""
+        if not self._batches.went_back():
+            self._kept.clear()
         self._due.went_back()
         self._heard()
         self._run.went_back()
@@ -196,7 +204,7 @@ class StepLoop(Generic[Batch]):
             engine.heed_stop()
         elif engine.recovery.stopping:
             raise StopAgreed
-        while engine.step < self._steps:
+        while engine.step < self._steps and not engine.over:
             self._run.between_steps()
             if self._do_what_is_due():
                 break
@@ -236,7 +244,11 @@ class StepLoop(Generic[Batch]):
             troubles = self._run.worth_saying(step, troubles)
         engine.apply(
             {slot: result.gradients for slot, result in results.items()},
-            {slot: result.contribution for slot, result in results.items()},
+            {
+                slot: result.contribution
+                for slot, result in results.items()
+                if result.contribution is not None
+            },
             commit=last,
             rows_ahead=ahead,
             rows_soon=soon,
@@ -246,6 +258,7 @@ class StepLoop(Generic[Batch]):
                 slot: result.state for slot, result in results.items() if result.state is not None
             },
             skip_troubled=self._skips,
+            over=[slot for slot, result in results.items() if result.over],
         )
 
     def _compute(

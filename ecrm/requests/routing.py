@@ -18,7 +18,7 @@ from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.transport.message import Part, Picked, Received, in_groups, matrix, matrix_on
 
 # The first word of a group's head where several kinds of groups travel together: what the group is.
-ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE = range(10)
+ROWS, GRADIENTS, DENSE, STOP, REPAIR, SOON, COMPUTED, NOTE, TROUBLE, SLOT_STATE, OVER = range(11)
 
 
 Parts = dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]]
@@ -374,7 +374,8 @@ class StepResults:
     `gradients` by (slot, shard, space); `dense`, {slot: slice of its contribution}; `notes`, {slot:
     its note}; `states`, {slot: its state}; `requests`, {rank: its requests for the next step};
     `soon`, {(shard, space): local rows that slots want in the step after that, by slot};
-    `troubles`, {slot: its trouble}; `stopping`, ranks that ask to stop.
+    `troubles`, {slot: its trouble}; `stopping`, ranks that ask to stop; `over`, slots without a
+    part in the next step.
     """
 
     gradients: dict[tuple[int, int, int], Tensor | Picked]
@@ -385,10 +386,11 @@ class StepResults:
     soon: dict[ShardSpace, list[Tensor]]
     troubles: dict[int, str]
     stopping: set[int]
+    over: set[int]
 
     @classmethod
     def of(cls, received: Mapping[int, Sequence[Received]]) -> StepResults:
-        found = cls({}, {}, {}, {}, {}, {}, {}, set())
+        found = cls({}, {}, {}, {}, {}, {}, {}, set(), set())
         for rank, tensors in received.items():
             for head, payload in in_groups(tensors, 2):
                 kind, key = head[0], head[1:]
@@ -404,6 +406,8 @@ class StepResults:
                     found.soon.setdefault(key, []).append(payload)
                 elif kind == STOP:
                     found.stopping.add(rank)
+                elif kind == OVER:
+                    found.over.add(key[0])
                 elif kind == TROUBLE:
                     found.troubles[key[0]] = bytes(payload.tolist()).decode()
                 else:

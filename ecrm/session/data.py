@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from ecrm.errors import UsageError
+from ecrm.model.determinism import seed_slot
+from ecrm.session.feed import Drawn, Feed, Source
+from ecrm.session.streams import Streams, StreamSource
+from ecrm.session.workers import Worker
 
 
 class Dataset(Protocol):
@@ -32,10 +36,22 @@ class Indexed:
     - `batch_size`: samples of a batch, which is one slot's part of a step.
     - `collate(samples)`: makes a batch of a list of samples; by default torch's default_collate.
     - `shuffle`: whether each epoch has an order of its own, drawn from (`seed`, epoch).
+    - `epochs`: how often each sample is seen; by default without end.
+    - `workers`: how many processes of each rank make its batches ahead, so that steps need not wait
+      for them. By default they are made in the rank itself, between steps. The bits are the same.
 
-    Samples follow each other without end: a batch may hold the last ones of an epoch and the first
-    ones of the next, and every epoch has each sample once. The order of an epoch takes 8 bytes a
-    sample of memory. Raises UsageError for an empty dataset or batch.
+    Samples follow each other: a batch may hold the last ones of an epoch and the first ones of the
+    next, and every epoch has each sample once. After the last of `epochs` the last batch may be
+    smaller, and slots after it have none in that step. Gradients of a step are divided by the
+    number of slots that have a batch, whatever its size.
+
+    Workers are forked when `session.steps` begins, with the dataset as it is then. They have one
+    thread each, and die with their rank. What `collate` raises in one is raised here, with the
+    traceback from there. What they return must be what pickle can write. Not checked: that dataset
+    and collate stand a fork, which an open file read by position does not.
+
+    The order of an epoch takes 8 bytes a sample of memory. Raises UsageError for an empty dataset
+    or batch, and for fewer than 0 workers or 1 epoch.
     """
 
     def __init__(
@@ -45,19 +61,38 @@ class Indexed:
         collate: Callable[[list[Any]], Any] = _default_collate,
         shuffle: bool = True,
         seed: int = 0,
+        epochs: int | None = None,
+        workers: int = 0,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"Indexed(batch_size={batch_size}): at least 1 is needed")
+        if workers < 0:
+            raise UsageError(f"Indexed(workers={workers}): at least 0 are needed")
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"Indexed(epochs={epochs}): at least 1 is needed, or None for no end")
         if not len(dataset):
             raise UsageError("Indexed: the dataset is empty, at least 1 sample is needed")
         self.dataset, self.batch_size, self._collate = dataset, batch_size, collate
         self._shuffle, self._seed = shuffle, seed
+        self.epochs, self.workers = epochs, workers
         self._orders: dict[int, Tensor] = {}
 
     def batch(self, step: int, slot: int, slots: int) -> Any:
-        """The batch of a slot in a step of `slots` batches."""
+        """The batch of a slot in a step of `slots` batches; None after the last epoch."""
         first = (step * slots + slot) * self.batch_size
-        return self._collate([self.dataset[i] for i in self.samples(first, self.batch_size)])
+        count = self.batch_size
+        if self.epochs is not None:
+            count = min(count, self.epochs * len(self.dataset) - first)
+        if count < 1:
+            return None
+        return self._collate([self.dataset[i] for i in self.samples(first, count)])
+
+    def slots_in(self, step: int, slots: int) -> range:
+        """The slots that have a batch in a step of `slots` batches."""
+        if self.epochs is None:
+            return range(slots)
+        batches = -(-self.epochs * len(self.dataset) // self.batch_size)
+        return range(min(slots, max(0, batches - step * slots)))
 
     def samples(self, first: int, count: int) -> list[int]:
         """Which samples of the dataset are number `first` and the following, `count` of them."""
@@ -98,17 +133,68 @@ class Indexed:
         return torch.randperm(len(self.dataset), generator=random)
 
 
-Batches = Indexed | Callable[[int, int], Any]
-"""Where batches come from: `Indexed`, or a function of (step, slot)."""
+Batches = Indexed | Streams | Callable[[int, int], Any]
+"""Where batches come from: `Indexed`, `Streams`, or a function of (step, slot)."""
 
 
-def maker(batches: Batches, slots: int) -> Callable[[int, int], Any]:
-    """(step, slot) -> the batch of that slot in that step. Raises UsageError for anything else."""
+class PureSource:
+    """Batches that depend on step and slot alone: `make(step, slot)`.
+
+    `slots_in(step)` are the slots that have one.
+    """
+
+    streams = False
+
+    def __init__(
+        self, make: Callable[[int, int], Any], slots_in: Callable[[int], range], seed: int
+    ) -> None:
+        self._make, self.slots_in, self._seed = make, slots_in, seed
+
+    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+        """The batch of a slot in a step, made with random numbers of its own."""
+        if slot not in self.slots_in(step):
+            return Drawn(None, over=True)
+        seed_slot(self._seed, step, -1 - slot)
+        return Drawn(self._make(step, slot))
+
+
+def source_of(batches: Batches, slots: int, seed: int) -> Source:
+    """Where the batches of `slots` slots are made. Raises UsageError for anything else."""
+    if isinstance(batches, Streams):
+        return StreamSource(batches.make, slots, seed)
     if isinstance(batches, Indexed):
-        return lambda step, slot: batches.batch(step, slot, slots)
+        return PureSource(
+            lambda step, slot: batches.batch(step, slot, slots),
+            lambda step: batches.slots_in(step, slots),
+            seed,
+        )
     if callable(batches):
-        return batches
+        return PureSource(batches, lambda step: range(slots), seed)
     raise UsageError(
-        f"session.steps({type(batches).__name__}, ...): give ecrm.Indexed(dataset, ...) or a "
-        "function of (step, slot) that returns a batch"
+        f"session.steps({type(batches).__name__}, ...): give ecrm.Indexed(dataset, ...), "
+        "ecrm.Streams(make) or a function of (step, slot) that returns a batch"
     )
+
+
+def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
+    """How many steps are trained: at most `steps`. Raises UsageError where nobody has said."""
+    if isinstance(batches, Indexed) and batches.epochs is not None:
+        there = batches.steps(batches.epochs, slots)
+        return there if steps is None else min(steps, there)
+    if steps is None:
+        raise UsageError(
+            "session.steps(batches) does not say how many steps to train",
+            otherwise="type session.steps(batches, 10_000), or give ecrm.Indexed its epochs",
+        )
+    return steps
+
+
+def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:
+    """What batches come from on this rank; its workers are forked now."""
+    source = source_of(batches, slots, seed)
+    count = batches.workers if isinstance(batches, Indexed | Streams) else 0
+    workers: list[Worker] = []
+    for number in range(count):
+        name = f"worker {number} of {count}"
+        workers.append(Worker(lambda task: source.draw(*task), name, workers))
+    return Feed(source, workers, steps)

@@ -24,7 +24,7 @@ from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
-from ecrm.session.data import Batches, maker
+from ecrm.session.data import Batches, feed_of, steps_of
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load
@@ -156,29 +156,38 @@ class Session:
         """
         self._listeners.append(listener)
 
-    def steps(self, batches: Batches, steps: int) -> Iterator[Any]:
+    def steps(self, batches: Batches, steps: int | None = None) -> Iterator[Any]:
         """Train up to step `steps`: gives the batch of each (step, slot) that this rank runs.
 
-        `batches` are those of `ecrm.Indexed`, or a function of (step, slot). It must give the same
-        batch whenever it is asked, on whatever rank. The loop's body calls the model and
+        `batches` are those of `ecrm.Indexed`, of `ecrm.Streams`, or a function of (step, slot). It
+        must give the same batch whenever it is asked, on whatever rank. Without `steps` training
+        goes on to the end of the `epochs` of Indexed. It ends before `steps` where the data does.
+        A slot whose data has ended before that of others contributes nothing, and the loop's body
+        gets no batch of it. The loop's body calls the model and
         `backward`, and nothing that waits for other ranks. A step that a failure has undone is
         given again. Ranks without slots get no batch: their loop ends when training does.
         """
         if self._loop is not None:
             raise UsageError("session.steps was called before: one session trains once")
-        make = maker(batches, self._slots)
-        started = self._started = self._begin(steps)
-        doing, engine = started.doing, started.run.engine
-        self._loop = SessionLoop(
-            started,
-            SessionBatches(make, self._rows_of, self._seed, doing),
-            SlotWork(engine, self._seed, self._tables.source, doing, self._skips),
-            steps,
-            self.model,
-            self._tell,
-            self._every,
-        )
-        yield from self._loop
+        steps = steps_of(batches, self._slots, steps)
+        # before the tables are there: workers are forks of this process
+        feed = feed_of(batches, self._slots, steps, self._seed)
+        try:
+            started = self._started = self._begin(steps)
+            doing, engine = started.doing, started.run.engine
+            slots = SessionBatches(feed, self._rows_of, engine, self._seed, doing)
+            self._loop = SessionLoop(
+                started,
+                slots,
+                SlotWork(engine, slots, self._seed, self._tables.source, doing, self._skips),
+                steps,
+                self.model,
+                self._tell,
+                self._every,
+            )
+            yield from self._loop
+        finally:
+            feed.close()
 
     def every(self, steps: int) -> Callable[[Callable[[], object]], Callable[[], object]]:
         """Decorate a function that every rank is to call after each `steps` steps.

@@ -18,7 +18,9 @@ from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.determinism_check import check_same
+from ecrm.session.feed import Feed
 from ecrm.session.row_source import FetchedRows, RowSource
+from ecrm.session.streams import ENDED
 
 Doing = Callable[[Place | str], None]
 """Called with what the user's code begins on; "" once it is through."""
@@ -30,37 +32,103 @@ class SessionBatch:
 
     batch: Any
     rows: BatchRows
+    over: bool = False
+    """Whether there is none: the slot has no part in this step."""
 
 
 class SessionBatches:
-    """Batches of the user's, each made with random numbers of its own.
+    """Batches of the user's for the slots of an engine.
 
-    `make(step, slot)` gives a batch, `rows_of(batch)` the rows that it uses.
+    `feed` draws a batch, `rows_of(batch)` gives the rows that it uses.
+
+    The state of a stream before the engine's step is what the dense replica has. What is drawn
+    further ahead begins with the state after the batch before.
     """
 
     reusable = False  # the loop's body may change it
 
     def __init__(
         self,
-        make: Callable[[int, int], Any],
+        feed: Feed,
         rows_of: Callable[[Any], BatchRows],
+        engine: Engine,
         seed: int,
         doing: Doing,
     ) -> None:
-        self._make, self._rows_of, self._seed, self._doing = make, rows_of, seed, doing
+        self._feed, self._rows_of, self._engine = feed, rows_of, engine
+        self._seed, self._doing = seed, doing
+        self._ahead: dict[tuple[int, int], SessionBatch] = {}
+        self._after: dict[tuple[int, int], bytes] = {}
 
     def batch(self, step: int, slot: int) -> SessionBatch:
         """The batch of a slot in a step."""
-        self._doing(Place(step, slot, batch=True))
-        seed_slot(self._seed, step, -1 - slot)
-        batch = aligned(self._make(step, slot))
-        made = SessionBatch(batch, self._rows_of(batch))
-        self._doing("")
-        return made
+        known = self._ahead.pop((step, slot), None)
+        return self._drawn(step, slot) if known is None else known
 
     def rows(self, batch: SessionBatch) -> Sequence[Tensor]:
         """The unique rows that it uses by row space, int64 [U]."""
         return batch.rows.rows
+
+    def went_back(self) -> bool:
+        """A recovery is through: streams go on with the states of the step that is next."""
+        self._feed.went_back()
+        if self._feed.streams:
+            self._ahead.clear()
+            self._after.clear()
+        return not self._feed.streams
+
+    def after(self, step: int, slot: int) -> bytes | None:
+        """The state of a slot's stream after a step, ENDED where the stream is; None without one.
+
+        The next batch is drawn for that.
+        """
+        if not self._feed.streams:
+            return None
+        if (step + 1, slot) not in self._ahead:
+            self._ahead[step + 1, slot] = self._drawn(step + 1, slot)
+        return ENDED if self._ahead[step + 1, slot].over else self._after[step, slot]
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that have a batch in the engine's step, on whichever rank."""
+        streams = replica_of(self._engine).streams
+        there = self._feed.slots_in(self._engine.step)
+        return [slot for slot in there if slot not in streams or streams[slot].numel()]
+
+    def _drawn(self, step: int, slot: int) -> SessionBatch:
+        engine = self._engine
+        engine.enter("input")
+        self._doing(Place(step, slot, batch=True))
+        before = self._before(step, slot)
+        drawn = self._feed.draw(step, slot, engine.slots, before)
+        if drawn.over and step == engine.step and slot in self.slots:
+            raise UsageError(
+                f"the stream of slot {slot} has no batch for step {step}, and had one before",
+                otherwise="keep all that decides its batches in its state_dict",
+            )
+        if drawn.after is not None:
+            self._after = {
+                place: state for place, state in self._after.items() if place[0] >= engine.step - 1
+            }
+            self._after[step, slot] = drawn.after
+        if drawn.over:
+            none = [torch.empty(0, dtype=torch.int64) for _ in engine.state.spaces]
+            made = SessionBatch(None, BatchRows(none, {}, ()), over=True)
+        else:
+            seed_slot(self._seed, step, -1 - slot)
+            batch = aligned(drawn.batch)
+            made = SessionBatch(batch, self._rows_of(batch))
+        self._doing("")
+        return made
+
+    def _before(self, step: int, slot: int) -> bytes | None:
+        """The state of a slot's stream before a step, if it has one and that is known."""
+        if not self._feed.streams:
+            return None
+        if step > self._engine.step:
+            return self._after.get((step - 1, slot))
+        state = replica_of(self._engine).streams.get(slot)
+        return None if state is None else state.numpy().tobytes()
 
 
 class SlotWork:
@@ -71,19 +139,23 @@ class SlotWork:
     """
 
     def __init__(
-        self, engine: Engine, seed: int, source: RowSource, doing: Doing, skips: bool = False
+        self,
+        engine: Engine,
+        batches: SessionBatches,
+        seed: int,
+        source: RowSource,
+        doing: Doing,
+        skips: bool = False,
     ) -> None:
-        self._engine, self._seed, self._source, self._doing = engine, seed, source, doing
-        self.skips = skips
+        self._engine, self._batches, self._seed = engine, batches, seed
+        self._source, self._doing, self.skips = source, doing, skips
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
         self._versions = 0
 
     @property
     def _replica(self) -> ModuleReplica:
-        dense = self._engine.state.dense
-        assert isinstance(dense, ModuleReplica)
-        return dense
+        return replica_of(self._engine)
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Note values of the slot that is running; a name given again replaces its value."""
@@ -101,6 +173,7 @@ class SlotWork:
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
         """Prepare for the user's code on a slot; returns its batch."""
         self._leaves = [values.requires_grad_() for values in part.values]
+        self._engine.enter("forward")
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
         self._source.current = FetchedRows(self._leaves, part.batch.rows)
@@ -136,14 +209,29 @@ class SlotWork:
         note = json.dumps(self._logged)
         self._source.current = self._logged = None
         self._check(part)
-        share = len(self._engine.view.slots) * self._replica.loss_scale
-        return SlotResult(
+        slots = self._batches.slots
+        share = len(slots) * self._replica.loss_scale
+        gradients, contribution = (
             self._gradients(part.slot, share),
             self._replica.contribution(share),
-            torch.frombuffer(bytearray(note.encode()), dtype=torch.uint8),
-            self._trouble(),
-            self._replica.slot_state(part.slot),
         )
+        trouble, leads = self._trouble(), part.slot == slots[0]
+        after = self._batches.after(part.step, part.slot)
+        return SlotResult(
+            gradients,
+            contribution,
+            _bytes(note.encode()),
+            trouble,
+            self._replica.slot_state(leads, None if after is None else _bytes(after)),
+            over=after == ENDED,
+        )
+
+    def absent(self, part: SlotStep[SessionBatch]) -> SlotResult:
+        """The result of a slot without a batch."""
+        nothing = [
+            self._engine.gradient_buffer(part.slot, space, 0) for space in range(len(part.values))
+        ]
+        return SlotResult(nothing, None, _bytes(b""), over=True)
 
     def _check(self, part: SlotStep[SessionBatch]) -> None:
         if self._replica.versions != self._versions:
@@ -180,6 +268,20 @@ class SlotWork:
                 torch.div(leaf.grad, divisor, out=share)
             shares.append(share)
         return shares
+
+
+def replica_of(engine: Engine) -> ModuleReplica:
+    """The dense replica that a rank with slots has."""
+    dense = engine.state.dense
+    assert isinstance(dense, ModuleReplica)
+    return dense
+
+
+def _bytes(data: bytes) -> Tensor:
+    """Bytes as a tensor, uint8 [N]."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -155,6 +155,9 @@ class SessionLoop:
             if checking and self._engine.step >= self._check_until:
                 checking = self._tell_checked()
             for part in parts:
+                if part.batch.over:
+                    part.result = self._work.absent(part)
+                    continue
                 first = None
                 if part.step < self._check_until:
                     yield self._work.begin(part)

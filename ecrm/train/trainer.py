@@ -52,6 +52,10 @@ class CriteoBatches:
         """The unique rows that it uses, int64 [U], of the one row space."""
         return [batch.rows]
 
+    def went_back(self) -> bool:
+        """They stay as they are."""
+        return True
+
 
 class Trainer:
     """Drives an engine over a dataset; every live rank runs one and calls the same methods.

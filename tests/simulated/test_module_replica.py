@@ -57,7 +57,7 @@ def slot_step(replica, values, places, step, slot):
         replica.module(leaf[places].view(BATCH, 16), step), labels
     )
     loss.backward()
-    return [leaf.grad / SLOTS], replica.contribution(SLOTS), replica.slot_state(slot)
+    return [leaf.grad / SLOTS], replica.contribution(SLOTS), replica.slot_state(slot == 0)
 
 
 def train(transport, hooks, interval, without_undo):

@@ -111,7 +111,7 @@ def step_of(replica, step, loss_of=loss_of):
         replica.begin_slot(slot)
         loss_of(replica.module, step, slot).backward()
         contributions[slot] = replica.contribution(SLOTS)
-        state = replica.slot_state(slot)
+        state = replica.slot_state(slot == 0)
         if state is not None:
             states[slot] = state
     total = sum(contributions[slot] for slot in range(SLOTS))
@@ -276,7 +276,7 @@ def test_buffers_travel_exactly_and_only_those_that_change():
         assert sent.keys() == {0} and len(sent[0]) < 500
         assert int(replica.module.seen) == 2**62 + 1 + 3 * step
         assert bool(replica.module.zero.signbit()) == (step % 2 == 1)
-    assert replica.slot_state(0) is None, "nothing has changed since"
+    assert replica.slot_state(True) is None, "nothing has changed since"
     replica.undo()
     assert int(replica.module.seen) == 2**62 + 1
 
@@ -379,7 +379,7 @@ def test_a_module_that_trains_nothing_needs_no_optimizer():
     assert replica.contribution(SLOTS).shape == (0,)
     replica.begin_slot(0)
     loss_of(replica.module, 0, 0)
-    state = replica.slot_state(0)
+    state = replica.slot_state(True)
     replica.apply(torch.zeros(0), {0: state})
     assert int(replica.module.norm.num_batches_tracked) == 1
     replica.commit()
@@ -460,7 +460,7 @@ def test_what_only_shows_in_a_step_is_refused_there():
     replica.begin_slot(1)
     replica.module(torch.ones(1, 2)).sum().backward()
     with pytest.raises(UsageError, match="buffer late came or went"):
-        replica.slot_state(1)
+        replica.slot_state(False)
 
 
 def test_nothing_that_is_committed_is_shared_with_what_is_live():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ecrm.errors import UsageError
-from ecrm.session.data import Indexed, maker
+from ecrm.session.data import Indexed, source_of, steps_of
 
 
 def numbers(size: int, batch: int, **options) -> Indexed:
@@ -16,8 +16,10 @@ def numbers(size: int, batch: int, **options) -> Indexed:
 @pytest.mark.parametrize(("size", "batch", "slots"), [(12, 2, 3), (7, 3, 2), (5, 8, 1), (1, 1, 1)])
 def test_every_epoch_has_each_sample_once(shuffle, size, batch, slots):
     data = numbers(size, batch, shuffle=shuffle)
-    make, steps = maker(data, slots), data.steps(3, slots)
-    seen = [i for step in range(steps) for slot in range(slots) for i in make(step, slot)]
+    steps = data.steps(3, slots)
+    seen = [
+        i for step in range(steps) for slot in range(slots) for i in data.batch(step, slot, slots)
+    ]
     assert len(seen) >= 3 * size > len(seen) - batch * slots
     for epoch in range(3):
         assert sorted(seen[epoch * size : (epoch + 1) * size]) == list(range(size))
@@ -33,6 +35,15 @@ def test_a_batch_depends_on_seed_step_and_slot_alone():
     assert first != second != list(range(50)) != first
 
 
+def test_epochs_end_with_what_is_left():
+    data = numbers(7, 3, epochs=2, shuffle=False)
+    assert steps_of(data, 2, None) == steps_of(data, 2, 100) == 3
+    assert steps_of(data, 2, 2) == 2
+    seen = [data.batch(step, slot, 2) for step in range(3) for slot in range(2)]
+    assert seen == [[0, 1, 2], [3, 4, 5], [6, 0, 1], [2, 3, 4], [5, 6], None]
+    assert [list(data.slots_in(step, 2)) for step in range(4)] == [[0, 1], [0, 1], [0], []]
+
+
 def test_an_evaluation_sees_all_samples_in_order():
     data = numbers(5, 2)
     assert [data.whole_batch(n) for n in range(data.whole_batches)] == [[0, 1], [2, 3], [4]]
@@ -44,4 +55,8 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(UsageError, match="empty"):
         numbers(0, 1)
     with pytest.raises(UsageError, match="list"):
-        maker([1, 2], 1)
+        source_of([1, 2], 1, 0)
+    with pytest.raises(UsageError, match="workers=-1"):
+        numbers(5, 1, workers=-1)
+    with pytest.raises(UsageError, match="epochs=0"):
+        numbers(5, 1, epochs=0)

@@ -1,0 +1,175 @@
+"""How batches come to the rank that runs their slots: made here, or ahead in workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+
+from ecrm.session.workers import Worker, WorkerLost
+
+STEPS_AHEAD = 2
+"""Workers make the batches of so many steps ahead, and two each at least."""
+
+Place = tuple[int, int]
+"""A step and a slot."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The batch of one slot in one step.
+
+    - `over`: the slot has no batch in this step, nor in a later one.
+    - `after`: of a stream, its state after this batch; None for other data.
+    """
+
+    batch: Any
+    over: bool = False
+    after: bytes | None = None
+
+
+class Source(Protocol):
+    """Where batches are made. It may be used in several processes.
+
+    `streams` says whether the batches of a slot come one after the other, from one state to the
+    next.
+    """
+
+    streams: bool
+
+    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+        """The batch of a slot in a step; of a stream whose state is `before`, if that is known."""
+
+    def slots_in(self, step: int) -> range:
+        """The slots that have a batch in a step, as far as that is known without drawing."""
+
+
+def draw_in_one_thread(source: Source, step: int, slot: int, before: bytes | None) -> Drawn:
+    """Draw with one thread of torch: sums of several threads have other bits."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return source.draw(step, slot, before)
+    torch.set_num_threads(1)
+    try:
+        return source.draw(step, slot, before)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Task(tuple[int, int, bytes | None]):
+    """(step, slot, state before) that a worker is asked for."""
+
+    def __str__(self) -> str:
+        return f"the batch of step {self[0]}, slot {self[1]}"
+
+
+class AskedWorker:
+    """A worker, and the places that it was asked for: those first that it makes first."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.asked: deque[tuple[Place, int]] = deque()
+
+
+class Feed:
+    """Draws batches of a `source` for one rank.
+
+    `workers` answer what `Source.draw` gives, for a Task: they make the batches ahead that this
+    rank asks for next, up to step `steps`. Without any, batches are made when they are asked for.
+    """
+
+    def __init__(self, source: Source, workers: Sequence[Worker], steps: int) -> None:
+        self._source, self._steps = source, steps
+        self._workers = [AskedWorker(worker) for worker in workers]
+        self._round = 0  # what was asked before the present round is not wanted any more
+        self._wanted: dict[Place, AskedWorker] = {}
+        self._came: dict[Place, Drawn | Exception] = {}
+        self._next: dict[int, int] = {}  # by slot, the step that its stream has come to
+
+    @property
+    def streams(self) -> bool:
+        """Whether batches of a slot come one after the other."""
+        return self._source.streams
+
+    def slots_in(self, step: int) -> range:
+        """The slots that have a batch in a step, unless their streams have ended."""
+        return self._source.slots_in(step)
+
+    def draw(self, step: int, slot: int, mine: Sequence[int], before: bytes | None = None) -> Drawn:
+        """The batch of one of the slots that this rank runs, `mine`; it may have to be waited for.
+
+        Of a stream, `before` is its state before the batch, if that is known. Raises what making it
+        has raised, and WorkerLost.
+        """
+        if not self._workers:
+            return draw_in_one_thread(self._source, step, slot, before)
+        place = (step, slot)
+        self._forget_before(step)
+        self._ask(place, before)
+        depth = max(2 * len(self._workers), STEPS_AHEAD * len(mine))
+        for following in islice(_following(step, slot, sorted(mine), self._steps), depth):
+            if not self.streams or self._next.get(following[1]) == following[0]:
+                self._ask(following, None)
+        return self._take(place)
+
+    def went_back(self) -> None:
+        """A recovery is through: streams begin again with states that are given to `draw`."""
+        if self.streams:
+            self._round += 1
+            self._wanted.clear()
+            self._came.clear()
+            self._next.clear()
+
+    def close(self) -> None:
+        """End the workers."""
+        for each in self._workers:
+            each.worker.close()
+
+    def _forget_before(self, step: int) -> None:
+        # a step is asked for again only after a recovery, and by a step that begins
+        self._wanted = {place: by for place, by in self._wanted.items() if place[0] >= step - 1}
+        self._came = {place: drawn for place, drawn in self._came.items() if place[0] >= step - 1}
+
+    def _ask(self, place: Place, before: bytes | None) -> None:
+        if place in self._wanted:
+            return
+        step, slot = place
+        if self.streams:  # a stream is in one process
+            chosen = self._workers[slot % len(self._workers)]
+        else:
+            chosen = min(self._workers, key=lambda each: len(each.asked))
+        chosen.worker.ask(Task((step, slot, before)))
+        chosen.asked.append((place, self._round))
+        self._wanted[place], self._next[slot] = chosen, step + 1
+
+    def _take(self, place: Place) -> Drawn:
+        chosen = self._wanted[place]
+        while place not in self._came:
+            came, asked_in = chosen.asked.popleft()
+            try:
+                drawn: Drawn | Exception = chosen.worker.answer()
+            except WorkerLost:
+                raise
+            except Exception as error:
+                drawn = error
+            if asked_in == self._round and self._wanted.get(came) is chosen:
+                self._came[came] = drawn
+        del self._wanted[place]
+        drawn = self._came.pop(place)
+        if isinstance(drawn, Exception):
+            raise drawn
+        return drawn
+
+
+def _following(step: int, slot: int, mine: Sequence[int], steps: int) -> Iterator[Place]:
+    """The places of these slots after one of them, up to the last step."""
+    for later in mine:
+        if later > slot:
+            yield step, later
+    for ahead in range(step + 1, steps):
+        for each in mine:
+            yield ahead, each

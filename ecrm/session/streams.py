@@ -1,0 +1,129 @@
+"""Batches of streams that know where they are, one stream for each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ecrm.errors import UsageError
+from ecrm.model.determinism import seed_slot
+from ecrm.model.nested_state import read, written
+from ecrm.session.feed import Drawn
+
+ENDED = b""
+"""The state of a stream that has no batch any more."""
+
+
+class Stream(Protocol):
+    """Batches one after the other, and the place in them: torchdata's StatefulDataLoader is one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches from where the loaded state says, or from the first one on."""
+
+    def state_dict(self) -> Any:
+        """Nested state of tensors, numbers and words: where the running iterator is."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Have the next iterator go on from there."""
+
+
+class Streams:
+    """The batches of streams, one stream for each slot.
+
+    - `make(slot)` gives the stream of a slot: anything with `__iter__`, `state_dict` and
+      `load_state_dict`, such as torchdata's StatefulDataLoader. A stream reads samples that no
+      other stream reads: give each its part of the data.
+    - `workers`: how many processes of each rank draw from its streams ahead, as with `Indexed`; a
+      stream is in one of them. By default batches are drawn in the rank itself.
+
+    The state of each stream before a step is part of the model's state: a failure, a checkpoint and
+    a resume go on with the batches that follow. Whoever takes over a slot makes its stream anew and
+    loads that state. Each batch is drawn with random numbers seeded by (seed, step, slot).
+
+    A slot whose stream has ended has no batch in later steps, while others go on. Gradients are
+    divided by the number of slots that have one. Buffers, as of BatchNorm, are then those of the
+    lowest such slot. Training ends with the last stream, or with the steps if they are fewer. A
+    stream without a single batch is an error. One batch more is drawn than is trained.
+
+    Not checked: that a stream which has loaded a state gives the same batches as the one that gave
+    it. So a generator that draws random numbers before its first batch must have seeded them
+    itself. Nor that each batch has memory of its own. Raises UsageError for fewer than 0 workers.
+    """
+
+    def __init__(self, make: Callable[[int], Stream], workers: int = 0) -> None:
+        if workers < 0:
+            raise UsageError(f"Streams(workers={workers}): at least 0 are needed")
+        self.make, self.workers = make, workers
+
+
+@dataclass
+class _Running:
+    """A stream that is being drawn from: `step` is that of its next batch."""
+
+    stream: Stream
+    batches: Iterator[Any]
+    step: int
+
+
+class StreamSource:
+    """Draws from the streams of some of a run's slots."""
+
+    streams = True
+
+    def __init__(self, make: Callable[[int], Stream], slots: int, seed: int) -> None:
+        self._make, self._slots, self._seed = make, slots, seed
+        self._running: dict[int, _Running] = {}
+        self._ends: dict[int, int] = {}
+
+    def slots_in(self, step: int) -> range:
+        """All of them: what has ended is known from states."""
+        return range(self._slots)
+
+    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+        """The batch of a slot in a step.
+
+        A stream that is elsewhere is made anew, with the state `before`; in step 0 it needs none.
+        Raises UsageError where a stream, or a state, cannot be used.
+        """
+        if before == ENDED:
+            self._ends[slot] = step
+        if not before and self._ends.get(slot, step + 1) <= step:
+            return Drawn(None, over=True, after=ENDED)
+        seed_slot(self._seed, step, -1 - slot)
+        running = self._running.get(slot)
+        if running is None or running.step != step:
+            running = self._running[slot] = self._begun(step, slot, before)
+            seed_slot(self._seed, step, -1 - slot)  # as where the stream runs on
+        try:
+            batch = next(running.batches)
+        except StopIteration:
+            del self._running[slot]
+            self._ends[slot] = step
+            if step == 0:
+                raise UsageError(
+                    f"the stream of slot {slot} has no batch: each needs one at least"
+                ) from None
+            return Drawn(None, over=True, after=ENDED)
+        running.step += 1
+        return Drawn(batch, after=written(running.stream.state_dict()).numpy().tobytes())
+
+    def _begun(self, step: int, slot: int, before: bytes | None) -> _Running:
+        if step and before is None:
+            raise UsageError(
+                f"nobody has the state of the stream of slot {slot} before step {step}",
+                otherwise="go on with data of the kind that the run has begun with",
+            )
+        stream = self._make(slot)
+        for method in ("__iter__", "state_dict", "load_state_dict"):
+            if not hasattr(stream, method):
+                raise UsageError(
+                    f"the stream of slot {slot} is a {type(stream).__name__} without {method}",
+                    otherwise="give ecrm.Streams a function that makes streams with a state, such "
+                    "as torchdata's StatefulDataLoader",
+                )
+        if before is not None:
+            stream.load_state_dict(read(torch.frombuffer(bytearray(before), dtype=torch.uint8)))
+        return _Running(stream, iter(stream), step)

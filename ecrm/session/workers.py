@@ -1,0 +1,164 @@
+"""Processes beside a rank that make things ahead for it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import torch
+
+from ecrm.errors import EcrmError
+from ecrm.process.linux import when_parent_ends
+from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
+
+PATIENCE_SECONDS = 600.0
+"""How long a rank waits for one thing that a worker makes."""
+_END_SECONDS = 5.0
+
+
+class InWorker(Exception):
+    """The traceback of an error in another process, as the cause of the same error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class WorkerLost(EcrmError):
+    """A worker has died or hangs. The message says what it was making."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What making something has failed with: the error, None if pickle cannot carry it."""
+
+    error: BaseException | None
+    said: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failed:
+        try:
+            carried = pickle.loads(pickle.dumps(error))
+        except Exception:
+            carried = None
+        said = traceback.format_exception_only(error)[-1].strip()
+        return cls(carried, said, "".join(traceback.format_exception(error)))
+
+    def raise_it(self) -> NoReturn:
+        raise self.error or RuntimeError(self.said) from InWorker(self.traceback)
+
+
+class Worker:
+    """One process that makes things, one after the other: `make(task)` for each task it is given.
+
+    It is a fork of this one, made at once: `make` may be anything, and use what there is here. It
+    ends when the thread that has made it does, however that ends. Torch has one thread in it.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], name: str, others: Iterable[Worker] = ()):
+        context = multiprocessing.get_context("fork")
+        self.name = name
+        self._link, its = context.Pipe()
+        close = [self._link, *(worker._link for worker in others)]
+        self._process = context.Process(
+            target=_work, args=(make, its, close, os.getpid()), name=name, daemon=True
+        )
+        self._process.start()
+        its.close()
+        self._tasks: deque[Any] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many things it was asked for and has not given."""
+        return len(self._tasks)
+
+    def ask(self, task: Any) -> None:
+        """Have it make something: `answer` gives it, in order of asking."""
+        self._tasks.append(task)
+        with contextlib.suppress(OSError):  # it is dead, and `answer` says so
+            self._link.send(task)
+
+    def answer(self, patience: float = PATIENCE_SECONDS) -> Any:
+        """Wait for the next thing that it was asked for.
+
+        Raises what `make` has raised, with the traceback from there as its cause, and WorkerLost
+        where the worker dies or takes longer than `patience` seconds.
+        """
+        try:
+            if not self._link.poll(patience):
+                raise WorkerLost(
+                    f"{self.name} has not made {self._tasks[0]} in {patience:g} s: make it in less"
+                )
+            self._link.recv_bytes()
+            memory = reduction.recv_handle(self._link)
+        except (OSError, EOFError):
+            raise WorkerLost(
+                f"{self.name} {self._death()} while it made {self._tasks[0]}"
+            ) from None
+        try:
+            made = unpacked_from_memory(memory)
+        finally:
+            os.close(memory)
+        self._tasks.popleft()
+        if isinstance(made, _Failed):
+            made.raise_it()
+        return made
+
+    def _death(self) -> str:
+        """How it has died, in words."""
+        self._process.join(_END_SECONDS)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return "has gone" if code is None else f"has ended with exit code {code}"
+        name = signal.Signals(-code).name
+        short = ", as the system does where memory runs out," if name == "SIGKILL" else ""
+        return f"was killed by {name}{short}"
+
+    def close(self) -> None:
+        """End it. Nobody may be waiting for an answer."""
+        self._process.kill()
+        self._process.join(_END_SECONDS)
+        self._link.close()
+
+
+def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection], rank: int) -> None:
+    when_parent_ends(signal.SIGKILL)
+    if os.getppid() != rank:
+        os._exit(1)  # it died before the line above
+    for other in close:
+        other.close()
+    gc.freeze()  # a collection would copy every page of what is shared with the rank
+    torch.set_num_threads(1)  # the threads of before the fork are not here
+    while True:
+        try:
+            task = link.recv()
+        except (EOFError, OSError):  # the rank has gone, and this process will be killed
+            return
+        memory = _made(make, task)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            link.send_bytes(b"made")
+            reduction.send_handle(link, memory, rank)
+        os.close(memory)
+
+
+def _made(make: Callable[[Any], Any], task: Any) -> int:
+    """What a task has come to, packed."""
+    try:
+        return packed_into_memory(make(task))
+    except BaseException as error:
+        return packed_into_memory(_Failed.of(error))

@@ -1,0 +1,212 @@
+"""Batches made ahead, streams with a state and uneven ends: killed ranks change no bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import ecrm.session.data
+from ecrm.errors import UsageError
+from ecrm.protection.erasure import ErasureProtection
+from ecrm.session.data import Indexed
+from ecrm.session.run import Wanted
+from ecrm.session.session import Session
+from ecrm.session.streams import Streams
+from ecrm.transport.simulated import PhaseFault, ProgramFailed
+from support.sessions import Layout, Left, Train, run
+from support.stub_workers import StubWorker
+
+ROWS, STEPS = 40, 8
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=ROWS, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, ids: KeyedJaggedTensor) -> torch.Tensor:
+        return self.layers(self.bags(ids).values()).squeeze(1)
+
+
+def collate(samples: list[int]) -> dict[str, Any]:
+    """Ids that the samples decide, and labels that are drawn."""
+    ids = torch.tensor(samples) % ROWS
+    kjt = KeyedJaggedTensor(["f"], ids, lengths=torch.ones(len(samples), dtype=torch.int64))
+    return {"ids": kjt, "label": torch.rand(len(samples)), "samples": samples}
+
+
+class Counting:
+    """A stream of batches of consecutive samples, with noise, and its place as state."""
+
+    def __init__(self, slot: int, count: int | None) -> None:
+        self.slot, self.count, self.at = slot, count, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        torch.rand(3)  # what is drawn as an iterator is made must not count
+        return self._batches()
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        while self.count is None or self.at < self.count:
+            self.at += 1
+            yield collate([1000 * self.slot + 7 * self.at + i for i in range(5)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "seen": torch.tensor([self.at, self.slot])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["seen"].tolist() == [state["at"], self.slot]
+        self.at = state["at"]
+
+
+def script(data: Callable[[], Any], steps: int | None = STEPS, slots: int = 2) -> Train:
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        torch.manual_seed(0)
+        model = Model()
+        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+        session = Session(
+            model,
+            slots=slots,
+            dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+            start=start,
+        )
+        session.delivered = []
+        session.on_commit(lambda step, logged: session.delivered.append((step, logged)))
+        for batch in session.steps(data(), steps):
+            F.mse_loss(session.model(batch["ids"]), batch["label"]).backward()
+            session.log(first=batch["samples"][0], count=len(batch["samples"]))
+        return session
+
+    return train
+
+
+def layout(slots: int = 2, interval: int = 1) -> Layout:
+    return Layout(
+        servers=3,
+        trainers=2,
+        spares=2,
+        slots=slots,
+        commit_interval=interval,
+        protection=lambda servers: ErasureProtection(servers, 2, 1),
+    )
+
+
+KILLS = {
+    "server": [PhaseFault(1, 4, "update")],
+    "trainer": [PhaseFault(3, 3, "update")],
+    "both": [PhaseFault(4, 2, "forward"), PhaseFault(0, 5, "dense")],
+}
+ENDS = {0: 3, 1: 8, 2: 5}
+DATA: dict[str, tuple[Callable[[], Any], Callable[[], Any], int | None, int]] = {
+    "indexed": (lambda: Indexed(range(61), 5, collate), lambda: indexed(None), STEPS, 2),
+    "streams": (lambda: streams(0), lambda: streams(2), STEPS, 2),
+    "streams that end": (lambda: ending(0), lambda: ending(2), 50, 3),
+    "epochs": (lambda: Indexed(range(61), 5, collate, epochs=2), lambda: indexed(2), None, 3),
+}
+
+
+def indexed(epochs: int | None) -> Indexed:
+    return Indexed(range(61), 5, collate, epochs=epochs, workers=2)
+
+
+def streams(workers: int) -> Streams:
+    return Streams(lambda slot: Counting(slot, None), workers)
+
+
+def ending(workers: int) -> Streams:
+    return Streams(lambda slot: Counting(slot, ENDS[slot]), workers)
+
+
+@functools.cache
+def calm(kind: str) -> Left:
+    data, _, steps, slots = DATA[kind]
+    return run(layout=layout(slots), train=script(data, steps, slots))
+
+
+def logged(left: Left) -> dict[int, dict[int, tuple[int, int]]]:
+    """{step: {slot: (first sample, how many)}}"""
+    return {
+        step: {slot: (dict(said)["first"], dict(said)["count"]) for slot, said in slots}
+        for step, slots in left.logged
+    }
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("kill", KILLS)
+@pytest.mark.parametrize("kind", DATA)
+def test_batches_of_every_kind_survive_kills_with_and_without_workers(
+    kind, kill, interval, monkeypatch
+):
+    monkeypatch.setattr(ecrm.session.data, "Worker", StubWorker)
+    here, in_workers, steps, slots = DATA[kind]
+    data = in_workers if interval == 1 else here
+    made = StubWorker.made
+    left = run(KILLS[kill], layout(slots, interval), script(data, steps, slots))
+    assert left.deaths == len(KILLS[kill]) and left.mismatches == 0
+    assert (left.tables, left.dense) == (calm(kind).tables, calm(kind).dense)
+    assert left.logged == calm(kind).logged[-len(left.logged) :] and len(left.logged) >= 3
+    assert (StubWorker.made >= made + 16) == (interval == 1), "workers made the batches, or none"
+
+
+def test_a_stream_that_ends_leaves_its_slot_without_batches_and_the_last_one_ends_training():
+    steps = logged(calm("streams that end"))
+    assert len(steps) == max(ENDS.values())
+    for step, slots in steps.items():
+        assert slots.keys() == {slot for slot, count in ENDS.items() if step < count}
+        assert all(first == 1000 * slot + 7 * (step + 1) for slot, (first, _) in slots.items())
+
+
+def test_epochs_end_with_a_smaller_batch_and_slots_without_one():
+    steps = logged(calm("epochs"))  # 122 samples in batches of 5 on 3 slots
+    counts = [count for slots in steps.values() for _, (_, count) in sorted(slots.items())]
+    assert counts == [5] * 24 + [2]
+    assert len(steps) == 9 and list(steps[8]) == [0]
+
+
+def test_a_gradient_is_a_mean_over_the_slots_that_have_a_batch():
+    """Slot 1 alone for one step: as a session of that slot alone would train it."""
+
+    class Late(Counting):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for batch in self._batches():
+                batch["label"] = torch.linspace(0, 1, 5)
+                yield batch
+
+    # the same batch in both slots, then one of slot 1 alone; and all in a single slot
+    def same(mine: int) -> Counting:
+        return Late(0, 1 if mine == 0 else 2)
+
+    two = run(layout=layout(2), train=script(lambda: Streams(same), 50, 2))
+    one = run(
+        layout=Layout(3, 1, 1, 1, 1, layout().protection),
+        train=script(lambda: Streams(lambda slot: Late(0, 2)), 50, 1),
+    )
+    assert two.tables == one.tables and two.dense == one.dense
+
+
+MISTAKES = {
+    "the stream of slot 1 has no batch": (lambda slot: Counting(slot, 3 * (1 - slot)), STEPS),
+    "slot . is a list without state_dict": (lambda slot: [1, 2], STEPS),
+    "does not say how many steps": (lambda slot: Counting(slot, 3), None),
+}
+
+
+@pytest.mark.parametrize("told", MISTAKES)
+def test_streams_that_cannot_be_used_are_told(told):
+    make, steps = MISTAKES[told]
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=layout(), train=script(lambda: Streams(make), steps))
+    first = next(iter(failed.value.errors.values()))
+    with pytest.raises(UsageError, match=told):
+        raise first

@@ -1,0 +1,182 @@
+"""Workers make batches as they are here, tell their errors, and die with whoever has them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+from ecrm.session.data import Indexed, feed_of
+from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
+from ecrm.session.workers import Worker, WorkerLost
+
+
+def through(value: Any) -> Any:
+    memory = packed_into_memory(value)
+    try:
+        return unpacked_from_memory(memory)
+    finally:
+        os.close(memory)
+
+
+def test_a_batch_arrives_as_it_was_made():
+    kjt = KeyedJaggedTensor(
+        ["a", "b"],
+        torch.arange(6),
+        lengths=torch.tensor([2, 0, 1, 3]),
+        weights=torch.rand(6),
+    )
+    kjt.offset_per_key()  # as a model has left it
+    strided = torch.arange(12.0).view(3, 4).t()[1:]
+    batch = {
+        "kjt": kjt,
+        "strided": strided,
+        "none": torch.empty(0, 3),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "one": torch.tensor(True),
+        "wide": torch.zeros(1).expand(4, 5),
+        "trained": torch.ones(2, requires_grad=True),
+        "words": ("x", [1, None]),
+    }
+    there = through(batch)
+    assert there["words"] == batch["words"] and there["trained"].requires_grad
+    for name in ("strided", "none", "half", "one", "wide"):
+        assert torch.equal(there[name], batch[name]) and there[name].dtype == batch[name].dtype
+        assert there[name].stride() == batch[name].stride()
+        assert there[name].data_ptr() % 64 == 0
+    back = there["kjt"]
+    assert type(back) is KeyedJaggedTensor and back.keys() == kjt.keys()
+    for mine, theirs in zip(kjt.to_dict().values(), back.to_dict().values(), strict=True):
+        assert torch.equal(mine.values(), theirs.values())
+        assert torch.equal(mine.weights(), theirs.weights())
+        assert torch.equal(mine.lengths(), theirs.lengths())
+    there["strided"].add_(1)  # it is the receiver's own
+    assert strided[0, 0] == 1
+
+
+def noisy(samples: list[int]) -> dict[str, Any]:
+    if 33 in samples:
+        raise KeyError("sample 33 is bad")
+    return {"samples": samples, "noise": torch.rand(3), "sum": torch.rand(100_000).sum()}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_workers_make_the_batches_that_are_made_without_them(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        plain, ahead = (
+            feed_of(Indexed(range(30), 4, noisy, workers=workers), 3, 9, 5) for workers in (0, 2)
+        )
+        places = [(step, slot) for step in range(6) for slot in (0, 2)]
+        places += [(4, 0), (4, 1), (5, 1), (5, 0)]  # step 4 is redone, and slot 1 comes from others
+        try:
+            for step, slot in places:
+                one, other = (feed.draw(step, slot, [0, 2]).batch for feed in (plain, ahead))
+                assert one["samples"] == other["samples"]
+                assert torch.equal(one["noise"], other["noise"])
+                assert torch.equal(one["sum"], other["sum"])
+        finally:
+            ahead.close()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_worker_comes_when_its_batch_is_asked_for_with_its_traceback():
+    feed = feed_of(Indexed(range(40), 4, noisy, shuffle=False, workers=1), 1, 100, 0)
+    try:
+        for step in range(8):
+            feed.draw(step, 0, [0])
+        with pytest.raises(KeyError, match="sample 33 is bad") as failed:
+            feed.draw(8, 0, [0])
+        told = "".join(traceback.format_exception(failed.value))
+        assert "in noisy" in told and 'raise KeyError("sample 33 is bad")' in told
+        assert feed.draw(9, 0, [0]).batch["samples"] == [36, 37, 38, 39]
+    finally:
+        feed.close()
+
+
+class Unreadable(Exception):
+    """An error that pickle can write, but not read."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def misbehaves(task: str) -> int:
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "leave":
+        os._exit(3)
+    if task == "sleep":
+        time.sleep(60)
+    if task == "raise":
+        raise Unreadable(1, 2)
+    return os.getpid()
+
+
+def test_a_worker_that_dies_or_hangs_is_told_of_and_not_waited_for():
+    told = {
+        "die": "worker x was killed by SIGKILL, as the system does where memory runs out, while",
+        "leave": "worker x has ended with exit code 3 while it made leave",
+        "sleep": "worker x has not made sleep in 0.2 s",
+    }
+    for task, words in told.items():
+        worker = Worker(misbehaves, "worker x")
+        worker.ask("work")
+        worker.ask(task)
+        worker.ask("work")
+        assert worker.answer() != os.getpid()
+        with pytest.raises(WorkerLost, match=words):
+            worker.answer(patience=0.2 if task == "sleep" else 20)
+        worker.close()
+    worker = Worker(misbehaves, "worker x")
+    worker.ask("raise")
+    with pytest.raises(RuntimeError, match="Unreadable: 1 2"):
+        worker.answer()
+    worker.close()
+
+
+OWNER = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from ecrm.session.workers import Worker
+workers = [Worker(lambda task: os.getpid(), "worker")]
+workers.append(Worker(lambda task: os.getpid(), "worker", workers))
+for worker in workers:
+    worker.ask("pid")
+print(*(worker.answer() for worker in workers), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_die_with_a_killed_rank():
+    done = subprocess.run(
+        [sys.executable, "-c", OWNER.format(path=sys.path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(lives(pid) for pid in pids)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
