@@ -64,8 +64,7 @@ class LastWords(Protocol):
 class Ending:
     """Ends a run; every live rank has one and calls the same methods.
 
-    `stopped` says whether the run has stopped because it was asked to, `unkept` why there is no
-    checkpoint of its last step though there was to be one.
+    `unkept` says why there is no checkpoint of its last step though there was to be one.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Ending:
         self._engine, self._config, self._steps = engine, config, steps
         self._record, self._folder = record, record.folder
         self._checkpoints, self._progress, self._words = checkpoints, progress, words
-        self.stopped, self.unkept = False, ""
+        self.unkept = ""
         self._first_step, self._began = engine.step, time.monotonic()
         self._training_seconds: float | None = None
 
@@ -150,7 +149,6 @@ class Ending:
                 self._folder.draft_stopped(stopped)
             self._agree_that_it_is_written()
         self._folder.publish_stopped()
-        self.stopped = True
         if stopped is not None:
             say(stopped_in_words(stopped, self._folder.path))
 

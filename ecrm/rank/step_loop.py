@@ -206,20 +206,19 @@ class StepLoop(Generic[Batch]):
             raise StopAgreed
         while engine.step < self._steps and not engine.over:
             self._run.between_steps()
-            if self._do_what_is_due():
-                break
+            if self._due.is_due(engine.step):
+                if self._due.do():
+                    break
+                continue  # a rank that a failure finds past this begins with between_steps, too
             yield from self._step()
             self._heard()
             self._run.step_finished()
             if engine.recovery.stopping:
                 raise StopAgreed
         else:
-            self._do_what_is_due()
+            if self._due.is_due(engine.step):
+                self._due.do()
         self._finish()
-
-    def _do_what_is_due(self) -> bool:
-        """Do it; returns whether training ends with it."""
-        return self._due.is_due(self._engine.step) and self._due.do()
 
     def _stop(self) -> bool:
         """Stop. Where there is no reason any more, returns whether a failure has come between."""

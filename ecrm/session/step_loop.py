@@ -75,14 +75,14 @@ class WorkBetweenSteps:
                 for part, training in modes:
                     part.training = training
                 raise
-            self.allowed = False
+            finally:
+                self.allowed = False
             self._done_at[number] = step
             self._run.restart_clock()
         return False
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone."""
-        self.allowed = False
+        """A recovery is through: steps may have been undone. Work may be under way."""
         self._done_at = [min(step, self._engine.step) for step in self._done_at]
 
 

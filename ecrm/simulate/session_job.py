@@ -45,14 +45,22 @@ SAMPLES = 23
 
 
 class SimulatedRun:
-    """A session's run on one simulated rank: nothing is due in it, and nobody asks to stop."""
+    """A session's run on one simulated rank: nobody asks to stop.
+
+    After a recovery all share something before the next step, as checkpoints do.
+    """
 
     def __init__(
         self, engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None
     ) -> None:
         self.engine, self._after_step = engine, after_step
+        self._settled = True
 
-    def between_steps(self) -> None: ...
+    def between_steps(self) -> None:
+        if not self._settled:
+            with self.engine.recovery.recovering():
+                self.engine.state.transport.share([])
+            self._settled = True
 
     def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         return troubles
@@ -64,7 +72,8 @@ class SimulatedRun:
 
     def keep(self) -> None: ...
 
-    def went_back(self) -> None: ...
+    def went_back(self) -> None:
+        self._settled = False
 
     def stop(self) -> None:
         raise AssertionError("nobody asks to stop")

@@ -85,6 +85,7 @@ def evaluating(folder: Path) -> Train:
             @session.every(3)
             def evaluate() -> None:
                 session.evaluated[session.engine.step] = evaluation(session)
+                session.save(folder / "on-the-way.pt")  # after a death in the evaluation, too
 
             session.evaluated = {}
 

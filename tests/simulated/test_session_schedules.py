@@ -18,7 +18,7 @@ from ecrm.simulate.simulation import Failed, run_schedule
 def test_scripts_of_random_models_end_with_the_bits_of_undisturbed_ones():
     totals = run_range(range(1, 7), "sessions", jobs=1)
     print(totals)
-    assert totals.deaths > 10 and totals.recoveries > 6 and totals.refused == 1
+    assert totals.deaths > 10 and totals.recoveries > 4 and totals.refused < 3
     least = {"dlrm": 2, "evaluations": 2, "a saved model": 1, "several row optimizers": 3}
     assert all(totals.mix[f"sessions with {what}"] >= count for what, count in least.items())
 
