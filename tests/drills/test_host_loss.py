@@ -21,6 +21,7 @@ import pytest
 
 from ecrm.process.orphaned import parent_of
 from support.drilling import LONG, RUN_SECONDS, Mpirun, Run, mpirun_line
+from support.examples import EXAMPLES, run_example
 from support.host_loss import (
     KEEP_ALIVE,
     ONE_LOST,
@@ -52,6 +53,16 @@ TWO_LOST = {
 def train(tmp_path, criteo_rows):
     with trainings(tmp_path, criteo_rows) as start:
         yield start
+
+
+def test_a_host_is_lost_while_a_script_trains(train, tmp_path):
+    (tmp_path / "calm").mkdir()
+    own = ("--steps", "400")
+    calm = run_example("two_tower.py", tmp_path / "calm", (), own)
+    assert calm.code == 0, calm.output
+    sets = {**ONE_LOST, "protection.k": 2, "protection.verify_parity_at_end": "true"}
+    training = train(3, sets, script=(str(EXAMPLES / "two_tower.py"), *own))
+    survives_the_loss(training, "h2", [1, 4], calm.model)
 
 
 @pytest.mark.skipif(why_no_ssh() is not None, reason=str(why_no_ssh()))

@@ -112,12 +112,19 @@ class Training:
 def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
     """Starts training on so many imitated hosts, and ends it in the end.
 
-    They are reached `by` real ssh, or Slurm in an allocation, or by default an imitation of ssh.
+    They train the tiny config, or a `script` with its arguments. Hosts are reached `by` real ssh,
+    or Slurm in an allocation, or by default an imitation of ssh.
     """
     all_trainings, all_hosts, clusters = [], [], []
 
     def start(
-        count: int, sets: dict, *words: str, starter: str = STARTER, slots: int = 2, by: str = ""
+        count: int,
+        sets: dict,
+        *words: str,
+        starter: str = STARTER,
+        slots: int = 2,
+        by: str = "",
+        script: tuple[str, ...] = (),
     ) -> Training:
         hosts = ImitatedHosts(count)
         all_hosts.append(hosts)
@@ -144,7 +151,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
             "-m",
             "ecrm",
             "launch",
-            "tiny",
+            script[0] if script else "tiny",
             "--run-dir",
             str(folder),
         ]
@@ -158,8 +165,10 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
             *words,
         ]
         line += ["--starter", starter.replace("{private}", str(private))]
-        for key, value in {"data.path": data, **LONG, **sets}.items():
+        built_in = {} if script else {"data.path": data, **LONG}
+        for key, value in {**built_in, **sets}.items():
             line += ["--set", f"{key}={value}"]
+        line += ["--", *script[1:]] if script else []
 
         def type_it() -> subprocess.Popen:
             return subprocess.Popen(
@@ -169,6 +178,7 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Callable[..., Training]]:
                 text=True,
                 env=environment,
                 start_new_session=True,
+                cwd=tmp_path if script else None,  # an example leaves its model there
             )
 
         all_trainings.append(Training(hosts, type_it(), folder, type_it))
