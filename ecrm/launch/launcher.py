@@ -24,13 +24,14 @@ from ecrm.errors import (
     UsageError,
 )
 from ecrm.faults.kill import Kill, check_ranks, parse_kill
-from ecrm.launch.machine import find_mpirun, memory_bytes, physical_cores, require_fault_tolerance
+from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
 from ecrm.launch.scalars import require_tensorboard
 from ecrm.launch.several_hosts import Elsewhere
 from ecrm.launch.supervise import Ending, supervise
 from ecrm.launch.watch import watch_of
+from ecrm.process.linux import memory_bytes
 from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
 from ecrm.run.plan import Start, kept_by, plan_start
 from ecrm.run.reading import read_own
@@ -141,6 +142,7 @@ def launch(
     print(shlex.join(line), flush=True)
     if dry_run:
         if script:
+            print("# the memory that its tables need is checked by its ranks as they start")
             return 0
         names = None if hosts is None else [host.name for host in hosts.placed]
         for told in (*start.changed, *in_words(config, start.steps, names, available)):

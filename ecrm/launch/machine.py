@@ -29,15 +29,6 @@ def physical_cores() -> int:
     return len(cores)
 
 
-def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes of main memory."""
-    kibibytes = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        kibibytes[name] = int(rest.split()[0])
-    return kibibytes["MemTotal"] * 1024, kibibytes["MemAvailable"] * 1024
-
-
 def find_mpirun() -> Path:
     """The mpirun beside the running Python, which mpi4py uses too; else the first on PATH.
 

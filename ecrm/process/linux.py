@@ -42,3 +42,12 @@ def session_members(session: int) -> list[int]:
                 if int(its_session) == session and state != "Z":
                     members.append(int(entry))
     return members
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) bytes of main memory."""
+    kibibytes = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        kibibytes[name] = int(rest.split()[0])
+    return kibibytes["MemTotal"] * 1024, kibibytes["MemAvailable"] * 1024

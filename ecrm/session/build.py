@@ -19,6 +19,7 @@ from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import row_spaces
 from ecrm.process.preflight import host_name
 from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
@@ -29,6 +30,7 @@ from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
 from ecrm.rank.keep import checkpoints_of
+from ecrm.rank.memory_check import check_memory
 from ecrm.rank.policy import policy_of
 from ecrm.rank.rank_run import RankRun, RunStopped
 from ecrm.rank.whereabouts import Whereabouts
@@ -80,6 +82,9 @@ def start_run(wanted: Wanted) -> Started:
         if run is None:
             raise RunStopped(0)
         cluster = connect(transport, run)
+        lacking = check_memory(transport, config, cluster, row_spaces(wanted.tables))
+        if lacking:
+            say_on_first(f"warning: {lacking}")
         whereabouts = Whereabouts.shared(transport)
         built = build_rank(
             transport,

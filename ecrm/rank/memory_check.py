@@ -1,0 +1,99 @@
+"""Whether the hosts of a run have the memory that its tables need, before any of it is taken."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from math import prod
+
+from ecrm.config.schema import Config
+from ecrm.errors import UsageError
+from ecrm.placement.stripes import StripeShape
+from ecrm.placement.tables import RowSpace
+from ecrm.process.linux import memory_bytes
+from ecrm.rank.collective_check import collective_check, share_json
+from ecrm.rank.connect import Cluster
+from ecrm.storage.base import state_shapes
+from ecrm.transport.base import Transport
+
+MB = 1e6
+
+
+def check_memory(
+    transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
+) -> str:
+    """Collective: a warning, or "", where tables may come to need more than their hosts have.
+
+    Raises UsageError on every rank where they do for certain: with storage.prefault, and where the
+    system refuses so large a table at all. Rows that are never updated need no memory else. Tables
+    in mapped files and on a GPU are not looked at.
+    """
+    available = share_json(transport, memory_bytes()[1])
+    if config.protection.name == "mapped" or config.storage.device != "cpu":
+        return ""
+    hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
+    each = shard_bytes(spaces, cluster.protection.shape)
+    needed: dict[str, int] = {}
+    for rank in cluster.view.shards:
+        needed[hosts[rank]] = needed.get(hosts[rank], 0) + each
+    there = {
+        host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed
+    }
+    prefault = config.storage.prefault
+    warning: str = collective_check(transport, lambda: judged(needed, there, prefault))
+    shards = len(cluster.view.shards_of(transport.rank))
+    host = hosts[transport.rank]
+    collective_check(transport, lambda: reserve(spaces, cluster.protection.shape, shards, host))
+    return warning
+
+
+def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: str) -> None:
+    """Ask the system for the rows of some shards, and give them back untouched.
+
+    Raises UsageError where it refuses them.
+    """
+    with ExitStack() as held:
+        for space in spaces:
+            size = -(-space.rows // (shape.k * shape.shards)) * shape.k * 4 * space.dim
+            for _ in range(shards):
+                try:
+                    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                except OSError as error:
+                    raise UsageError(
+                        f"the system refuses {size / MB:,.0f} MB of memory on {host} for a shard "
+                        f"of {space.tables[0].name} and tables like it: "
+                        f"{error.strerror or error}",
+                        otherwise="use more servers on more hosts, or fewer rows",
+                    ) from None
+                held.enter_context(memory)
+
+
+def shard_bytes(spaces: Sequence[RowSpace], shape: StripeShape) -> int:
+    """Bytes of one shard once every row is updated: rows, optimizer state and redundancy."""
+    total = 0
+    for space in spaces:
+        assert space.optimizer is not None
+        state = sum(prod(each) for each in state_shapes(space.optimizer.name, 1, space.dim))
+        periods = -(-space.rows // (shape.k * shape.shards))
+        total += periods * (shape.k + shape.m) * 4 * (space.dim + state + 1)
+    return total
+
+
+def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bool) -> str:
+    """As `check_memory`, of bytes by host."""
+    for host, wanted in needed.items():
+        if wanted <= available[host]:
+            continue
+        numbers = (
+            f"the tables need {wanted / MB:,.0f} MB of memory on {host}, "
+            f"{available[host] / MB:,.0f} MB are available there"
+        )
+        if prefault:
+            raise UsageError(
+                f"with storage.prefault {numbers}",
+                {"storage.prefault": False},
+                otherwise="use more hosts with --hosts",
+            )
+        return f"once every row is trained {numbers}: use more hosts with --hosts, or fewer rows"
+    return ""
