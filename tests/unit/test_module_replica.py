@@ -281,6 +281,32 @@ def test_buffers_travel_exactly_and_only_those_that_change():
     assert int(replica.module.seen) == 2**62 + 1
 
 
+def test_the_states_of_streams_are_undone_and_carried_like_the_rest():
+    def apply(replica, states):
+        sent = {}
+        for slot, state in states.items():
+            replica.begin_slot(slot)
+            loss_of(replica.module, 0, slot).backward()
+            stream = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+            sent[slot] = replica.slot_state(False, stream)
+        replica.apply(replica.contribution(1), sent)
+
+    def told(replica):
+        return {slot: bytes(state.tolist()) for slot, state in replica.streams.items()}
+
+    replica, other = make(), make()
+    apply(replica, {0: b"one", 2: b"two"})
+    replica.commit()
+    apply(replica, {0: b"later"})
+    assert told(replica) == {0: b"later", 2: b"two"}
+    replica.undo()
+    assert told(replica) == {0: b"one", 2: b"two"}
+    other.load(replica.export())
+    assert told(other) == told(replica)
+    other.load(replica.export()[:1])  # the weights alone: streams begin anew
+    assert told(other) == {}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_16_bits_are_summed_in_32(dtype):
     class Two(nn.Module):
