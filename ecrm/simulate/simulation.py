@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
+from ecrm.model.determinism import prepared_torch
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
 from ecrm.simulate.promise import Circle, Violation, survivable
@@ -77,7 +78,7 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     from ecrm.simulate.session_job import SessionJob
 
-    with tempfile.TemporaryDirectory() as folder:
+    with prepared_torch(threads=1), tempfile.TemporaryDirectory() as folder:
         alone, disturbed = Path(folder) / "alone", Path(folder) / "disturbed"
         for each in (alone, disturbed):
             each.mkdir()

@@ -13,6 +13,7 @@ import torch
 from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.engine.table_digest import table_digests
 from ecrm.errors import EcrmError, UsageError
+from ecrm.model.determinism import prepared_torch
 from ecrm.session.alone import run_alone
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
@@ -67,10 +68,8 @@ def test_killed_ranks_change_no_bit_of_a_session(name):
 
 def test_alone_in_a_process_a_session_comes_to_the_same_bits():
     """With plain `python`, or in a notebook."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    session = train_two_tower(run_alone)
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(strict)
+    with prepared_torch(threads=1):  # and afterwards as it was
+        session = train_two_tower(run_alone)
     assert table_digests(session.engine, 0) == calm().tables
     dense = session.engine.state.dense
     assert dense is not None and frozenset({dense_digest(dense)}) == calm().dense
