@@ -142,6 +142,12 @@ EVENTS: dict[str, Event] = {
                 optional=True,
             ),
             "steps_per_second": Field("number", "the same of a script", "steps/s", optional=True),
+            "skipped": Field(
+                "integer",
+                "steps of a script that its `grad_scaler` had skipped, since this start of the run",
+                "steps",
+                optional=True,
+            ),
             "failures_left": FAILURES_LEFT,
             "rebuilt": Field("number", "share of lost rows that is back; 1 where none is missing"),
             "finished": Field(
@@ -301,7 +307,8 @@ EVENTS: dict[str, Event] = {
         },
     ),
     "not_finite": Event(
-        "A loss is NaN or infinite and `train.on_nonfinite` is `warn`; once for a step.",
+        "A loss is NaN or infinite and `train.on_nonfinite` is `warn`; once for a step. With a "
+        "`grad_scaler`, 50 steps in a row were skipped, or the scale is 0 or infinite.",
         {
             "step": STEP,
             "found_in": Field("text", "`step`, or `evaluation` for one before that step"),

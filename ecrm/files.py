@@ -229,6 +229,12 @@ FAILURES = {
     "failures": Field("list", "failures that were survived", parts=FAILURE),
     "interruptions": Field("integer", "recoveries in which no rank had died"),
     "failures_left": Field("integer", "failures that could still be survived at once"),
+    "steps_skipped": Field(
+        "integer",
+        "steps that the `grad_scaler` of a script had skipped, since this start of the run",
+        "steps",
+        optional=True,
+    ),
     "slot_faults": Field(
         "list", "ranks lost to a script's own code", optional=True, parts=SLOT_FAILED
     ),

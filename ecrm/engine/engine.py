@@ -282,7 +282,7 @@ class Engine:
         holder: a note on this step, which is there once, however often the step is done.
         `troubles[slot]` is told to all ranks: the hook `troubled` gets those of all slots, on every
         rank, before anything is changed, and may end the run. With `skip_troubled`, the same on all
-        ranks, it is not called: the step changes no row then, and dense replicas skip it.
+        ranks, `skipped` is called instead: the step changes no row, and dense replicas skip it.
         `slot_state[slot]`, uint8 [N], goes
         whole to every dense replica, for what cannot be summed. Notes and states are of slots that
         have a contribution, which one slot at least has. Slots that are `over` have no part in the
@@ -308,7 +308,7 @@ class Engine:
                 troubles or {},
                 over,
             )
-            came = self._exchange_results(lookup, results, heed=not skip_troubled)
+            came = self._exchange_results(lookup, results, skip_troubled)
             skips = skip_troubled and bool(came.troubles)
             flight.changed = True
             if skips:
@@ -395,10 +395,10 @@ class Engine:
                 outgoing.setdefault(rank, []).extend(((TROUBLE, slot), said))
         return outgoing
 
-    def _exchange_results(self, lookup: Lookup, results: Outgoing, heed: bool) -> StepResults:
+    def _exchange_results(self, lookup: Lookup, results: Outgoing, skips: bool) -> StepResults:
         """A step's first exchange: what slots have computed, and the rest of a round of repair.
 
-        All ranks know of troubles afterwards; the hook is told if they `heed` them.
+        All ranks know of troubles afterwards; `skips` says whether they skip the step for them.
         """
         repair = lookup.repair if lookup.repair_goes_with_results else None
         attached = None if repair is None else repair.rest()
@@ -409,8 +409,9 @@ class Engine:
         if came.troubles:
             if not self._transport.agree(True):
                 raise PeerFailure("a rank died while others told of trouble")
-            if heed:
-                self.state.hooks.troubled(self.step, dict(sorted(came.troubles.items())))
+            hooks = self.state.hooks
+            tell = hooks.skipped if skips else hooks.troubled
+            tell(self.step, dict(sorted(came.troubles.items())))
         if repair is not None:  # before the rows that it was read from are updated
             repair.finish(rest or {})
         return came

@@ -56,6 +56,7 @@ class Hooks:
     - `recovered()`: a recovery is through.
     - `troubled(step, {slot: trouble})`: what slots told of a step, the same on all ranks. It may
       raise an EcrmError to end the run on all of them.
+    - `skipped(step, {slot: trouble})`: the same, of a step that is skipped for it.
     - `asks()`: whether this rank wants all to stop. It is asked again and again, on any rank.
     - `whereabouts(rank)`: what user code was at work on when a rank died; None where this rank
       cannot know.
@@ -66,5 +67,6 @@ class Hooks:
     committed: Callable[[], None] = _ignore
     recovered: Callable[[], None] = _ignore
     troubled: Callable[[int, Mapping[int, str]], None] = _ignore
+    skipped: Callable[[int, Mapping[int, str]], None] = _ignore
     asks: Callable[[], bool] = _never
     whereabouts: Callable[[int], tuple[Place, ...] | None] = _nowhere

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -266,7 +268,10 @@ class ModuleReplica:
         if self._scaler is not None:
             self._scaler.update(skipped)
         if self.scheduler is not None:
-            self.scheduler.step()
+            with warnings.catch_warnings() if skipped else nullcontext():
+                if skipped:  # torch warns of a schedule that begins before its optimizer does
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                self.scheduler.step()
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:

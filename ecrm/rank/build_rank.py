@@ -137,6 +137,7 @@ def _hooks(
         event,
         asks=lambda: stop.received is not None or reporter.cannot_write,
         troubled=watch.losses,
+        skipped=watch.skipped,
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ecrm.errors import NotFinite
 
+MOST_SKIPPED = 50
+"""So many steps in a row may be skipped: a GradScaler that begins at 2 ** 16 needs some 16."""
+NO_SCALE = "with a loss scale of"
+"""How the trouble of a slot begins whose gradients no scaling helps any more."""
 REMEDY = "lower train.sparse_lr or train.dense_lr"
 """What helps in the built-in trainer."""
 
@@ -30,6 +35,7 @@ class FiniteWatch:
     ) -> None:
         self._stop, self._window, self._tell, self._kept = stop, window, tell, kept
         self._quiet_until, self._remedy = 0, remedy
+        self._skipped: list[int] = []  # ascending; a step that is done again is skipped again
 
     def worth_saying(self, step: int, troubles: dict[int, str]) -> dict[int, str]:
         """The part of this rank's `troubles` in a step that all must know.
@@ -45,6 +51,33 @@ class FiniteWatch:
         """
         slot, began = min(where.items())
         why = f"the loss of step {step} is not finite: in slot {slot} it began {began}"
+        self._heard_of_step(step, slot, why, began)
+
+    def skipped(self, step: int, where: Mapping[int, str]) -> None:
+        """A step is skipped since a gradient is not finite; `where` says where that is, by slot.
+
+        Raises NotFinite where that ends the run: so many steps in a row, or no scale helps any
+        more.
+        """
+        self._skipped = [*self._skipped[: self.skipped_before(step)], step]
+        slot, found = min(where.items())
+        if found.startswith(NO_SCALE):
+            why = f"slot {slot} computes step {step} {found}: no gradient is finite with that"
+        elif self._skipped[-MOST_SKIPPED:] == list(range(step - MOST_SKIPPED + 1, step + 1)):
+            why = (
+                f"{MOST_SKIPPED} steps in a row were skipped, up to step {step}, since gradients "
+                f"are not finite: in slot {slot} {found}"
+            )
+        else:
+            return
+        if self._stop or step >= self._quiet_until:
+            self._heard_of_step(step, slot, why, found)
+
+    def skipped_before(self, step: int) -> int:
+        """How many steps before that one were skipped, of those that this process has seen."""
+        return bisect_left(self._skipped, step)
+
+    def _heard_of_step(self, step: int, slot: int, why: str, began: str) -> None:
         self._heard("step", step, slot, why, began)
         self._quiet_until = (step // self._window + 1) * self._window
 

@@ -82,11 +82,14 @@ class LoneRun:
             wanted.make_dense,
             wanted.seed,
             EnginePolicy(),
-            Hooks(troubled=watch.losses),
+            Hooks(troubled=watch.losses, skipped=watch.skipped),
             sparse_rate=wanted.sparse_rate,
         )
         self.progress = SessionProgress(
-            wanted.steps, every, lambda step, make: say(line) if (line := make()[1]) else None
+            wanted.steps,
+            every,
+            lambda step, make: say(line) if (line := make()[1]) else None,
+            watch.skipped_before,
         )
 
     def between_steps(self) -> None:

@@ -29,6 +29,7 @@ from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
+from ecrm.rank.finite import FiniteWatch
 from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.memory_check import check_memory
 from ecrm.rank.policy import policy_of
@@ -117,11 +118,15 @@ def _rank_run(
 ) -> tuple[RankRun, SessionProgress]:
     """This rank's part in the run, and its progress."""
     engine, steps = rank.engine, run.start.steps
-    progress = SessionProgress(steps, run.config.train.log_every_steps, rank.reporter.progress)
+    progress = SessionProgress(
+        steps, run.config.train.log_every_steps, rank.reporter.progress, rank.watch.skipped_before
+    )
     progress.begins_at(engine)
     checkpoints = checkpoints_of(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    ending = Ending(engine, run.config, steps, record, checkpoints, progress, LastWords(engine))
+    ending = Ending(
+        engine, run.config, steps, record, checkpoints, progress, LastWords(engine, rank.watch)
+    )
     progress.restart_clock()
 
     def told(summary: dict[str, Any] | None, unkept: str) -> None:
@@ -286,8 +291,8 @@ class ScriptPart:
 class LastWords:
     """What the end of a session's run says of it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, watch: FiniteWatch) -> None:
+        self._engine, self._watch = engine, watch
 
     def before_summary(self, keep: bool) -> None:
         """The script has evaluated its model itself."""
@@ -296,11 +301,12 @@ class LastWords:
         return {
             "steps_per_second": steps / seconds,
             "ended_early": None,
-            "slot_faults": self._slot_faults,
+            **self.of_stopped(),
         }
 
     def of_stopped(self) -> dict[str, Any]:
-        return {"slot_faults": self._slot_faults}
+        skipped = self._watch.skipped_before(self._engine.step)
+        return {"steps_skipped": skipped, "slot_faults": self._slot_faults}
 
     @property
     def _slot_faults(self) -> list[dict[str, Any]]:

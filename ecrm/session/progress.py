@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ecrm.engine.engine import Engine
@@ -13,11 +13,18 @@ class SessionProgress(StepProgress):
     """What a session tells every so many steps.
 
     Each holder of the dense replica is given what was `logged` in committed steps, so that whoever
-    reports knows it.
+    reports knows it. `skipped_before(step)` is how many steps before that one were skipped.
     """
 
-    def __init__(self, steps: int, every: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        steps: int,
+        every: int,
+        tell: Tell,
+        skipped_before: Callable[[int], int] = lambda step: 0,
+    ) -> None:
         super().__init__(steps, every, tell)
+        self._skipped_before = skipped_before
         self._logged: dict[int, list[Mapping[str, float]]] = {}
 
     def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
@@ -27,7 +34,10 @@ class SessionProgress(StepProgress):
         self._logged = {at: values for at, values in self._logged.items() if at >= start}
 
     def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
-        return {"steps_per_second": steps_per_second}
+        return {
+            "steps_per_second": steps_per_second,
+            "skipped": self._skipped_before(step),
+        }
 
     def measured(self, engine: Engine, first: int) -> Measured:
         known = {step: all_ for step, all_ in self._logged.items() if first <= step < engine.step}
@@ -37,11 +47,12 @@ class SessionProgress(StepProgress):
     def in_words(self, fields: dict[str, Any], window: int) -> str:
         logged = "".join(f"{name} {value:.4f}  " for name, value in fields["logged"].items())
         known = f"(of {fields['window']} of {window} steps)  " if logged else ""
+        skipped = f"skipped {fields['skipped']}  " if fields["skipped"] else ""
         return (
             f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  "
             f"{fields['steps_per_second']:>7,.1f} steps/s  "
             f"{logged}{known if fields['window'] < window else ''}"
-            f"committed {fields['committed']}  "
+            f"{skipped}committed {fields['committed']}  "
             f"failures left {fields['failures_left']}  rebuilt {fields['rebuilt']:.0%}"
         )
 

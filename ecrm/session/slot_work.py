@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.rank.finite import NO_SCALE
 from ecrm.rank.step_loop import SlotResult, SlotStep
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.determinism_check import check_same
@@ -215,7 +217,7 @@ class SlotWork:
             self._gradients(part.slot, share),
             self._replica.contribution(share),
         )
-        trouble, leads = self._trouble(), part.slot == slots[0]
+        trouble, leads = self._trouble(gradients, contribution), part.slot == slots[0]
         after = self._batches.after(part.step, part.slot)
         return SlotResult(
             gradients,
@@ -247,14 +249,18 @@ class SlotWork:
                 otherwise="call session.model and loss.backward() in the body of the loop",
             )
 
-    def _trouble(self) -> str:
-        """Where a gradient is not finite, in words; empty where all are."""
-        for space, leaf in zip(self._engine.state.spaces, self._leaves, strict=True):
-            if leaf.grad is not None and not _finite(leaf.grad):
+    def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:
+        """Where a gradient, divided, is not finite, in words; empty where all are."""
+        scale = self._replica.loss_scale
+        if not scale or not math.isfinite(scale):
+            return f"{NO_SCALE} {scale}"
+        for space, share in zip(self._engine.state.spaces, gradients, strict=True):
+            if not _finite(share):
                 return f"in the gradients of rows of {space.tables[0].name} or tables like it"
-        for name, gradient in self._replica.gradients:
-            if not _finite(gradient):
-                return f"in the gradient of {name}"
+        if not _finite(contribution):
+            for name, gradient in self._replica.parts_of(contribution):
+                if not _finite(gradient):
+                    return f"in the gradient of {name}"
         return ""
 
     def _gradients(self, slot: int, divisor: float) -> list[Tensor]:

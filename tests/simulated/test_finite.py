@@ -19,7 +19,7 @@ from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.model.slot_batch import SlotBatch
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.rank.finite import FiniteWatch
+from ecrm.rank.finite import NO_SCALE, FiniteWatch
 from ecrm.simulate.workload import Workload, make_engine, run_workload, train_step
 from ecrm.train.finite import origin
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster
@@ -153,6 +153,27 @@ def test_a_warning_comes_once_in_a_window_and_the_run_goes_on():
     assert [(event["step"], event["slot"], event["where"]) for event in told] == [
         (s, 0, "in a") for s in (17, 20, 30, 40)
     ]
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_steps_that_are_skipped_are_counted_once_and_so_many_in_a_row_are_told(stop):
+    told: list[dict] = []
+    watch, trouble = FiniteWatch(stop, 10, told.append), {1: "in the gradient of top"}
+    steps = [0, 1, *range(20, 51), 1, *range(20, 51), *range(30, 51)]  # gone back twice
+    for step in steps:
+        watch.skipped(step, trouble)
+    assert not told and watch.skipped_before(51) == 33 and watch.skipped_before(50) == 32
+    for step in range(100, 149):
+        watch.skipped(step, trouble)
+    watch.skipped(148, trouble)  # done again
+    assert not told
+    if stop:
+        with pytest.raises(NotFinite, match="50 steps in a row were skipped, up to step 149, .*to"):
+            watch.skipped(149, trouble)
+        return
+    for step in range(149, 165):
+        watch.skipped(step, {0: f"{NO_SCALE} 0.0"} if step > 155 else trouble)
+    assert [(event["step"], event["slot"]) for event in told] == [(149, 1), (150, 1), (160, 0)]
 
 
 @pytest.mark.parametrize("stop", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import pytest
 import torch
@@ -375,6 +376,20 @@ def test_registered_objects_are_undone_and_given_to_others():
         ours.register("other", object())
     with pytest.raises(UsageError, match="registered objects \\['average'\\]"):
         make().load(ours.export())
+
+
+def test_a_schedule_counts_skipped_steps_and_torch_does_not_warn_of_them():
+    module = nn.Linear(2, 1)
+    replica = ModuleReplica(
+        module,
+        lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replica.skip()
+        replica.skip()
+    assert replica.optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_a_state_that_is_not_finite_is_told():

@@ -257,9 +257,12 @@ def ids(step: int, slot: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["a"], torch.tensor([step % 9, slot]), lengths=torch.tensor([1, 1]))
 
 
-def begun(model: nn.Module) -> ecrm.Session:
+def begun(model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> ecrm.Session:
     return ecrm.Session(
-        model, slots=2, dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        model,
+        slots=2,
+        dense_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        grad_scaler=scaler,
     )
 
 
@@ -314,6 +317,41 @@ def test_a_loss_that_is_not_finite_ends_the_run():
     with pytest.raises(NotFinite, match=r"the loss of step 0 .*; lower the learning rates"):
         for kjt in session.steps(ids, 3):
             (score(session.model, kjt) * torch.inf).sum().backward()
+
+
+def train_scaled(
+    scaler: torch.amp.GradScaler, factor: Callable[[int], float], steps: int
+) -> ecrm.Session:
+    """The session of a loss that is as large as `factor(step)` has it."""
+    session = begun(small(), scaler)
+    for kjt in session.steps(ids, steps):
+        loss = score(session.model, kjt).square().mean() * factor(session.engine.step)
+        scaler.scale(loss).backward()
+    return session
+
+
+def test_gradients_that_are_never_finite_end_a_run_whose_steps_are_skipped(capsys):
+    with pytest.raises(NotFinite, match=r"50 steps in a row were skipped, up to step 49, .*; low"):
+        train_scaled(torch.amp.GradScaler("cpu"), lambda step: torch.nan, 200)
+    # one step that counts between them is enough
+    train_scaled(torch.amp.GradScaler("cpu"), lambda s: 1.0 if s == 40 else torch.nan, 70)
+    assert "skipped 69  committed 70" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scale", [0.0, torch.inf, torch.nan])
+def test_a_scale_with_which_nothing_is_finite_ends_the_run(scale):
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with pytest.raises(NotFinite, match=f"slot 0 computes step 0 with a loss scale of {scale}: "):
+        train_scaled(scaler, lambda step: 1.0, 5)
+
+
+def test_gradients_that_are_finite_until_they_are_divided_are_skipped():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-140)
+    session = begun(small(), scaler)
+    for kjt in session.steps(ids, 3):
+        score(session.model, kjt).square().mean().backward()
+    assert scaler.get_scale() == 2.0**-143
+    assert all(rows.isfinite().all() for rows in state_of(session, Store.lookup).values())
 
 
 @pytest.mark.parametrize("launcher", PROCESSES)

@@ -101,7 +101,9 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
             log=SimpleNamespace(forget=lambda step: None),
         ),
     )
-    progress = SessionProgress(6, 2, lambda step, make: told.append(make()))
+    progress = SessionProgress(
+        6, 2, lambda step, make: told.append(make()), lambda step: max(0, step - 4)
+    )
     for step in range(6):
         if step != 3:  # of which this rank does not know
             progress.logged(step, {0: {"loss": step, "norm": 1.0}, 1: {"loss": step + 1.0}})
@@ -113,7 +115,8 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
         (6, {"loss": 5.0, "norm": 1.0}, 2),
     ]
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
-    assert "loss 5.0000  norm 1.0000  committed 6" in told[2][1]
+    assert "loss 5.0000  norm 1.0000  skipped 2  committed 6" in told[2][1]
+    assert [fields["skipped"] for fields, _ in told] == [0, 0, 2]
 
 
 def test_weights_that_differ_from_rank_to_rank_are_refused():
