@@ -196,6 +196,11 @@ class ModuleReplica:
                 )
         return flat
 
+    def flags_of(self, contribution: Tensor) -> dict[str, bool]:
+        """Whether a contribution has a gradient of each trained parameter, by name."""
+        flags = contribution[self._flags_at :].bool().tolist()
+        return dict(zip(self._trained, flags, strict=True))
+
     def parts_of(self, contribution: Tensor) -> Iterator[tuple[str, Tensor]]:
         """(name of a trained parameter, its part of a contribution), in the module's order."""
         for name, (_, part) in zip(self._trained, self._parts(contribution), strict=True):

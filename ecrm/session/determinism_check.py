@@ -51,6 +51,10 @@ def _differences(
     rows: Sequence[Tensor],
 ) -> Iterator[str]:
     assert first.contribution is not None and second.contribution is not None
+    one_has, other_has = map(replica.flags_of, (first.contribution, second.contribution))
+    for name, has in one_has.items():
+        if has != other_has[name]:
+            yield f"{name} has a gradient one time, the other time none"
     for (name, one), (_, other) in zip(
         replica.parts_of(first.contribution), replica.parts_of(second.contribution), strict=True
     ):

@@ -137,7 +137,8 @@ class SessionLoop:
             skips=work.skips,
         )
         self._over = False
-        self._batches, self._check_until = batches, self._engine.step + started.check_steps
+        self._batches, self._check_from = batches, self._engine.step
+        self._check_until = self._check_from + started.check_steps
 
     @property
     def between_steps(self) -> bool:
@@ -173,11 +174,9 @@ class SessionLoop:
 
     def _tell_checked(self) -> bool:
         """Say that nothing was found; returns False: nothing is checked any more."""
-        if self._engine.rank == self._engine.view.reporter:
-            say(
-                f"each slot of the steps before step {self._check_until} was computed twice, "
-                "to the same bits"
-            )
+        first, last = self._check_from, min(self._check_until, self._engine.step) - 1
+        if self._engine.rank == self._engine.view.reporter and first <= last:
+            say(f"each slot of steps {first} to {last} was computed twice, to the same bits")
         return False
 
     def went_back(self) -> None:

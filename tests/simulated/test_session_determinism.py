@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ecrm.errors import UsageError
+from ecrm.session.alone import run_alone
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault, ProgramFailed
@@ -47,6 +48,18 @@ def test_what_is_computed_twice_trains_to_the_same_bits(faults):
         assert passes == {0: 4, 1: 4, 2: 4, 3: 2, 4: 2}
 
 
+@pytest.mark.parametrize("steps, last", [(5, 2), (2, 1), (1, 0)])
+def test_the_steps_that_were_computed_twice_are_told(capsys, monkeypatch, steps, last):
+    monkeypatch.setattr("ecrm.session.alone.prepare_torch", lambda threads: None)
+
+    def begin(wanted: Wanted) -> Started:
+        return replace(run_alone(wanted), check_steps=CHECKED)
+
+    train_two_tower(begin, steps)
+    said = capsys.readouterr().out
+    assert f"each slot of steps 0 to {last} was computed twice, to the same bits" in said
+
+
 class Drift:
     """A number that is another one each time that it is asked for."""
 
@@ -72,6 +85,16 @@ def rows(session: Session) -> None:
     session.model.norm.register_forward_pre_hook(before)
 
 
+def sometimes(session: Session) -> None:
+    """A gradient that is zeros, and each second time is not there."""
+    drift = Drift()
+
+    def after(bias: torch.Tensor) -> None:
+        bias.grad = torch.zeros_like(bias) if drift() == 1.01 else None
+
+    session.model.norm.bias.register_post_accumulate_grad_hook(after)
+
+
 def buffers(session: Session) -> None:
     drift = Drift()
 
@@ -84,6 +107,7 @@ def buffers(session: Session) -> None:
 WRONG = {
     r"step 0, slot . was computed twice, and the gradient of norm.weight differs, by": outputs,
     r"the gradient of \d+ rows of table ebc.embedding_bags.user, row \d+ first.* differs": rows,
+    "was computed twice, and norm.bias has a gradient one time, the other time none": sometimes,
     "buffer norm.num_batches_tracked differs: look for operations without a fixed order": buffers,
 }
 
