@@ -83,6 +83,7 @@ class TwoTower(nn.Module):
         return (self.user_tower(mean) * self.item_tower(rows["offered"].values())).sum(1)
 
 
+torch.manual_seed(0)  # of the layers' first weights
 model = TwoTower()
 apply_optimizer_in_backward(RowWiseAdagrad, model.items.parameters(), {"lr": 0.1})
 session = ecrm.Session(
