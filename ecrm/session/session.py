@@ -32,6 +32,7 @@ from ecrm.session.rank import is_rank
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
+from ecrm.session.sparse_schedule import rates_of
 from ecrm.session.step_loop import Every, Logged, SessionLoop
 from ecrm.session.swap import swap
 
@@ -57,7 +58,9 @@ class Session:
       `lambda ps: clip_grad_norm_(ps, 1.0)`.
     - `sparse(batch)`: the KeyedJaggedTensors of a batch whose rows the model looks up; by default
       all that are found in it.
-    - `sparse_rate(step)`: a factor on the learning rates of all rows in a step; by default 1.
+    - `sparse_scheduler(optimizer)`: a schedule of the learning rates of all rows, stepped once a
+      step. Its optimizer has learning rate 1: what it makes of that is a factor on each table's.
+    - `sparse_rate(step)`: the same factor as a function of the step; by default 1.
     - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
       else is done here: gradients are those of the loss itself, a step in which one is not finite
       changes no parameter and no row, and the scale follows. `before_step` is not called then.
@@ -76,6 +79,7 @@ class Session:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         before_step: Callable[[Sequence[nn.Parameter]], Any] | None = None,
         sparse: Callable[[Any], Any] = find_kjts,
+        sparse_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         sparse_rate: Callable[[int], float] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
@@ -83,6 +87,10 @@ class Session:
     ) -> None:
         if slots < 1:
             raise UsageError(f"Session(slots={slots}): at least 1 is needed")
+        if sparse_scheduler is not None:
+            if sparse_rate is not None:
+                raise UsageError("Session has sparse_scheduler and sparse_rate: leave out one")
+            sparse_rate = rates_of(sparse_scheduler)
         self.model = model
         """The module, whose collections are the session's now: call it in the loop's body."""
         self._tables = swap(model, seed)

@@ -178,7 +178,7 @@ def train_two_tower(
         scheduler=lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps),
         before_step=lambda ps: nn.utils.clip_grad_norm_(ps, 0.5),
         sparse=lambda batch: batch.kjt,
-        sparse_rate=lambda step: 0.9**step,
+        sparse_scheduler=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.9),
         start=start,
     )
     session.delivered = []  # type: ignore[attr-defined]

@@ -1,0 +1,46 @@
+"""A torch scheduler as the factor that the learning rates of rows have in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ecrm.errors import UsageError
+
+
+def rates_of(make: Callable[[torch.optim.Optimizer], Any]) -> Callable[[int], float]:
+    """step -> the factor that a scheduler gives for it, the same on every rank.
+
+    `make(optimizer)` makes the scheduler over an optimizer whose learning rate is 1. It is stepped
+    once a step, as far as somebody has asked, and takes 8 bytes a step of memory. Raises UsageError
+    for one that needs more than the number of steps, such as a loss.
+    """
+    parameter = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scheduler = make(optimizer)
+    known: list[float] = []
+
+    def rate(step: int) -> float:
+        while len(known) <= step:
+            if known:
+                optimizer.step()  # a scheduler warns unless it comes after that
+                _step(scheduler)
+            known.append(float(optimizer.param_groups[0]["lr"]))
+        return known[step]
+
+    rate(1)  # where it cannot be, that is said before training
+    return rate
+
+
+def _step(scheduler: Any) -> None:
+    try:
+        scheduler.step()
+    except TypeError as error:
+        raise UsageError(
+            f"sparse_scheduler: {type(scheduler).__name__} cannot be stepped by the number of "
+            f"steps alone ({error})",
+            otherwise="take one that can, such as CosineAnnealingLR",
+        ) from None
