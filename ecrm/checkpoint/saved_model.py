@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -34,11 +37,19 @@ SAVE = "save it with torch.save(model.state_dict(), path), session.save(path) or
 
 
 def read_model(path: Path) -> dict[str, Any]:
+    """The state_dict of `open_model` alone."""
+    return open_model(path)[0]
+
+
+def open_model(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
     """The state_dict in a file of torch.save or safetensors; its tensors are mapped read-only.
 
-    Nothing is held in memory: the system reads pages of the file when they are looked at. Writing
-    into such a tensor ends the process (not checked). What is no tensor is as it was saved. The
-    bytes of tensors are not checked.
+    Names of one tensor in the file have one object. Nothing is held in memory: the system reads
+    pages of the file when they are looked at. Writing into such a tensor ends the process (not
+    checked). What is no tensor is as it was saved. The bytes of tensors are not checked.
+
+    Returns device, inode, size and time of change of the file, too, which it has had when it was
+    opened.
 
     Raises UsageError where there is no such file or it holds something else, DataError where it is
     cut short.
@@ -46,36 +57,90 @@ def read_model(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file")
     try:
-        found = _of_torch(path) if zipfile.is_zipfile(path) else _of_safetensors(path)
+        with path.open("rb") as file:
+            mapped = _Mapped(path, file)
+            of = os.fstat(file.fileno())
+            is_torch = zipfile.is_zipfile(file)
+            file.seek(0)
+            found = _of_torch(mapped) if is_torch else _of_safetensors(mapped)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds a {type(found).__name__}, no state_dict", otherwise=SAVE)
-    return found
+    _check_that_it_is_flat(path, found)
+    return found, (of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns)
 
 
-def _of_safetensors(path: Path) -> dict[str, Any]:
+def _check_that_it_is_flat(path: Path, found: Mapping[Any, Any]) -> None:
+    """Raise UsageError where tensors are in a dict within the dict."""
+    for name, inner in found.items():
+        if str(name).endswith("_extra_state") or not isinstance(inner, Mapping):
+            continue
+        if any(isinstance(value, Tensor) for value in inner.values()):
+            raise UsageError(
+                f"{path} holds a state_dict in another dict, as {name!r}: "
+                f"give the inner dict, torch.save(torch.load(path)[{name!r}], other_path)"
+            )
+
+
+@dataclass
+class _Mapped:
+    """An open file whose tensors are being mapped, and those that are by their place in it."""
+
+    path: Path
+    file: BinaryIO
+    known: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    def elements(self, offset: int, size: int, kind: torch.dtype) -> Tensor:
+        """`size` bytes as elements, [n]. Raises DataError where the file ends before."""
+        if not size:
+            return torch.empty(0, dtype=kind)
+        try:
+            data = np.memmap(self.file, np.uint8, "r", offset, (size,))
+        except ValueError:
+            raise DataError(f"{self.path} is cut short") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written
+            return torch.from_numpy(data).view(kind)
+
+
+def _of_safetensors(mapped: _Mapped) -> dict[str, Any]:
+    path = mapped.path
     try:
-        with path.open("rb") as file:
-            entries = safetensors_entries(file)
+        entries = safetensors_entries(mapped.file)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise UsageError(
             f"{path} is no file of torch.save or safetensors, or is cut short", otherwise=SAVE
         ) from None
     found = {}
     for name, (offset, entry) in entries.items():
-        if entry["dtype"] not in _DTYPES:
-            raise UsageError(f"{path}: {name} is {entry['dtype']}, which torch does not have")
-        kind, shape = _DTYPES[entry["dtype"]], entry["shape"]
-        flat = _mapped(path, offset, math.prod(shape) * kind.itemsize, kind)
-        found[name] = flat.view(shape)
+        dtype: Any = entry.get("dtype")
+        shape: Any = entry.get("shape")
+        ends: Any = entry.get("data_offsets")
+        kind = _DTYPES.get(str(dtype))
+        if kind is None:
+            raise UsageError(f"{path}: {name} is {dtype}, which torch does not have")
+        if not (_are_sizes(shape) and _are_sizes(ends) and len(ends) == 2):
+            raise DataError(f"{path}: {name} has shape {shape} and lies at {ends} in the header")
+        size = math.prod(shape) * kind.itemsize
+        if ends[1] - ends[0] != size:
+            raise DataError(
+                f"{path}: {name} has shape {shape} and dtype {dtype} in the header, "
+                f"{size:,} bytes, but {ends[1] - ends[0]:,} bytes of data"
+            )
+        found[name] = mapped.elements(offset, size, kind).view(shape)
     return found
 
 
-def _of_torch(path: Path) -> Any:
+def _are_sizes(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(n, int) and n >= 0 for n in given)
+
+
+def _of_torch(mapped: _Mapped) -> Any:
+    path = mapped.path
     try:
         with FakeTensorMode():  # tensors without memory, which know where theirs begins
-            said = torch.load(path, map_location="cpu", weights_only=True)
+            said = torch.load(mapped.file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
@@ -87,31 +152,22 @@ def _of_torch(path: Path) -> Any:
     if not isinstance(said, dict):
         return said
     return {
-        name: _placed(path, value) if isinstance(value, Tensor) else value
+        name: _placed(mapped, name, value) if isinstance(value, Tensor) else value
         for name, value in said.items()
     }
 
 
-def _placed(path: Path, fake: Tensor) -> Tensor:
-    """The tensor that a fake one stands for."""
+def _placed(mapped: _Mapped, name: str, fake: Tensor) -> Tensor:
+    """The tensor that a fake one stands for; the same for the same place in the file."""
     if fake.layout != torch.strided or fake.is_meta:
         return fake
     storage = fake.untyped_storage()
-    count = storage.nbytes() // fake.dtype.itemsize
-    offset = storage._checkpoint_offset
-    assert offset is not None, "torch.load says it of fake tensors"
-    flat = _mapped(path, offset, count * fake.dtype.itemsize, fake.dtype)
-    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
-
-
-def _mapped(path: Path, offset: int, size: int, kind: torch.dtype) -> Tensor:
-    """Elements of a file, [n]."""
-    if not size:
-        return torch.empty(0, dtype=kind)
-    try:
-        data = np.memmap(path, np.uint8, "r", offset, (size,))
-    except ValueError:
-        raise DataError(f"{path} is cut short") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it cannot be written
-        return torch.from_numpy(data).view(kind)
+    offset = getattr(storage, "_checkpoint_offset", None)  # torch.load says it of fake tensors
+    if offset is None:
+        raise UsageError(f"{mapped.path}: {name} cannot be mapped", otherwise=SAVE)
+    place = offset, fake.dtype, fake.shape, fake.stride(), fake.storage_offset()
+    if place not in mapped.known:
+        count = storage.nbytes() // fake.dtype.itemsize
+        flat = mapped.elements(offset, count * fake.dtype.itemsize, fake.dtype)
+        mapped.known[place] = flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    return mapped.known[place]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -69,12 +69,16 @@ class FileValues:
     """Values that lie in a file, mapped, float32 [rows, dim]: read when they are asked for.
 
     `source` is the file, which every rank sees, and which stays as it is while the run lasts.
-    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them.
+    `digest` is that of `digest_of_windows`, "" as long as nobody has read all of them. `opened` are
+    device, inode, size and time of change of the file, as it was opened. `others` are the values
+    as the file has them under other names of the table.
     """
 
     values: Tensor
     source: str
     digest: str = ""
+    opened: tuple[int, ...] = ()
+    others: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def windows(self) -> range:

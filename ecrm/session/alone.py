@@ -21,6 +21,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.protection.none import NoProtection
 from ecrm.rank.finite import FiniteWatch
 from ecrm.session.build import REMEDY
+from ecrm.session.loading import check_names
 from ecrm.session.progress import SessionProgress
 from ecrm.session.rank import script_name
 from ecrm.session.run import Started, Wanted
@@ -48,6 +49,7 @@ def run_alone(wanted: Wanted) -> Started:
         file=sys.stderr,
         flush=True,
     )
+    check_names(wanted.tables)
     defaults = TrainConfig()
     prepare_torch(defaults.threads)
     run = LoneRun(wanted, defaults.log_every_steps)

@@ -54,11 +54,16 @@ def first_values(tables: Mapping[str, tuple[Any, nn.Parameter]], seed: int) -> d
         "filled by an init_fn of their own",
         "take one of torch.nn.init that fills each row alike, such as uniform_ or normal_",
     )
-    values = {name: tables[name][1].detach().cpu() for name in built}
+    values = {name: _copy(tables[name][1]) for name in built}
     for number, (name, (config, _)) in enumerate(tables.items()):
         if name in filled:
             values[name] = _filled(config, seed + 1_000_003 * number)
     return values
+
+
+def _copy(weight: nn.Parameter) -> Tensor:
+    """Values that nobody else changes."""
+    return weight.detach().to("cpu", copy=True).contiguous()
 
 
 def _check_size(sizes: Mapping[str, int], what: str, otherwise: str) -> None:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from ecrm.checkpoint.saved_model import read_model
+from ecrm.checkpoint.saved_model import open_model
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
 from ecrm.errors import UsageError
@@ -279,17 +279,18 @@ class Session:
         """
         self._check_before("load")
         source = Path(path).absolute()
-        self._load(read_model(source), f"session.load: {path}", str(source))
+        state, opened = open_model(source)
+        self._load(state, f"session.load: {path}", str(source), opened)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Before `steps`: begin with a state_dict under TorchRec's names, the same on all ranks.
 
-        Every rank keeps its tables, so there are at most 256 MB of them. Raises UsageError for
-        more, and where names, shapes or dtypes are not those of the model.
+        Every rank keeps a copy of its tables, so there are at most 256 MB of them. Raises
+        UsageError for more, and where names, shapes or dtypes are not those of the model.
         """
         self._check_before("load_state_dict")
         self._check_size("load_state_dict", "save it to a file, and call session.load(path)")
-        self._load(state_dict, "session.load_state_dict: the state_dict", "")
+        self._load(state_dict, "session.load_state_dict: the state_dict")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collective, after `steps` or in a function for `every`: the whole model, on every rank.
@@ -305,9 +306,11 @@ class Session:
         engine, aliases = started.run.engine, self._tables.aliases
         return self._together(lambda: state_dict(engine, self._dense_state(), aliases))
 
-    def _load(self, state: Mapping[str, Any], where: str, source: str) -> None:
+    def _load(
+        self, state: Mapping[str, Any], where: str, source: str = "", opened: tuple[int, ...] = ()
+    ) -> None:
         tables, aliases = self._described, self._tables.aliases
-        self._described = load(self.model, tables, aliases, state, where, source)
+        self._described = load(self.model, tables, aliases, state, where, source, opened)
 
     def _check_size(self, what: str, otherwise: str) -> None:
         """Raise UsageError where the tables are too large for every rank to hold them."""

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from ecrm.checkpoint.exported_model import exported_model
-from ecrm.checkpoint.saved_model import read_model
-from ecrm.errors import EcrmError, UsageError
+from ecrm.checkpoint.saved_model import open_model, read_model
+from ecrm.errors import DataError, EcrmError, UsageError
 from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.session import loading
-from ecrm.session.loading import SHOWN, load, with_digests
+from ecrm.session.loading import SHOWN, check_names, load, with_digests
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import TrainedModule
 from ecrm.storage.initial_rows import InitialRows
@@ -109,10 +109,39 @@ def test_what_is_no_model_is_told(tmp_path):
     torch.save([torch.ones(3)], path)
     with pytest.raises(UsageError, match="holds a list, no state_dict: save it with"):
         read_model(path)
+    torch.save({"epoch": 3, "model": state()}, path)
+    with pytest.raises(UsageError, match=r"in another dict, as 'model': give the inner dict, tor"):
+        read_model(path)
+    torch.save({"top.weight": torch.ones(2), "top._extra_state": {"x": torch.ones(3)}}, path)
+    assert read_model(path).keys() == {"top.weight", "top._extra_state"}
     torch.save({"model": nn.Linear(2, 2)}, path)
     with pytest.raises(UsageError, match="holds more than tensors and numbers") as told:
         read_model(path)
     assert "\n" not in str(told.value)
+
+
+def test_tensors_whose_place_torch_does_not_tell_are_told(tmp_path, monkeypatch):
+    path, load_model = write_torch(tmp_path / "m.pt", {"a": torch.ones(3)}), torch.load
+
+    def without_places(*given: object, **more: object) -> object:
+        return {name: value.clone() for name, value in load_model(*given, **more).items()}
+
+    monkeypatch.setattr(torch, "load", without_places)
+    with pytest.raises(UsageError, match="m.pt: a cannot be mapped: save it with torch.save"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("shape", [[5], [3, -1], [-1], "no shape", [2.0, 2], [1 << 40]])
+def test_a_header_whose_shapes_are_not_those_of_its_data_is_told(tmp_path, shape):
+    path = write_safetensors(tmp_path / "m.safetensors", {"a": torch.ones(4)})
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    header["a"]["shape"] = shape
+    changed = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(changed)) + changed + data[8 + size :])
+    with pytest.raises(DataError, match="m.safetensors: a has shape .* in the header"):
+        read_model(path)
 
 
 def module() -> nn.Module:
@@ -188,9 +217,13 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
     def share(transport, mine):
         return shares.pop(0)
 
-    said = {n: [hosts[n], [["user", 70, 4]]] for n in files}
+    said = {
+        n: [hosts[n], [["user", 70, 4, *values.others]], [list(values.opened)]]
+        for n, values in files.items()
+    }
+    seen = {n: (hosts[n], values.opened) for n, values in files.items()}
     for number, values in files.items():
-        together = [other for other in sorted(hosts) if hosts[other] == hosts[number]]
+        together = [other for other in sorted(hosts) if seen[other] == seen[number]]
         table = Table("user", 70, 4, None, values)
         read[number] = loading._digests([table], together.index(number), together)
     monkeypatch.setattr(loading, "share_json", share)
@@ -200,7 +233,8 @@ def told_by(monkeypatch, files: dict[int, FileValues], hosts: dict[int, str]) ->
         shares[:] = [said, read]
         transport = SimpleNamespace(rank=rank)
         found += with_digests(transport, [Table("user", 70, 4, None, files[rank])])
-    assert sum(map(len, read.values())) == 3 * len(set(hosts.values()))  # once per host
+    names = 1 + len(files[0].others)
+    assert sum(map(len, read.values())) == 3 * names * len(set(seen.values()))  # once per host
     return found
 
 
@@ -218,6 +252,72 @@ def test_every_host_reads_the_file_once_and_all_must_have_the_same(monkeypatch, 
         with pytest.raises(UsageError, match="other numbers on b than on a: user from row") as told:
             told_by(monkeypatch, {**same, 1: changed, 3: changed}, hosts)
         assert told.value.speaker == 0
+
+
+def test_ranks_of_a_host_that_have_opened_other_files_of_one_name_are_told(
+    tmp_path, monkeypatch, in_windows
+):
+    """A link that moves while they start: without a look at the files, each reads some windows."""
+    link, hosts, files = tmp_path / "m.pt", {0: "a", 1: "a"}, {}
+    for rank, row in ((0, 0), (1, 31)):
+        changed = state()
+        changed["user.weight"][row] += 1
+        target = write_torch(tmp_path / f"{rank}.pt", changed)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        (table,) = load(module(), [TABLE], {"friend": "user"}, *opened(link))
+        files[rank] = table.initial
+    assert files[0].opened != files[1].opened and files[0].source == files[1].source
+    with pytest.raises(UsageError, match="other numbers on rank 1 than on rank 0 of a: user from"):
+        told_by(monkeypatch, files, hosts)
+    same = told_by(monkeypatch, {0: files[0], 1: files[0]}, hosts)
+    assert same[0].initial.digest == same[1].initial.digest != ""
+
+
+def opened(path: Path) -> tuple[dict[str, torch.Tensor], str, str, tuple[int, ...]]:
+    found, marks = open_model(path)
+    return found, "session.load", str(path), marks
+
+
+def test_names_of_one_table_in_a_file_are_compared_where_ranks_share_the_reading(
+    tmp_path, monkeypatch, in_windows
+):
+    read: list[int] = []
+    digest = FileValues.window_digest
+
+    def counted(values: FileValues, first: int) -> str:
+        read.append(first)
+        return digest(values, first)
+
+    monkeypatch.setattr(FileValues, "window_digest", counted)
+    hosts, aliases = {0: "a", 1: "a", 2: "b"}, {"friend": "user"}
+    for writer, count in ((write_torch, 3), (write_safetensors, 6)):  # torch's are one tensor
+        path = writer(tmp_path / "m", state())
+        (table,) = load(module(), [TABLE], aliases, *opened(path))
+        assert not read  # no rank reads it whole by itself
+        told_by(monkeypatch, dict.fromkeys(hosts, table.initial), hosts)
+        assert len(read) == 2 * 2 * count  # once a host, and once more by this test
+        check_names([table])
+        read.clear()
+    other = state()["user.weight"]
+    other[69, 3] += 1
+    path = write_safetensors(tmp_path / "m", {**state(), "friend.weight": other})
+    (table,) = load(module(), [TABLE], aliases, *opened(path))
+    told = "m: friend.weight and user.weight are one table here, and have other numbers there"
+    with pytest.raises(UsageError, match=told):
+        told_by(monkeypatch, dict.fromkeys(hosts, table.initial), hosts)
+    with pytest.raises(UsageError, match=told):
+        check_names([table])
+
+
+def test_a_state_dict_that_its_owner_changes_later_changes_no_row():
+    given = state()
+    given["user.weight"] = torch.randn(4, 70).t()
+    expected = given["user.weight"].clone()
+    (table,) = load(module(), [TABLE], {}, {**given, "friend.weight": torch.zeros(70, 4)}, "here")
+    given["user.weight"].zero_()
+    assert torch.equal(InitialRows(row_spaces([table])[0], 1)(torch.tensor([3])), expected[3:4])
+    assert table.initial.values.is_contiguous()
 
 
 def test_a_run_goes_on_with_the_same_file_alone_and_export_reads_it_again(tmp_path):
