@@ -31,8 +31,10 @@ from ecrm.protection import make_protection
 from ecrm.rank.check_start import use_device, use_instruction_set
 from ecrm.rank.claim import check_shared
 from ecrm.rank.connect import start_view
+from ecrm.rank.memory_check import judged
 from ecrm.run.plan import kept_by, plan, plan_start
 from ecrm.storage import prefault, resolve_backend
+from ecrm.train.check_inputs import _open
 from support.advice import check_advice, dataset, refusal
 
 
@@ -207,6 +209,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     ]
     for overrides in (["storage.prefault=true", "cluster.spares=0"], ["cluster.spares=40"]):
         check_advice(_fits_into_700_mb, [*large, *overrides])
+    check_advice(_opens, [*data, "train.check_determinism=2"])
+    check_advice(_tables_of_a_script_fit, [*data, "storage.prefault=true"])
     # neither TorchRec nor FBGEMM
     monkeypatch.setattr(dlrm.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(native, "use", _only_portable)
@@ -256,6 +260,15 @@ def _writes_to_folders_of_their_own(overrides: Sequence[str]) -> None:
 
 def _fits_into_700_mb(overrides: Sequence[str]) -> None:
     check_memory(load_config("tiny", overrides), 20, 700_000_000)
+
+
+def _opens(overrides: Sequence[str]) -> None:
+    config = load_config("tiny", overrides)
+    _open(config.world_size, config)
+
+
+def _tables_of_a_script_fit(overrides: Sequence[str]) -> None:
+    judged({"a": 2000}, {"a": 1000}, load_config("tiny", overrides).storage.prefault)
 
 
 def _only_portable(name: str) -> None:

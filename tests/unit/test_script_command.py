@@ -31,7 +31,9 @@ def test_short_options_the_config_and_the_scripts_own_words_reach_the_ranks(scri
     rest = ("--config", "mine.toml", "--kill", "1@60:parity", "--run-dir", "x")
     done = launch(script, *counts, *rest, "--", "--epochs", "2", "a b")
     assert (done.returncode, done.stderr) == (0, "")
-    words = shlex.split(done.stdout)
+    line, *told = done.stdout.splitlines()
+    assert all(each.startswith("# ") for each in told)
+    words = shlex.split(line)
     at = words.index("-n")
     assert words[at : at + 2] == ["-n", "8"]
     assert words[at + 2 : at + 9] == [
@@ -103,6 +105,7 @@ def test_the_config_of_a_script_needs_nothing_but_may_have_any_number_of_trainer
 
 def test_a_script_started_by_python_is_told_what_to_type(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["my/train.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "my/train.py", raising=False)
     with pytest.raises(UsageError, match="without ecrm: type ecrm launch my/train.py"):
         this_rank()
 
