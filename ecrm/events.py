@@ -72,9 +72,13 @@ RESTORED = {
 }
 SLOT_FAILED = {
     "rank": Field("integer", "the rank"),
-    "step": Field("integer", "step that the code was at work on"),
-    "slot": Field("integer", "slot of that step"),
-    "part": Field("text", "`body` of the loop, or `batch` for what fetches and collates it"),
+    "step": Field("integer", "step that the code was at work on, or that was evaluated"),
+    "slot": Field("integer", "slot of that step; of an evaluation, the number of the batch"),
+    "part": Field(
+        "text",
+        "`body` of the loop, `batch` for what fetches and collates it, or `evaluation` for a batch "
+        "of an evaluation",
+    ),
     "error": Field("text", "what it raised; null where the rank died", null=True),
 }
 AUC = Field("number", "area under the ROC curve; null where it is undefined", null=True)
@@ -195,7 +199,7 @@ EVENTS: dict[str, Event] = {
         },
     ),
     "slot_failed": Event(
-        "A script's own code raised in a slot, and its rank left; or the rank died in that code.",
+        "A script's own code raised in a slot, and its rank left; or a rank died while it ran.",
         SLOT_FAILED,
     ),
     "interrupted": Event(

@@ -236,7 +236,10 @@ FAILURES = {
         optional=True,
     ),
     "slot_faults": Field(
-        "list", "ranks lost to a script's own code", optional=True, parts=SLOT_FAILED
+        "list",
+        "ranks that left or died while the script's own code ran",
+        optional=True,
+        parts=SLOT_FAILED,
     ),
 }
 

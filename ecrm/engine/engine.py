@@ -163,18 +163,20 @@ class Engine:
         the protection's stand-in gives values in their place. Values that came ahead with the last
         `apply` are returned as they came; `rows` must then be its `rows_ahead`, and an `apply`
         follow. `apply_follows`, the same on every rank, lets what nobody waits for come with that
-        `apply`. A lookup without it only reads: with a stand-in it restores nothing, which each
-        step's must, and the stand-in remembers nothing of it. For slots that are `computed`, that
-        `apply` will be given what was computed for this step before a failure: their values are not
-        returned, and need not be there yet. None may be with a stand-in; whoever uses it must do so
-        wherever the same step begins again and `confirmed` is true, since a step may be replayed on
-        that (`ecrm/engine/step_replay.py`). Raises StepAborted after a failure.
+        `apply`. A lookup without it only reads, in the phase that it finds: with a stand-in it
+        restores nothing, which each step's must, and the stand-in remembers nothing of it. For
+        slots that are `computed`, that `apply` will be given what was computed for this step before
+        a failure: their values are not returned, and need not be there yet. None may be with a
+        stand-in; whoever uses it must do so wherever the same step begins again and `confirmed` is
+        true, since a step may be replayed on that (`ecrm/engine/step_replay.py`). Raises
+        StepAborted after a failure.
         """
         flight = self._in_flight
         assert self.state.protection.stand_in is None or not computed
         with self.recovery.recovering():
             self._reshape_if_needed()
-            self.enter("lookup")
+            if apply_follows:
+                self.enter("lookup")
             came_ahead = flight.ahead is not None
             replays = apply_follows and flight.replayed is not None
             ready = flight.replayed if replays else flight.ahead

@@ -128,7 +128,7 @@ class Ledger:
             min(ledger.in_vain for ledger in said),
             {rank: why for ledger in said for rank, why in ledger.why.items()},
             {rank: refusal for ledger in said for rank, refusal in ledger.refusals.items()},
-            together((ledger.faults for ledger in said), noticed.step),
+            together((ledger.faults for ledger in said), noticed.step, noticed.phase),
         )
 
 

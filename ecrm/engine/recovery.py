@@ -107,7 +107,7 @@ class Recovery:
             state.step - (flight.phase == "commit"), flight.phase, state.step + flight.updating
         )
         replay = flight.give_up()
-        rollbacks, before = self.rollbacks, state.view
+        rollbacks, before, held = self.rollbacks, state.view, state.view
         while True:
             try:
                 live = transport.live
@@ -117,7 +117,7 @@ class Recovery:
                 state.failures.check(state.failures.in_vain, why, 2 * MOST_IN_VAIN)
                 state.hooks.phase(state.step, "recover")
                 heir, agreed, flight.replayed = None, False, None
-                self._look_for_dead(before)
+                self._look_for_dead(held)
                 ledger = self._ledger(replay, why).agreed(transport)
                 self._end_if_all_must(ledger)
                 try:
@@ -197,12 +197,15 @@ class Recovery:
             self._end_script(problem, self._state.transport.live[0])
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)
 
-    def _look_for_dead(self, before: View) -> None:
-        """Note what this rank can know of how ranks of a view have ended that ran slots."""
-        for rank in sorted(set(before.slots) - set(self._state.transport.live)):
+    def _look_for_dead(self, held: View) -> None:
+        """Note what this rank can know of how ranks have ended that ran slots.
+
+        `held` is the view with which the recovery began: in later ones nobody has run a slot.
+        """
+        for rank in sorted(set(held.slots) - set(self._state.transport.live)):
             if rank not in self.faults and rank not in self._mine:
                 places = self._state.hooks.whereabouts(rank)
-                slots = before.slots_of(rank)
+                slots = held.slots_of(rank)
                 self._mine[rank] = Fault.unknown(slots) if places is None else Fault(places)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,16 +20,27 @@ MOST_UNKNOWN = 3
 
 UNKNOWN_STEP = -1
 
+BODY, BATCH, EVALUATION = PARTS = ("body", "batch", "evaluation")
+
+SLOT_PHASES = ("input", "lookup", "forward", "backward", "update")
+"""Phases that ranks are in while slots are computed on some: of those that wait for these, too."""
+
 
 class Place(NamedTuple):
-    """What user code is at work on: a slot of a step, or the batch for it."""
+    """What user code is at work on.
+
+    `part` is one of PARTS: BODY for a slot of a step, BATCH for making its batch, EVALUATION for a
+    batch of an evaluation after so many steps. `slot` is the number of that batch then.
+    """
 
     step: int
     slot: int
-    batch: bool = False
+    part: str = BODY
 
     def __str__(self) -> str:
-        return f"{'the batch of ' if self.batch else ''}step {self.step}, slot {self.slot}"
+        if self.part == EVALUATION:
+            return f"batch {self.slot} of an evaluation at step {self.step}"
+        return f"{'the batch of ' if self.part == BATCH else ''}step {self.step}, slot {self.slot}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Fault:
             "rank": rank,
             "step": place.step,
             "slot": place.slot,
-            "part": "batch" if place.batch else "body",
+            "part": place.part,
             "error": self.error or None,
         }
 
@@ -83,10 +94,15 @@ class Fault:
             return self
         return Fault(tuple(place for place in self.places if place in other.places), known=False)
 
-    def noticed_in(self, step: int) -> Fault:
-        """The same once the step is agreed on in which a death was noticed."""
+    def noticed_in(self, step: int, phase: str) -> Fault:
+        """The same once step and phase are agreed on in which a death was noticed.
+
+        Outside SLOT_PHASES no slot was computed: then the rank was elsewhere.
+        """
         if self._agreed:
             return self
+        if phase not in SLOT_PHASES:
+            return Fault(())
         return Fault(tuple(Place(step, place.slot) for place in self.places), known=False)
 
 
@@ -94,13 +110,16 @@ Faults = Mapping[int, Fault]
 """How ranks have ended, by rank."""
 
 
-def together(said: Iterable[Faults], step: int) -> dict[int, Fault]:
-    """What all know, from what each says, of deaths noticed in `step`; the same on all ranks."""
+def together(said: Iterable[Faults], step: int, phase: str) -> dict[int, Fault]:
+    """What all know, from what each says, of deaths noticed in a phase of a step.
+
+    The same on all ranks.
+    """
     known: dict[int, Fault] = {}
     for faults in said:
         for rank, fault in faults.items():
             known[rank] = fault.with_other(known[rank]) if rank in known else fault
-    return {rank: fault.noticed_in(step) for rank, fault in sorted(known.items())}
+    return {rank: fault.noticed_in(step, phase) for rank, fault in sorted(known.items())}
 
 
 def deadly(faults: Faults) -> str:
@@ -111,21 +130,28 @@ def deadly(faults: Faults) -> str:
         for place in fault.places:
             if fault.known:
                 at[place].append(rank)
-            maybe[place.step, place.slot].append(rank)
+            if place.part != EVALUATION:
+                maybe[place.step, place.slot].append(rank)
     advice = (
         "the script kills the rank that runs it, as running out of memory does: the kernel log "
         "(dmesg) may say why"
     )
     for place, ranks in sorted(at.items()):
         if len(ranks) > 1:
-            return f"{named('rank', ranks)} died in {place}, one after the other: {advice}"
+            return f"{_ended(faults, ranks, str(place))}: {advice}"
     for (step, slot), ranks in sorted(maybe.items()):
         if len(ranks) >= MOST_UNKNOWN:
-            return (
-                f"{named('rank', ranks)} died in step {step}, one after the other, each running "
-                f"slot {slot}: {advice}"
-            )
+            where = f"step {step}, each running slot {slot}"
+            return f"{_ended(faults, ranks, where)}: {advice}"
     return ""
+
+
+def _ended(faults: Faults, ranks: Sequence[int], where: str) -> str:
+    """That ranks have ended in one place, and what was raised there, in words."""
+    errors = [faults[rank].error for rank in ranks if faults[rank].error]
+    died = [rank for rank in ranks if not faults[rank].error]
+    words = [*errors, f"{named('rank', died)} died in {where}"] if died else errors
+    return "; ".join(words) + (", one after the other" if len(died) > 1 else "")
 
 
 def raised_before(faults: Faults, rank: int) -> str:

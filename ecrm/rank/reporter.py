@@ -12,6 +12,7 @@ from typing import Any
 
 from ecrm.console import say
 from ecrm.engine.engine import Engine
+from ecrm.engine.slot_faults import Place
 from ecrm.faults.kill import Kill
 from ecrm.placement.view import View
 from ecrm.rank.finite import REMEDY
@@ -230,10 +231,10 @@ class Reporter:
     def _slot_failed(self, fields: dict[str, Any]) -> str:
         if fields["error"]:
             return ""  # the rank has said it itself
-        batch = "the batch of " if fields["part"] == "batch" else ""
+        place = Place(fields["step"], fields["slot"], fields["part"])
         return (
-            f"! rank {fields['rank']} died in the script's own code, in {batch}step "
-            f"{fields['step']}, slot {fields['slot']}; if another rank dies there, the run ends"
+            f"! rank {fields['rank']} died while the script's own code ran, in {place}; if another "
+            "rank dies there, the run ends"
         )
 
     def _interrupted(self, fields: dict[str, Any]) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.slot_faults import PARTS, Place
 from ecrm.rank.collective_check import share_at_start
 from ecrm.transport.base import Transport
 
 _NOWHERE = 0
-_MOST_SLOTS = 1 << 20
+_MOST_SLOTS = 1 << 28  # or batches of an evaluation
 
 
 class Whereabouts:
@@ -57,10 +57,10 @@ class Whereabouts:
 
 def _written(place: Place) -> int:
     """A place in one word, which is written as a whole."""
-    return 1 + place.batch + 2 * (place.slot + _MOST_SLOTS * place.step)
+    return 1 + PARTS.index(place.part) + len(PARTS) * (place.slot + _MOST_SLOTS * place.step)
 
 
 def _read(word: int) -> Place:
-    rest, batch = divmod(word - 1, 2)
+    rest, part = divmod(word - 1, len(PARTS))
     step, slot = divmod(rest, _MOST_SLOTS)
-    return Place(step, slot, bool(batch))
+    return Place(step, slot, PARTS[part])

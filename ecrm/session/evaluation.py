@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
+from ecrm.engine.slot_faults import EVALUATION, Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -82,23 +83,28 @@ class Evaluation:
             engine.enter("evaluate")
             numbers = {slot: first + slot for slot in sorted(engine.slots) if first + slot < count}
             mine = {slot: self._made(make, number) for slot, number in numbers.items()}
-            asked = {slot: self._rows_of(batch) for slot, batch in mine.items()}
-            values = engine.lookup({slot: rows.rows for slot, rows in asked.items()})
-            for slot, batch in mine.items():
-                self._source.current = FetchedRows(values[slot], asked[slot])
+            self._doing("")
+            values = engine.lookup({slot: rows.rows for slot, (_, rows) in mine.items()})
+            for slot, (batch, rows) in mine.items():
+                self._source.current = FetchedRows(values[slot], rows)
                 self._number = first + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step
                 seed_slot(self._seed, engine.step, -1 - self._number)
-                self._doing(f"batch {self._number} of an evaluation")
+                self._doing(self._place(self._number))
                 yield batch
                 self._doing("")
                 self._source.current, self._number = None, -1
         return self._shared()
 
-    def _made(self, make: Callable[[int], Any], number: int) -> Any:
-        self._doing(f"batch {number} of an evaluation")
+    def _place(self, number: int) -> Place:
+        return Place(self._engine.step, number, EVALUATION)
+
+    def _made(self, make: Callable[[int], Any], number: int) -> tuple[Any, BatchRows]:
+        """A batch, and the rows that it uses."""
+        self._doing(self._place(number))
         seed_slot(self._seed, self._engine.step, -1 - number)
-        return aligned(make(number))
+        batch = aligned(make(number))
+        return batch, self._rows_of(batch)
 
     def _check_count(self, count: int) -> None:
         """Collective: raise UsageError on every rank unless all have as many batches."""

@@ -40,7 +40,7 @@ class ThisRank:
     - `met`: whether all ranks have come to a Session, or to the end of their scripts.
     - `part`: the run that the Session has built, None before.
     - `place`: where in the training the script is, such as "step 7, slot 1"; "" for nowhere. In a
-      slot it is a `Place`.
+      slot, or in a batch of an evaluation, it is a `Place`.
     """
 
     transport: Transport

@@ -40,8 +40,8 @@ def _ignore(*_: object) -> None:
 class Started:
     """One rank's part in a run that has begun, and whom the session tells of what it does.
 
-    - `doing(place)`: the user's code begins on a slot, or on something else in words; "" once it is
-      through.
+    - `doing(place)`: the user's code begins on a slot or a batch, or on something else in words; ""
+      once it is through.
     - `logged(step, {slot: {name: value}})`: what slots have logged in a committed step, each step
       once and in order.
     - `check_steps`: of so many steps each slot is computed twice, to see whether the bits are the

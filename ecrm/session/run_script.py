@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.slot_faults import EVALUATION, Place
 from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.guard import Guarded
@@ -138,7 +138,9 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
     """The slot that another rank is to try; None where the error would be the same there."""
     same = not isinstance(error, Exception) or isinstance(error, (UsageError, StrayId))
-    return None if same or not isinstance(rank.place, Place) else rank.place
+    if same or not isinstance(rank.place, Place) or rank.place.part == EVALUATION:
+        return None
+    return rank.place
 
 
 def _said(rank: ThisRank, problem: str) -> str:
@@ -156,6 +158,12 @@ def _own_traceback(error: BaseException, script: Path) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
+def _leaves_alone(failure: Failure, error: EcrmError) -> bool:
+    """Whether this rank ends and the others go on, after `error` in telling them of a failure."""
+    tried_elsewhere = failure.place is not None and isinstance(error, ScriptFailed)
+    return tried_elsewhere and not hasattr(error, "speaker")
+
+
 def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
     """Have all ranks end, or this one alone where another is to try the slot.
 
@@ -171,7 +179,7 @@ def _fail(rank: ThisRank, failure: Failure) -> NoReturn:
     except EcrmError as error:
         if getattr(error, "speaker", rank.transport.rank) == rank.transport.rank:
             failure.show()
-        if not hasattr(error, "speaker"):
+        if _leaves_alone(failure, error):
             error.told = True
             _say(
                 f"! {failure.problem}: rank {rank.transport.rank} leaves, and the slot is tried "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ecrm.engine.engine import Engine
-from ecrm.engine.slot_faults import Place
+from ecrm.engine.slot_faults import BATCH, Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
@@ -100,7 +100,7 @@ class SessionBatches:
     def _drawn(self, step: int, slot: int) -> SessionBatch:
         engine = self._engine
         engine.enter("input")
-        self._doing(Place(step, slot, batch=True))
+        self._doing(Place(step, slot, BATCH))
         before = self._before(step, slot)
         drawn = self._feed.draw(step, slot, engine.slots, before)
         if drawn.over and step == engine.step and slot in self.slots:

@@ -93,5 +93,5 @@ def limit_addresses() -> None:
 def test_where_no_rank_can_know_the_third_death_ends_the_run(tmp_path):
     run = train(tmp_path, "--kills", "body", preexec_fn=limit_addresses)
     assert run.code == 8, run.output
-    assert "died in step 5, one after the other, each running slot 1" in run.output
+    assert "died in step 5, each running slot 1, one after the other" in run.output
     assert len(events(run, "failure")) == 2 and events(run, "slot_failed") == []

@@ -151,7 +151,7 @@ def test_what_fails_on_two_ranks_ends_the_run_with_both_tracebacks(tmp_path):
 def test_a_body_that_kills_its_ranks_ends_the_run_at_the_second(tmp_path):
     done = train(tmp_path, "--run-dir", "run", script=("12", "--die-in", "5"))
     assert done.returncode == 8, done.stdout + done.stderr
-    assert "! rank 4 died in the script's own code, in step 5, slot 1; if" in done.stdout
+    assert "! rank 4 died while the script's own code ran, in step 5, slot 1; if" in done.stdout
     assert "ecrm: error: ranks 4, 5 died in step 5, slot 1, one after the other" in done.stderr
     assert done.stderr.count("ecrm: error: ") == 1
     deaths = [event for event in events(tmp_path / "run") if event["event"] == "failure"]

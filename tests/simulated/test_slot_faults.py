@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ecrm.engine.engine import Engine
+from ecrm.engine.ledger import Ledger
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import ScriptFailed, Unrecoverable
 from ecrm.protection.erasure import ErasureProtection
@@ -17,13 +18,13 @@ from ecrm.protection.none import NoProtection
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import ProgramFailed, RankKilled
-from support.sessions import Layout, Left, run, train_two_tower
+from support.sessions import Layout, Left, batch_of, run, train_two_tower
 
 STEPS = 5
 SMALL = Layout(
     servers=3, trainers=2, spares=2, protection=lambda servers: ErasureProtection(servers, 2, 1)
 )
-BODY, BATCH = Place(2, 1), Place(3, 0, batch=True)
+BODY, BATCH = Place(2, 1), Place(3, 0, "batch")
 
 Fault = Callable[[int, Place], bool]
 """(rank, place) -> whether it happens in user code there."""
@@ -50,7 +51,9 @@ class Script:
     """The usual script, whose own code raises or dies in slots.
 
     As a rank of a real run, one on which it raises leaves or ends the run. `known` is whether
-    survivors know what a dead rank was at work on. `events` are those of slots, by rank.
+    survivors know what a dead rank was at work on. `evaluates`: it evaluates its model after the
+    loop. `events` are those of slots, `told` what was agreed on last of how ranks have ended, by
+    rank.
     """
 
     def __init__(
@@ -58,8 +61,11 @@ class Script:
         raises: Fault = lambda rank, place: False,
         dies: Fault = lambda rank, place: False,
         known: bool = True,
+        evaluates: bool = False,
     ) -> None:
         self._raises, self._dies, self._known = raises, dies, known
+        self._evaluates = evaluates
+        self.told: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
         self.events: dict[int, dict[str, Any]] = {}
 
@@ -74,11 +80,18 @@ class Script:
                 self._places.pop(engine.rank, None)
                 if isinstance(place, Place):
                     self._places[engine.rank] = place
-                    if place.batch:
+                    if place.part == "batch":
                         self._at_work(engine.rank)
 
             hooks = engine.state.hooks
             hooks.whereabouts, hooks.event = self._whereabouts, self._event
+            end_if_all_must = engine.recovery._end_if_all_must
+
+            def hear(agreed: Ledger) -> None:
+                self.told[engine.rank] = agreed.faults
+                end_if_all_must(agreed)
+
+            engine.recovery._end_if_all_must = hear
             engines.append(engine)
             return replace(started, doing=doing)
 
@@ -86,7 +99,10 @@ class Script:
             session.model.register_forward_pre_hook(lambda *_: self._at_work(engines[0].rank))
 
         try:
-            return train_two_tower(begin, STEPS, prepare)
+            session = train_two_tower(begin, STEPS, prepare)
+            if self._evaluates:
+                session.evaluated = {"end": evaluation(session)}
+            return session
         except OSError as error:
             (engine,) = engines
             try:
@@ -112,24 +128,37 @@ class Script:
             self.events[fields["rank"]] = fields
 
 
+def evaluation(session: Session) -> tuple[float, ...]:
+    """The scores of six batches."""
+    for batch in session.eval_batches([batch_of(100 + number, 0, 2) for number in range(6)]):
+        session.gather(scores=session.model(batch.dense, batch.kjt))
+    return tuple(session.gathered["scores"].tolist())
+
+
 @functools.cache
-def calm() -> Left:
-    return run(layout=SMALL, train=Script())
+def calm(evaluates: bool = False) -> Left:
+    return run(layout=SMALL, train=Script(evaluates=evaluates))
 
 
 def ended(script: Script, layout: Layout = SMALL) -> tuple[set[int], ScriptFailed]:
     """The ranks that a run has lost before it has ended, and the error that it has ended with.
 
-    All others end, too. One that hears of the end by the first one's leaving may say that instead.
+    All that have heard the same of how ranks have ended say the same. One that the others leave
+    before it has heard that may come to a conclusion of its own.
     """
     with pytest.raises(ProgramFailed) as failed:
         run(layout=layout, train=script)
     errors, outcome = failed.value.errors, failed.value.outcome
     lost = {kill.rank for kill in outcome.killed}
     assert set(errors) | lost == set(range(layout.world)) and not outcome.results
-    assert all(isinstance(error, (ScriptFailed, Unrecoverable)) for error in errors.values())
     first = next(iter(errors.values()))
     assert isinstance(first, ScriptFailed) and first.speaker in errors
+    heard = {rank for rank in errors if script.told.get(rank) == script.told[first.speaker]}
+    assert len(heard) > 1
+    for rank, error in errors.items():
+        same = isinstance(error, ScriptFailed) and str(error) == str(first)
+        alone = rank not in heard and isinstance(error, (ScriptFailed, Unrecoverable))
+        assert same or alone, (rank, error)
     return lost, first
 
 
@@ -142,7 +171,7 @@ def test_what_raises_on_one_rank_alone_is_done_by_another(where, interval):
     assert left.deaths == 1 and list(script.events) == [once.rank]
     told = script.events[once.rank]
     assert (told["step"], told["slot"]) == where[:2]
-    assert told["part"] == ("batch" if where.batch else "body")
+    assert told["part"] == where.part
     assert told["error"] == f"no sample on rank {once.rank}"
     assert (left.tables, left.dense) == (calm().tables, calm().dense)
 
@@ -156,7 +185,7 @@ def test_what_raises_on_two_ranks_ends_the_run_after_the_second(where):
 
 
 def test_what_raises_in_every_slot_ends_the_run_with_one_rank_lost_at_most():
-    lost, error = ended(Script(lambda rank, place: not place.batch))
+    lost, error = ended(Script(lambda rank, place: place.part == "body"))
     assert len(lost) <= 1
     assert "no sample on rank" in str(error)
 
@@ -188,14 +217,49 @@ def test_code_that_kills_its_rank_ends_the_run_at_the_second_death(where):
 def test_where_nobody_knows_what_ranks_did_the_third_death_ends_the_run():
     lost, error = ended(Script(dies=at(BODY), known=False))
     assert len(lost) == 3
-    assert "died in step 2, one after the other, each running slot 1" in str(error)
+    assert "died in step 2, each running slot 1, one after the other" in str(error)
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_ranks_killed_in_one_step_but_not_in_the_same_code_are_survived(known):
-    first, second = Once(BODY), Once(Place(3, 1, batch=True))
+    first, second = Once(BODY), Once(Place(3, 1, "batch"))
     script = Script(dies=lambda rank, place: first(rank, place) or second(rank, place), known=known)
     left = run(layout=SMALL, train=script)
     assert left.deaths == 2 and first.rank != second.rank >= 0
     assert set(script.events) == ({first.rank, second.rank} if known else set())
     assert (left.tables, left.dense) == (calm().tables, calm().dense)
+
+
+def scored(number: int) -> Place:
+    return Place(STEPS, number, "evaluation")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_three_deaths_in_one_evaluation_but_not_in_one_batch_are_survived(known):
+    deaths = [Once(scored(number)) for number in (1, 3, 5)]
+    script = Script(
+        dies=lambda rank, place: any(death(rank, place) for death in deaths),
+        known=known,
+        evaluates=True,
+    )
+    left = run(layout=SMALL, train=script)
+    lost = {death.rank for death in deaths}
+    assert left.deaths == len(lost) == 3 and -1 not in lost
+    assert set(script.events) == (lost if known else set())
+    assert all(told["part"] == "evaluation" for told in script.events.values())
+    assert (left.tables, left.evaluated) == (calm(True).tables, calm(True).evaluated)
+
+
+def test_a_batch_of_an_evaluation_that_kills_its_rank_ends_the_run_at_the_second_death():
+    lost, error = ended(Script(dies=at(scored(3)), evaluates=True))
+    assert len(lost) == 2
+    first, second = sorted(lost)
+    assert str(error).startswith(f"ranks {first}, {second} died in {scored(3)}, one after the")
+
+
+def test_an_error_and_a_death_in_one_slot_end_the_run_with_the_error():
+    once = Once(BODY)
+    lost, error = ended(Script(once, lambda rank, place: place == BODY and rank != once.rank >= 0))
+    assert len(lost) == 2
+    (other,) = lost - {once.rank}
+    assert str(error).startswith(f"no sample on rank {once.rank}; rank {other} died in {BODY}: ")

@@ -8,9 +8,10 @@ import pytest
 
 from ecrm.config.check import KEYS
 from ecrm.config.script import DECIDED_KEYS, Script
-from ecrm.errors import UsageError
+from ecrm.engine.slot_faults import Place
+from ecrm.errors import EcrmError, LostTouch, ScriptFailed, UsageError
 from ecrm.session.rank import this_rank
-from ecrm.session.run_script import _execute
+from ecrm.session.run_script import Failure, _execute, _fail
 from support.commands import assert_one_line, ecrm
 
 
@@ -108,6 +109,32 @@ def test_a_script_started_by_python_is_told_what_to_type(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "my/train.py", raising=False)
     with pytest.raises(UsageError, match="without ecrm: type ecrm launch my/train.py"):
         this_rank()
+
+
+class Leaving:
+    """A run that cannot see its rank off: calls fail again and again, and it ends with `error`."""
+
+    def __init__(self, error: EcrmError) -> None:
+        self.error = error
+        self.engine = self.recovery = self
+
+    def leave(self, place: Place, problem: str) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "leaves"),
+    [(ScriptFailed("no sample"), True), (LostTouch("calls fail"), False)],
+    ids=["tried elsewhere", "lost touch"],
+)
+def test_only_a_rank_that_leaves_says_so(script, capsys, error, leaves):
+    rank = FakeRank(Script(script))
+    rank.part = Leaving(error)
+    with pytest.raises(type(error)):
+        _fail(rank, Failure("no sample", "Traceback: mine\n", Place(7, 1)))
+    told = capsys.readouterr().err
+    assert "Traceback: mine" in told
+    assert ("rank 4 leaves" in told) == error.told == leaves
 
 
 class FakeRank:
