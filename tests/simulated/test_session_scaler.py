@@ -12,12 +12,17 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from ecrm.engine.hooks import Hooks
+from ecrm.errors import NotFinite
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.replicate import ReplicateProtection
+from ecrm.rank import finite
+from ecrm.rank.finite import FiniteWatch
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import PhaseFault
-from support.sessions import Layout, Left, run
+from ecrm.transport.base import Transport
+from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from support.sessions import Layout, Left, run, starter
 
 STEPS, RATE = 9, 0.125
 ROWS_ALONE, ALL = 2, 5
@@ -78,7 +83,11 @@ def rows() -> Tensor:
     return torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
 
 
-def train(start: Callable[[Wanted], Any], found: list[Any]) -> Session:
+def train(
+    start: Callable[[Wanted], Any],
+    found: list[Any],
+    changed: Callable[[Tensor], Tensor] = lambda loss: loss,
+) -> Session:
     torch.manual_seed(0)
     first = {**Model("cpu").state_dict(), "ebc.embedding_bags.user.weight": rows()}
     model, grad_scaler = Model("meta"), scaler()
@@ -94,7 +103,7 @@ def train(start: Callable[[Wanted], Any], found: list[Any]) -> Session:
     session.delivered = []  # type: ignore[attr-defined]
     session.on_commit(lambda step, logged: session.delivered.append((step, logged)))  # type: ignore[attr-defined]
     for batch in session.steps(batch_of, STEPS):
-        grad_scaler.scale(loss_of(session.model, batch)).backward()
+        grad_scaler.scale(changed(loss_of(session.model, batch))).backward()
         session.log(scale=grad_scaler.get_scale())
     found.append(session.state_dict())
     return session
@@ -142,3 +151,29 @@ def test_kills_around_skipped_steps_change_no_bit(faults, interval):
     assert left.deaths == len(faults) and left.mismatches == 0
     assert (left.tables, left.dense) == (calm()[0].tables, calm()[0].dense)
     assert all(torch.equal(state[name], calm()[1][name]) for name in state)
+
+
+@pytest.mark.parametrize("faults", [[], [PhaseFault(0, 2, "dense")]], ids=["calm", "killed"])
+def test_gradients_that_are_never_finite_end_the_run_on_all_ranks(monkeypatch, faults):
+    monkeypatch.setattr(finite, "MOST_SKIPPED", 4)
+    layout = Layout(spares=2)
+    cluster = SimulatedCluster(layout.world, 5, faults, most_calls=300_000)
+
+    def program(transport: Transport) -> tuple[str, int]:
+        watch = FiniteWatch(True, 10, lambda fields: None)
+        hooks = Hooks(
+            phase=lambda step, name: cluster.enter_phase(transport.rank, step, name),
+            skipped=watch.skipped,
+        )
+        try:
+            train(starter(transport, hooks, layout), [], lambda loss: loss * float("nan"))
+        except NotFinite as error:
+            return str(error), watch.skipped_before(STEPS)
+        return "", 0
+
+    outcome = cluster.run(program)
+    assert len(outcome.killed) == len(faults)
+    assert len(outcome.results) == layout.world - len(faults)
+    ((told, skipped),) = set(outcome.results.values())
+    assert told.startswith("4 steps in a row were skipped, up to step 3, since gradients are not")
+    assert skipped == 4

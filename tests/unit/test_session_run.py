@@ -15,7 +15,8 @@ from ecrm.errors import UsageError
 from ecrm.model.nested_state import packed
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.session.build import _config, check_weights
+from ecrm.rank.finite import FiniteWatch
+from ecrm.session.build import LastWords, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import SHOWN, TrainedModule, digests_of, names_of, shapes_of
@@ -117,6 +118,16 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
     assert "loss 5.0000  norm 1.0000  skipped 2  committed 6" in told[2][1]
     assert [fields["skipped"] for fields, _ in told] == [0, 0, 2]
+
+
+def test_the_end_of_a_run_says_how_many_steps_were_skipped():
+    watch = FiniteWatch(True, 1, lambda fields: None)
+    for step in (0, 3, 7):
+        watch.skipped(step, {0: "in the gradient of top"})
+    engine = SimpleNamespace(step=7, recovery=SimpleNamespace(faults={}))
+    words = LastWords(engine, watch)
+    assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
+    assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 
 
 def test_weights_that_differ_from_rank_to_rank_are_refused():
