@@ -11,13 +11,16 @@ import pytest
 
 from ecrm.engine.engine import Engine
 from ecrm.engine.ledger import Ledger
+from ecrm.engine.recovery import Recovery
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import ScriptFailed, Unrecoverable
+from ecrm.placement.view import View
 from ecrm.protection.erasure import ErasureProtection
 from ecrm.protection.none import NoProtection
 from ecrm.session.run import Started, Wanted
 from ecrm.session.session import Session
-from ecrm.transport.simulated import ProgramFailed, RankKilled
+from ecrm.transport.base import PeerFailure
+from ecrm.transport.simulated import PhaseFault, ProgramFailed, RankKilled
 from support.sessions import Layout, Left, batch_of, run, train_two_tower
 
 STEPS = 5
@@ -263,3 +266,30 @@ def test_an_error_and_a_death_in_one_slot_end_the_run_with_the_error():
     assert len(lost) == 2
     (other,) = lost - {once.rank}
     assert str(error).startswith(f"no sample on rank {once.rank}; rank {other} died in {BODY}: ")
+
+
+def test_slots_are_those_that_ranks_ran_when_a_recovery_began(monkeypatch):
+    """A rank learns of a reshape in a recovery, and another death has it begin again."""
+    seen: dict[int, list[View]] = {}
+
+    def look(self: Recovery, held: View) -> None:
+        views = seen.setdefault(self._state.rank, [])
+        views.append(held)
+        if len(views) == 2:
+            raise Unrecoverable("seen twice")
+
+    def learn_of_reshape(self: Recovery, agreed: Ledger) -> None:
+        view = self._state.view
+        self._state.view = replace(view, shards=view.shards[:-1], slots=(3, 3))
+
+    def die(self: Recovery) -> None:
+        raise PeerFailure("another death")
+
+    monkeypatch.setattr(Recovery, "_look_for_dead", look)
+    monkeypatch.setattr(Recovery, "_return_to_commit", learn_of_reshape)
+    monkeypatch.setattr(Recovery, "_take_over", die)
+    with pytest.raises(ProgramFailed, match="seen twice"):
+        run([PhaseFault(4, 2, "update")], SMALL)
+    assert len(seen) == SMALL.world - 1
+    for views in seen.values():
+        assert [view.slots for view in views] == [(3, 4), (3, 4)]
