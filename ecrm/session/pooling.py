@@ -72,12 +72,13 @@ class _Pool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, places, lengths, weights = ctx.saved_tensors
-        gradients = gradients.contiguous().view(-1, rows.shape[1])  # of bags, sample by sample
         of_weights = None
-        numbers = torch.arange(lengths.numel()).view(-1, ctx.features).t().reshape(-1)
-        bags = torch.repeat_interleave(numbers, lengths, output_size=places.numel())
+        gradients, numbers = _of_bags(gradients, ctx.features, rows.shape[1])
+        one_each = bool((lengths == 1).all())
+        bags = numbers if one_each else torch.repeat_interleave(numbers, lengths)
         if ctx.mode == "mean":
-            counts = _by_sample(lengths, ctx.features).clamp(min=1)
+            counts = torch.ones(len(gradients), dtype=lengths.dtype)
+            counts[numbers] = lengths.clamp(min=1)
             gradients = gradients / counts.unsqueeze(1)
         if weights is None:
             of_rows = _summed(rows.shape, [(places, gradients, bags)])
@@ -87,6 +88,24 @@ class _Pool(torch.autograd.Function):
                 of_weights = (rows.index_select(0, places) * of_uses).sum(1)
             of_rows = _summed(rows.shape, [(places, of_uses * weights.unsqueeze(1), None)])
         return of_rows, None, None, None, of_weights, None
+
+
+def _of_bags(gradients: Tensor, features: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Gradients of bags as rows of a matrix, [R, D], and the row of each bag, int64 [B].
+
+    `gradients`, [B / features, features * D], have one row per sample. Where these are parts of
+    wider rows, as torch.cat leaves them, the matrix reaches over all of these, and nothing is
+    copied.
+    """
+    samples, stride = gradients.shape[0], gradients.stride(0)
+    if samples < 2 or gradients.stride(1) != 1 or stride % dim or stride < features * dim:
+        gradients, stride = gradients.contiguous(), features * dim
+    step = stride // dim
+    matrix = gradients.as_strided(
+        ((samples - 1) * step + features if samples else 0, dim), (dim, 1)
+    )
+    numbers = torch.arange(samples) * step + torch.arange(features).unsqueeze(1)
+    return matrix, numbers.view(-1)
 
 
 def _by_sample(of_bags: Tensor, features: int) -> Tensor:

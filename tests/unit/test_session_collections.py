@@ -620,3 +620,28 @@ def test_bags_of_a_sample_side_by_side_are_those_of_one_feature_each(mode, sampl
         found.append((bags, rows.grad, weights.grad if weights is not None else None))
     for one, other in zip(*found, strict=True):
         assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
+
+
+@pytest.mark.parametrize("ids_per_bag", [None, 1])
+@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
+@pytest.mark.parametrize("beside", [(4, 0), (0, 8), (3, 0), (4, 4)])
+def test_gradients_that_lie_apart_sum_up_as_those_in_one_piece(beside, mode, ids_per_bag):
+    """torch.cat with something `beside` the bags gives back gradients with a longer stride."""
+    torch.manual_seed(4)
+    features, width, samples = 3, 4, 5
+    lengths = torch.randint(0, 4, (features * samples,))
+    if ids_per_bag is not None:
+        lengths.fill_(ids_per_bag)
+    places = torch.randint(0, 7, (int(lengths.sum()),))
+    weights = torch.arange(1.0, 1 + len(places)) if mode == "weighted" else None
+    whole = torch.randn(samples, beside[0] + features * width + beside[1])
+    part = whole[:, beside[0] :][:, : features * width]
+    whole[:, : beside[0]] = whole[:, beside[0] + features * width :] = torch.nan
+    found = []
+    for gradients in part, part.clone():
+        rows = torch.arange(28.0).view(7, width).div(7).requires_grad_()
+        kind = "sum" if mode == "weighted" else mode
+        pool(rows, places, lengths, kind, weights, features).backward(gradients)
+        found.append(rows.grad)
+    assert not part.is_contiguous() and found[0].isfinite().all()
+    assert torch.equal(*found)
