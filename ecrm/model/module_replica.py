@@ -174,6 +174,11 @@ class ModuleReplica:
         """What losses are multiplied with in this step."""
         return 1.0 if self._scaler is None else self._scaler.scale
 
+    @property
+    def scaler_calls(self) -> int | None:
+        """How often the scaler has scaled something so far; None without one."""
+        return None if self._scaler is None else self._scaler.calls
+
     def contribution(self, divisor: float) -> Tensor:
         """The gradients since `begin_slot`, float32 [P + n], divided: by slots and `loss_scale`.
 

@@ -34,6 +34,7 @@ PROCESSES = {
     "torchrun": "WORLD_SIZE",
 }
 """The variables in which launchers say how many processes they have started."""
+CHECK = "--check-determinism"
 
 
 def run_alone(wanted: Wanted) -> Started:
@@ -43,17 +44,24 @@ def run_alone(wanted: Wanted) -> Started:
     UsageError where this process is one of several: each would train a model of its own.
     """
     _check_alone(os.environ)
-    print(
-        "ecrm: warning: this process trains alone, and nothing is protected; "
-        f"protected is what is started by ecrm launch {script_name()}",
-        file=sys.stderr,
-        flush=True,
+    _warn(
+        "this process trains alone, and nothing is protected; "
+        f"protected is what is started by ecrm launch {script_name()}"
     )
+    if CHECK in sys.argv and not wanted.check_steps:
+        _warn(
+            f"{CHECK} is an option of ecrm launch, and nothing is computed twice here: type "
+            "Session(check_determinism=3) in the script"
+        )
     check_names(wanted.tables)
     defaults = TrainConfig()
     prepare_torch(defaults.threads)
     run = LoneRun(wanted, defaults.log_every_steps)
-    return Started(run, logged=run.progress.logged)
+    return Started(run, logged=run.progress.logged, check_steps=wanted.check_steps)
+
+
+def _warn(text: str) -> None:
+    print(f"ecrm: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:

@@ -110,7 +110,8 @@ def start_run(wanted: Wanted) -> Started:
         rank.place = place
         whereabouts.be_at(place if isinstance(place, Place) else None)
 
-    return Started(rank_run, doing, progress.logged, config.train.check_determinism)
+    check_steps = max(config.train.check_determinism, wanted.check_steps)
+    return Started(rank_run, doing, progress.logged, check_steps)
 
 
 def _rank_run(

@@ -5,9 +5,9 @@ Legend: B samples, U fetched rows of one row space, D floats of a row, n ids loo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torchrec
@@ -22,6 +22,7 @@ from ecrm.placement.tables import RowSpace
 from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import RowSource
+from ecrm.session.table_stand_in import check_loads, check_stays
 
 LookedUp = tuple[tuple[Entry, ...], str, Tensor, Tensor]
 """Entries of a group, pooling, fetched rows [U, D] and places among them [n]."""
@@ -58,6 +59,16 @@ class _Rows:
         entries = [(names[entry.table], entry) for entry in self.entries()]
         self._layout = Layout.of(number, entries, spaces)
         return self._layout
+
+    def _check_stays(self, convert: Callable[[Tensor], Tensor]) -> None:
+        """Raise UsageError where `convert` would change device or dtype of what a session keeps."""
+        check_stays(convert, torch.zeros(1, device=self.device))  # type: ignore[attr-defined]
+
+    def _check_loads(self, state: Mapping[str, Any], prefix: str) -> None:
+        """Raise UsageError where a state_dict has rows that a session keeps."""
+        names = [name for name, _ in self.named_parameters()]  # type: ignore[attr-defined]
+        for table, name in zip(self._table_names, names):
+            check_loads(table, state, prefix + name)
 
     def configs(self) -> Sequence[Any]:
         """TorchRec's configs of the tables."""
@@ -123,6 +134,19 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
         """
         self._check_own("reset_parameters()")
         super().reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the weights, as `to` does; in a session they stay, and are checked."""
+        if self._source is None:
+            super()._apply(fn, recurse)
+        else:
+            self._check_stays(fn)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self._source is not None:
+            self._check_loads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
@@ -203,6 +227,19 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
         """
         self._check_own("reset_parameters()")
         super().reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert the weights, as `to` does; in a session they stay, and are checked."""
+        if self._source is None:
+            super()._apply(fn, recurse)
+        else:
+            self._check_stays(fn)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self._source is not None:
+            self._check_loads(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""

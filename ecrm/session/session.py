@@ -64,6 +64,8 @@ class Session:
     - `grad_scaler`: scales the losses in the loop's body, `grad_scaler.scale(loss).backward()`. All
       else is done here: gradients are those of the loss itself, a step in which one is not finite
       changes no parameter and no row, and the scale follows. `before_step` is not called then.
+    - `check_determinism`: of so many steps each slot is computed twice, as with the option of
+      `ecrm launch`. The run ends where a bit differs.
     - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
       notebook, or under plain `python`, this process then trains alone, and nothing is protected.
 
@@ -83,10 +85,15 @@ class Session:
         sparse_rate: Callable[[int], float] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
+        check_determinism: int = 0,
         start: Start | None = None,
     ) -> None:
         if slots < 1:
             raise UsageError(f"Session(slots={slots}): at least 1 is needed")
+        if check_determinism < 0:
+            raise UsageError(
+                f"Session(check_determinism={check_determinism}): at least 0 is needed"
+            )
         if sparse_scheduler is not None:
             if sparse_rate is not None:
                 raise UsageError("Session has sparse_scheduler and sparse_rate: leave out one")
@@ -100,7 +107,7 @@ class Session:
             else table
             for table in self._tables.tables
         ]
-        self._slots, self._seed = slots, seed
+        self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
         spaces = row_spaces(self._described)
         self._tables.lay_out(spaces)
@@ -414,6 +421,7 @@ class Session:
                 self._seed,
                 steps,
                 self._sparse_rate,
+                self._check_steps,
             )
         )
 

@@ -154,6 +154,7 @@ class SlotWork:
         self._logged: dict[str, float] | None = None
         self._leaves: list[Tensor] = []
         self._versions = 0
+        self._scaler_calls: int | None = None
 
     @property
     def _replica(self) -> ModuleReplica:
@@ -180,6 +181,7 @@ class SlotWork:
         seed_slot(self._seed, part.step, part.slot)
         self._source.current = FetchedRows(self._leaves, part.batch.rows)
         self._logged, self._versions = {}, self._replica.versions
+        self._scaler_calls = self._replica.scaler_calls
         self._doing(Place(part.step, part.slot))
         return part.batch.batch
 
@@ -205,7 +207,8 @@ class SlotWork:
     def finish(self, part: SlotStep[SessionBatch]) -> SlotResult:
         """What the user's code has come to; gradients are divided by the number of slots.
 
-        Raises UsageError where it has left no gradient, or changed parameters.
+        Raises UsageError where it has left no gradient, has not scaled its loss, or has changed
+        parameters.
         """
         self._doing("")
         note = json.dumps(self._logged)
@@ -247,6 +250,12 @@ class SlotWork:
             raise UsageError(
                 f"step {part.step}, slot {part.slot}: nothing has a gradient",
                 otherwise="call session.model and loss.backward() in the body of the loop",
+            )
+        if self._scaler_calls is not None and self._scaler_calls == self._replica.scaler_calls:
+            raise UsageError(
+                f"step {part.step}, slot {part.slot}: the loss was not scaled, and gradients are "
+                "divided by the scale of grad_scaler",
+                otherwise="call grad_scaler.scale(loss).backward() in the body of the loop",
             )
 
     def _trouble(self, gradients: Sequence[Tensor], contribution: Tensor) -> str:

@@ -21,6 +21,7 @@ from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
 from ecrm.session.first_values import first_values, initial_of
 from ecrm.session.row_source import RowSource
 from ecrm.session.table_optimizers import optimizer_of
+from ecrm.session.table_stand_in import stand_in
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 
@@ -78,7 +79,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
     """Make every EmbeddingBagCollection and EmbeddingCollection of TorchRec in a module ours.
 
     They stay the same objects, whatever holds them, and get another class. So the module may be one
-    itself. Their weights become parameters on the meta device. `seed` is for tables whose
+    itself. Their weights become stand-ins (`TableStandIn`). `seed` is for tables whose
     `init_fn` has to see the whole table.
 
     Raises UsageError, before anything is changed, for a module without tables and for tables that a
@@ -102,7 +103,7 @@ def swap(module: nn.Module, seed: int = 0) -> Tables:
         collection.__class__ = _OURS.get(type(collection), type(collection))
         collection.take_rows_from(source, names)
         collection._device = torch.device("cpu")
-    replaced = {number: _on_meta(table.weight) for number, table in first.items()}
+    replaced = {number: stand_in(table.weight) for number, table in first.items()}
     holders = {id(table.holder): (table.holder, id(table.weight)) for table in found}
     for holder, number in holders.values():
         holder.weight = replaced[number]
@@ -170,15 +171,3 @@ def _described(found: _Found) -> Table:
         optimizer_of(found.name, found.path, found.weight),
         initial_of(config),
     )
-
-
-def _on_meta(weight: nn.Parameter) -> nn.Parameter:
-    """A parameter without memory in the place of a weight.
-
-    `in_backward_optimizer_filter` still tells it from others, and no optimizer keeps the weight.
-    """
-    stand_in = nn.Parameter(torch.empty_like(weight, device="meta"), weight.requires_grad)
-    stand_in.__dict__.update(weight.__dict__)
-    if hasattr(weight, "_in_backward_optimizers"):
-        stand_in._in_backward_optimizers = []  # type: ignore[attr-defined]
-    return stand_in

@@ -345,10 +345,59 @@ def test_a_scale_with_which_nothing_is_finite_ends_the_run(scale):
         train_scaled(scaler, lambda step: 1.0, 5)
 
 
+def test_a_loss_that_is_not_scaled_is_told():
+    scaler = torch.amp.GradScaler("cpu")
+    session = begun(small(), scaler)
+    with pytest.raises(
+        UsageError, match=r"step 1, slot 0: .*: call grad_scaler.scale\(loss\).back"
+    ):
+        for kjt in session.steps(ids, 3):
+            loss = score(session.model, kjt).square().mean()
+            (loss if session.engine.step else scaler.scale(loss)).backward()
+    assert session.engine.step == 1
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    for kjt in (session := begun(small(), disabled)).steps(ids, 1):
+        score(session.model, kjt).square().mean().backward()
+    assert session.engine.step == 1
+
+
+def test_slots_are_computed_twice_where_the_script_asks_for_it(capsys):
+    def train(check: int, noisy: bool) -> None:
+        session = ecrm.Session(
+            small(),
+            slots=1,
+            dense_optimizer=lambda ps: torch.optim.SGD(ps),
+            check_determinism=check,
+        )
+        for kjt in session.steps(ids, 3):
+            factor = next(noise) if noisy else 1.0
+            (score(session.model, kjt).square().mean() * factor).backward()
+
+    noise = iter(range(1, 99))
+    train(2, noisy=False)
+    assert (
+        "each slot of steps 0 to 1 was computed twice, to the same bits" in capsys.readouterr().out
+    )
+    train(0, noisy=True)
+    with pytest.raises(UsageError, match="step 0, slot 0 was computed twice, and the gradient of "):
+        train(1, noisy=True)
+    with pytest.raises(UsageError, match=r"check_determinism=-1\): at least 0 is needed"):
+        train(-1, noisy=False)
+
+
+def test_an_option_of_ecrm_launch_that_plain_python_was_given_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", "--check-determinism", "3"])
+    session = begun(small())
+    next(session.steps(ids, 1))
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "determinism" in line]
+    assert told.startswith("ecrm: warning: --check-determinism is an option of ecrm launch")
+
+
 def test_gradients_that_are_finite_until_they_are_divided_are_skipped():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-140)
     session = begun(small(), scaler)
     for kjt in session.steps(ids, 3):
+        scaler.scale(torch.zeros(()))
         score(session.model, kjt).square().mean().backward()
     assert scaler.get_scale() == 2.0**-143
     assert all(rows.isfinite().all() for rows in state_of(session, Store.lookup).values())
