@@ -161,7 +161,7 @@ class PureSource:
 def source_of(batches: Batches, slots: int, seed: int) -> Source:
     """Where the batches of `slots` slots are made. Raises UsageError for anything else."""
     if isinstance(batches, Streams):
-        return StreamSource(batches.make, slots, seed)
+        return StreamSource(batches, slots, seed)
     if isinstance(batches, Indexed):
         return PureSource(
             lambda step, slot: batches.batch(step, slot, slots),

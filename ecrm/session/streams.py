@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ class Streams:
       other stream reads: give each its part of the data.
     - `workers`: how many processes of each rank draw from its streams ahead, as with `Indexed`; a
       stream is in one of them. By default batches are drawn in the rank itself.
+    - `epochs`: how many streams a slot goes through, one after the other. `make(slot, epoch)` then
+      gives each of them. By default it is one, and `make(slot)` gives it.
 
     The state of each stream before a step is part of the model's state: a failure, a checkpoint and
     a resume go on with the batches that follow. Whoever takes over a slot makes its stream anew and
@@ -50,13 +52,23 @@ class Streams:
 
     Not checked: that a stream which has loaded a state gives the same batches as the one that gave
     it. So a generator that draws random numbers before its first batch must have seeded them
-    itself. Nor that each batch has memory of its own. Raises UsageError for fewer than 0 workers.
+    itself, and a loop over a loader's epochs is no stream: give `epochs`. Nor that each batch has
+    memory of its own. Raises UsageError for fewer than 0 workers or 1 epoch. A loader with workers
+    of its own is an error: random numbers drawn in them are not kept.
     """
 
-    def __init__(self, make: Callable[[int], Stream], workers: int = 0) -> None:
+    def __init__(
+        self, make: Callable[..., Stream], workers: int = 0, epochs: int | None = None
+    ) -> None:
         if workers < 0:
             raise UsageError(f"Streams(workers={workers}): at least 0 are needed")
-        self.make, self.workers = make, workers
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"Streams(epochs={epochs}): at least 1 is needed, or None for one")
+        self._make, self.workers, self.epochs = make, workers, epochs
+
+    def make(self, slot: int, epoch: int) -> Stream:
+        """The stream of a slot in an epoch."""
+        return self._make(slot) if self.epochs is None else self._make(slot, epoch)
 
 
 @dataclass
@@ -66,6 +78,9 @@ class _Running:
     stream: Stream
     batches: Iterator[Any]
     step: int
+    epoch: int
+    drawn: bool
+    """Whether it has given a batch, here or before its state was loaded."""
 
 
 class StreamSource:
@@ -73,8 +88,8 @@ class StreamSource:
 
     streams = True
 
-    def __init__(self, make: Callable[[int], Stream], slots: int, seed: int) -> None:
-        self._make, self._slots, self._seed = make, slots, seed
+    def __init__(self, streams: Streams, slots: int, seed: int) -> None:
+        self._all, self._slots, self._seed = streams, slots, seed
         self._running: dict[int, _Running] = {}
         self._ends: dict[int, int] = {}
 
@@ -95,20 +110,37 @@ class StreamSource:
         seed_slot(self._seed, step, -1 - slot)
         running = self._running.get(slot)
         if running is None or running.step != step:
-            running = self._running[slot] = self._begun(step, slot, before)
-            seed_slot(self._seed, step, -1 - slot)  # as where the stream runs on
-        try:
-            batch = next(running.batches)
-        except StopIteration:
-            del self._running[slot]
-            self._ends[slot] = step
-            if step == 0:
-                raise UsageError(
-                    f"the stream of slot {slot} has no batch: each needs one at least"
-                ) from None
-            return Drawn(None, over=True, after=ENDED)
-        running.step += 1
-        return Drawn(batch, after=written(running.stream.state_dict()).numpy().tobytes())
+            running = self._begun(step, slot, before)
+        while running is not None:
+            self._running[slot] = running
+            try:
+                batch = next(running.batches)
+            except StopIteration:
+                running = self._next_epoch(running, step, slot)
+            else:
+                running.step, running.drawn = step + 1, True
+                return Drawn(batch, after=self._state(running))
+        del self._running[slot]
+        self._ends[slot] = step
+        return Drawn(None, over=True, after=ENDED)
+
+    def _state(self, running: _Running) -> bytes:
+        state = running.stream.state_dict()
+        if self._all.epochs is not None:
+            state = {"epoch": running.epoch, "stream": state}
+        return written(state).numpy().tobytes()
+
+    def _next_epoch(self, running: _Running, step: int, slot: int) -> _Running | None:
+        """What follows a stream that has ended; None after the last epoch."""
+        if not running.drawn:
+            epoch = "" if self._all.epochs is None else f" in epoch {running.epoch}"
+            raise UsageError(
+                f"the stream of slot {slot} has no batch{epoch}: each needs one at least"
+            )
+        if running.epoch + 1 >= (self._all.epochs or 1):
+            return None
+        seed_slot(self._seed, step, -1 - slot)  # whatever it takes to find that a stream has ended
+        return self._made(step, slot, running.epoch + 1)
 
     def _begun(self, step: int, slot: int, before: bytes | None) -> _Running:
         if step and before is None:
@@ -116,7 +148,16 @@ class StreamSource:
                 f"nobody has the state of the stream of slot {slot} before step {step}",
                 otherwise="go on with data of the kind that the run has begun with",
             )
-        stream = self._make(slot)
+        if before is None:
+            return self._made(step, slot, 0)
+        state, epoch = read(torch.frombuffer(bytearray(before), dtype=torch.uint8)), 0
+        if self._all.epochs is not None:
+            state, epoch = state["stream"], state["epoch"]
+        return self._made(step, slot, epoch, [state])
+
+    def _made(self, step: int, slot: int, epoch: int, state: Sequence[Any] = ()) -> _Running:
+        """A stream at its begin, or where the one `state` is, and random numbers seeded."""
+        stream = self._all.make(slot, epoch)
         for method in ("__iter__", "state_dict", "load_state_dict"):
             if not hasattr(stream, method):
                 raise UsageError(
@@ -124,6 +165,14 @@ class StreamSource:
                     otherwise="give ecrm.Streams a function that makes streams with a state, such "
                     "as torchdata's StatefulDataLoader",
                 )
-        if before is not None:
-            stream.load_state_dict(read(torch.frombuffer(bytearray(before), dtype=torch.uint8)))
-        return _Running(stream, iter(stream), step)
+        if own := getattr(stream, "num_workers", 0):
+            raise UsageError(
+                f"the stream of slot {slot} is a {type(stream).__name__}(num_workers={own}), and "
+                "random numbers drawn in its workers would be lost with its rank",
+                otherwise=f"leave out num_workers, and type ecrm.Streams(..., workers={own})",
+            )
+        for one in state:
+            stream.load_state_dict(one)
+        batches = iter(stream)
+        seed_slot(self._seed, step, -1 - slot)  # as where the stream runs on
+        return _Running(stream, batches, step, epoch, drawn=bool(state))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -113,6 +114,7 @@ DATA: dict[str, tuple[Callable[[], Any], Callable[[], Any], int | None, int]] = 
     "streams": (lambda: streams(0), lambda: streams(2), STEPS, 2),
     "streams that end": (lambda: ending(0), lambda: ending(2), 50, 3),
     "epochs": (lambda: Indexed(range(61), 5, collate, epochs=2), lambda: indexed(2), None, 3),
+    "torchdata": (lambda: shuffled(0), lambda: shuffled(2), 50, 2),
 }
 
 
@@ -126,6 +128,16 @@ def streams(workers: int) -> Streams:
 
 def ending(workers: int) -> Streams:
     return Streams(lambda slot: Counting(slot, ENDS[slot]), workers)
+
+
+def shuffled(workers: int) -> Streams:
+    """Two epochs of 18 and 10 samples in batches of 4, each in an order of its own."""
+
+    def make(slot: int, epoch: int) -> StatefulDataLoader[int]:
+        samples = range(1000 * slot, 1000 * slot + 18 - 8 * slot)
+        return StatefulDataLoader(samples, 4, shuffle=True, collate_fn=collate)
+
+    return Streams(make, workers, epochs=2)
 
 
 @functools.cache
@@ -174,6 +186,14 @@ def test_epochs_end_with_a_smaller_batch_and_slots_without_one():
     assert len(steps) == 9 and list(steps[8]) == [0]
 
 
+def test_epochs_of_a_stateful_loader_have_every_sample_once_and_end_unevenly():
+    steps = logged(calm("torchdata"))
+    counts = [[slots[slot][1] for slots in steps.values() if slot in slots] for slot in (0, 1)]
+    assert counts == [[4, 4, 4, 4, 2] * 2, [4, 4, 2] * 2]
+    orders = [[slots[0][0] for step, slots in steps.items() if step // 5 == e] for e in (0, 1)]
+    assert orders[0] != orders[1], "each epoch has its own order"
+
+
 def test_a_gradient_is_a_mean_over_the_slots_that_have_a_batch():
     """Slot 1 alone for one step: as a session of that slot alone would train it."""
 
@@ -199,6 +219,10 @@ MISTAKES = {
     "the stream of slot 1 has no batch": (lambda slot: Counting(slot, 3 * (1 - slot)), STEPS),
     "slot . is a list without state_dict": (lambda slot: [1, 2], STEPS),
     "does not say how many steps": (lambda slot: Counting(slot, 3), None),
+    r"num_workers=2.* workers would be lost": (
+        lambda slot: StatefulDataLoader(range(9), num_workers=2),
+        STEPS,
+    ),
 }
 
 

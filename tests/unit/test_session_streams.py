@@ -1,0 +1,121 @@
+"""Streams go on, after a resume at any step, with the very batches that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from ecrm.errors import UsageError
+from ecrm.session.data import feed_of
+from ecrm.session.feed import Feed
+from ecrm.session.streams import Streams
+
+STEPS = 8
+
+
+class Noisy:
+    """Samples with a random transform."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+
+    def __len__(self) -> int:
+        return 11 - 5 * self.slot
+
+    def __getitem__(self, number: int) -> Tensor:
+        return torch.tensor([100.0 * self.slot + number, torch.rand(()).item()])
+
+
+class Iterated(IterableDataset[Tensor]):
+    """The same samples, one after the other, with their place as state."""
+
+    def __init__(self, slot: int) -> None:
+        self.samples, self.at = Noisy(slot), 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < len(self.samples):
+            self.at += 1
+            yield self.samples[self.at - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def indexed(slot: int, epoch: int) -> StatefulDataLoader[Tensor]:
+    return StatefulDataLoader(Noisy(slot), batch_size=4)
+
+
+def drawn_order(slot: int, epoch: int) -> StatefulDataLoader[Tensor]:
+    return StatefulDataLoader(Noisy(slot), batch_size=4, shuffle=True)
+
+
+def given_order(slot: int, epoch: int) -> StatefulDataLoader[Tensor]:
+    random = torch.Generator().manual_seed(10 * slot + epoch)
+    return StatefulDataLoader(Noisy(slot), batch_size=4, shuffle=True, generator=random)
+
+
+def iterated(slot: int, epoch: int) -> StatefulDataLoader[Tensor]:
+    return StatefulDataLoader(Iterated(slot), batch_size=4)
+
+
+def draw(feed: Feed, first: int, states: dict[int, bytes | None]) -> list[list[Any]]:
+    """(batch, state before it) of both slots, from a step on to the last one."""
+    rows = []
+    for step in range(first, STEPS):
+        row = []
+        for slot in (0, 1):
+            drawn = feed.draw(step, slot, [0, 1], states[slot])
+            row.append((None if drawn.over else drawn.batch.clone(), states[slot]))
+            states[slot] = drawn.after
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [indexed, drawn_order, given_order, iterated])
+def test_a_stateful_loader_goes_on_at_every_step_with_the_same_bits(make, workers):
+    streams = Streams(make, workers, epochs=2)
+    feed = feed_of(streams, 2, STEPS, 0)
+    try:
+        all_of_it = draw(feed, 0, {0: None, 1: None})
+        seen = [row[0][0] for row in all_of_it if row[0][0] is not None]
+        assert [len(batch) for batch in seen] == [4, 4, 3] * 2
+        assert [row[1][0] is None for row in all_of_it] == [False] * 4 + [True] * 4
+        assert sorted(torch.cat(seen)[:, 0].tolist()) == sorted([*range(11)] * 2)
+        for first in range(1, STEPS):
+            feed.went_back()
+            if workers == 0:
+                feed = feed_of(streams, 2, STEPS, 0)
+            again = draw(feed, first, {slot: all_of_it[first][slot][1] for slot in (0, 1)})
+            for one, other in zip(all_of_it[first:], again, strict=True):
+                for (batch, _), (same, _) in zip(one, other, strict=True):
+                    assert (batch is None) == (same is None)
+                    assert batch is None or torch.equal(batch, same)
+    finally:
+        feed.close()
+
+
+class Empty(Iterated):
+    def __init__(self, slot: int, epoch: int) -> None:
+        super().__init__(slot)
+        self.at = 99 if epoch else 0
+
+
+def test_what_cannot_work_is_refused():
+    with pytest.raises(UsageError, match="epochs=0"):
+        Streams(indexed, epochs=0)
+    feed = feed_of(Streams(Empty, epochs=2), 1, 99, 0)
+    state = None
+    for step in range(11):
+        state = feed.draw(step, 0, [0], state).after
+    with pytest.raises(UsageError, match="slot 0 has no batch in epoch 1"):
+        feed.draw(11, 0, [0], state)
