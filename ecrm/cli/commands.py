@@ -209,7 +209,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@STEP[:PHASE]",
         help="kill this rank when this phase of this step begins; repeatable. "
         "The rank sends itself SIGKILL; under `ecrm drill` it waits for one from outside. "
-        f"PHASE is one of {', '.join(PHASES)}; by default input",
+        f"PHASE is one of {', '.join(PHASES)}; by default input; scripts have all but backward",
     )
 
 
@@ -289,7 +289,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ecrm.faults.kill import check_ranks, parse_kill
+    from ecrm.faults.kill import check_script_kills, parse_kill
     from ecrm.launch.mpirun_command import thread_environment, train_command
     from ecrm.process.guard import guard, hold_signals
     from ecrm.run.auto_resume import AUTO_RESUME, about, check_same, look
@@ -319,7 +319,7 @@ def _train(args: argparse.Namespace) -> int:
         say_once(f"{args.run_dir} holds the complete run: nothing is left to do")
         return 0
     if isinstance(trained, Script):
-        check_ranks(kills, config.world_size)
+        check_script_kills(kills, config.world_size)
     else:
         plan_start(config, args.run_dir, found.resume, kills, args.init_from)
     if config.train.tensorboard and launch_id() is None:

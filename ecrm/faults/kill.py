@@ -32,6 +32,8 @@ PHASES = (
     "finish",
 )
 
+PHASES_OF_SCRIPTS = tuple(phase for phase in PHASES if phase != "backward")
+"""Those that a script's run has: its own code, forward and backward, is one phase, `forward`."""
 
 KILLED_FROM_OUTSIDE = "ECRM_KILLED_FROM_OUTSIDE"
 """Environment variable that makes ranks wait for their scheduled kills.
@@ -88,6 +90,28 @@ def check_kills(kills: Sequence[Kill], world_size: int, steps: int) -> None:
         )
         if kill.step > last:
             raise UsageError(f"--kill {kill}: there is no step {kill.step}, the last is {last}")
+
+
+def check_script_kills(kills: Sequence[Kill], world_size: int) -> None:
+    """Raise UsageError for a kill that no run of a script on so many ranks can have."""
+    check_ranks(kills, world_size)
+    for kill in kills:
+        if kill.phase not in PHASES_OF_SCRIPTS:
+            raise UsageError(
+                f"--kill {kill}: a script's own code is in one phase, forward; phases of scripts "
+                f"are {', '.join(PHASES_OF_SCRIPTS)}"
+            )
+
+
+def unfired(kills: Sequence[Kill], died_in: Mapping[int, int]) -> dict[Kill, str]:
+    """The scheduled kills that did not happen, and why; `died_in` is the step of each death."""
+    found = {}
+    for kill in kills:
+        if kill.rank not in died_in:
+            found[kill] = f"that phase did not begin on rank {kill.rank} from that step on"
+        elif died_in[kill.rank] + 1 < kill.step:  # a death may be noticed in the step before
+            found[kill] = f"rank {kill.rank} had died in step {died_in[kill.rank]}"
+    return found
 
 
 def check_ranks(kills: Sequence[Kill], world_size: int) -> None:

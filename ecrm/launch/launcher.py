@@ -23,7 +23,7 @@ from ecrm.errors import (
     ScriptFailed,
     UsageError,
 )
-from ecrm.faults.kill import Kill, check_ranks, parse_kill
+from ecrm.faults.kill import Kill, check_script_kills, parse_kill
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
@@ -176,7 +176,7 @@ def launch(
 
 def _start_of_script(config: Config, kills: Sequence[Kill]) -> Start:
     """What is known here of a script's run: nothing but its ranks."""
-    check_ranks(kills, config.world_size)
+    check_script_kills(kills, config.world_size)
     return Start(steps=0, identity={})
 
 

@@ -12,8 +12,9 @@ from ecrm import __version__
 from ecrm.checkpoint.folder import name_of
 from ecrm.config.schema import Config
 from ecrm.console import say
+from ecrm.engine.failures import Failure
 from ecrm.errors import NotKept
-from ecrm.faults.kill import Kill
+from ecrm.faults.kill import Kill, unfired
 from ecrm.kernels import native
 from ecrm.protection.base import Protection, VerifyReport
 from ecrm.rank.build_rank import Rank
@@ -80,10 +81,9 @@ def print_result(
     summary: dict[str, Any],
     protection: Protection,
     folder: RunFolder,
-    unfired: Sequence[Kill],
     pace: str,
 ) -> None:
-    """The end of a run in a few lines; `unfired` are the scheduled kills that did not happen.
+    """The end of a run in a few lines.
 
     `pace` is how fast the steps were, and what else is to be said of them.
     """
@@ -98,12 +98,14 @@ def print_result(
     print(f"model_sha256 {summary['model_sha256']}")
     if folder.path is not None and folder.is_complete:
         print(f"results in {folder.path}")
-    for kill in unfired:
-        print(
-            f"ecrm: warning: --kill {kill} never happened: that phase did not begin on rank "
-            f"{kill.rank} from that step on"
-        )
     sys.stdout.flush()
+
+
+def warn_of_unfired(kills: Sequence[Kill], failures: Sequence[Failure]) -> None:
+    """A line for each scheduled kill that did not happen in a run with these failures."""
+    died_in = {rank: failure.step for failure in failures for rank in failure.ranks}
+    for kill, why in unfired(kills, died_in).items():
+        say(f"ecrm: warning: --kill {kill} never happened: {why}")
 
 
 def _scrubbed(scrub: dict[str, int]) -> str:
@@ -132,8 +134,9 @@ def tell_end(
     """
     engine = rank.engine
     if summary is not None:
-        unfired = [kill for kill in run.kills if kill.rank in engine.view.live]
-        print_result(summary, engine.state.protection, run.folder, unfired, pace)
+        print_result(summary, engine.state.protection, run.folder, pace)
+    if engine.rank == engine.view.reporter:
+        warn_of_unfired(run.kills, engine.state.failures.failures)
     if unkept:
         error = NotKept(
             f"the model of step {engine.step} is not kept: no checkpoint of it: {unkept}"

@@ -62,6 +62,10 @@ def test_short_options_are_for_configs_too(criteo_rows, tmp_path):
         (("--config", "steps.toml"), "steps.toml: train.global_batch is for the built-in trainer"),
         (("--servers", "2"), "protection.k + protection.m = 4 needs at least 4 servers"),
         (("--kill", "9@3"), "there is no rank 9, ranks are 0 to 6"),
+        (
+            ("--kill", "1@3:backward"),
+            "--kill 1@3:backward: a script's own code is in one phase, fo",
+        ),
         (("--run-dir", "full"), "--run-dir full: not empty"),
     ],
 )
