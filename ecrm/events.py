@@ -96,6 +96,11 @@ EVENTS: dict[str, Event] = {
                 optional=True,
             ),
             "script": Field("text", "the script that is run", optional=True),
+            "open_end": Field(
+                "true or false",
+                "true where a script's data may end before its steps do; else left out",
+                optional=True,
+            ),
             "world_size": Field("integer", "number of ranks", "ranks"),
             "oversubscribed": Field(
                 "text", "`bind`, `sleep` or `poll`; null where each rank has a core", null=True
@@ -148,7 +153,7 @@ EVENTS: dict[str, Event] = {
             "steps_per_second": Field("number", "the same of a script", "steps/s", optional=True),
             "skipped": Field(
                 "integer",
-                "steps of a script that its `grad_scaler` had skipped, since this start of the run",
+                "steps of a script that its `grad_scaler` had skipped",
                 "steps",
                 optional=True,
             ),

@@ -231,7 +231,7 @@ FAILURES = {
     "failures_left": Field("integer", "failures that could still be survived at once"),
     "steps_skipped": Field(
         "integer",
-        "steps that the `grad_scaler` of a script had skipped, since this start of the run",
+        "steps that the `grad_scaler` of a script had skipped",
         "steps",
         optional=True,
     ),

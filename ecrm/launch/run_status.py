@@ -16,15 +16,16 @@ LOOK_BACK = 10
 class Standing:
     """What to show of a run of so many `steps`; `take` brings it up to date.
 
-    How many steps a script trains is not known at first: 0 until the run has started. Of a script
-    there is `steps_per_second` and what it has `logged`, of the built-in trainer
-    `samples_per_second`, loss and AUC.
+    How many steps a script trains is not known at first: 0 until the run has started. With an
+    `open_end` its data may end before that. Of a script there is `steps_per_second` and what it has
+    `logged`, of the built-in trainer `samples_per_second`, loss and AUC.
     `rebuilding` are the shards that are not whole, `rebuilt` the share of their rows that is back.
     """
 
     steps: int
     started: bool = False
     script: bool = False
+    open_end: bool = False
     step: int = 0
     samples_per_second: float | None = None
     steps_per_second: float | None = None
@@ -64,6 +65,7 @@ class Standing:
 
     def _start(self, event: Event) -> None:
         self.started, self.script = True, "script" in event
+        self.open_end = event.get("open_end", False)
         self.steps = self.steps or event["config"]["train"]["steps"]
         self._goes_on_from(event.get("resumed", {}).get("step", 0), event["time"])
 

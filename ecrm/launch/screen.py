@@ -27,7 +27,7 @@ from ecrm.launch.watch import LAST_LINES_SECONDS
 from ecrm.wording import duration, survives_in_words
 
 REDRAW_SECONDS = 0.5
-PROGRESS_LINE = re.compile(r"step +\d+/\d+ ")
+PROGRESS_LINE = re.compile(r"step +\d+(/| of at most )\d+ ")
 """Of a rank: the bar says as much."""
 NARROW = 64
 
@@ -90,15 +90,19 @@ class Screen:
         first.add_column(no_wrap=True)
         first.add_column(ratio=1)
         first.add_column(no_wrap=True)
-        bar = ProgressBar(
-            standing.steps, standing.step, complete_style="cyan", finished_style="green"
-        )
-        left = standing.seconds_left(now)
-        after = f"{standing.step / standing.steps:.0%}"
-        if not standing.finishing:
-            after += "  " + ("-" if left is None else duration(left)) + " left"
         steps = f"{standing.steps:,}"
-        first.add_row(f"step {standing.step:>{len(steps)},}/{steps}", bar, after)
+        step = f"step {standing.step:>{len(steps)},}"
+        if standing.open_end:
+            first.add_row(f"{step} of at most {steps}", "", "")
+        else:
+            bar = ProgressBar(
+                standing.steps, standing.step, complete_style="cyan", finished_style="green"
+            )
+            left = standing.seconds_left(now)
+            after = f"{standing.step / standing.steps:.0%}"
+            if not standing.finishing:
+                after += "  " + ("-" if left is None else duration(left)) + " left"
+            first.add_row(f"{step}/{steps}", bar, after)
         lines: list[RenderableType] = [first, _line(_numbers(standing, wide=width >= NARROW))]
         if standing.rebuilding:
             lines.append(_line(_rebuilding(standing), "yellow"))

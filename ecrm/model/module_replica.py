@@ -100,6 +100,8 @@ class ModuleReplica:
             self._extra["grad_scaler"] = scaler.scaler
         self.streams: dict[int, Tensor] = {}
         """By slot, uint8 [N]: the state of its data before the present step."""
+        self.skipped = 0
+        """How many steps were skipped, part of the state."""
         self._loads = False  # whether a state with that of the optimizer is known to load
         self.start_here()
 
@@ -263,6 +265,7 @@ class ModuleReplica:
         """Let a step go by since a gradient is not finite: buffers and the scheduler go on."""
         self._begin_step(states)
         self._end_step(skipped=True)
+        self.skipped += 1
 
     def _begin_step(self, states: Mapping[int, Tensor]) -> None:
         for slot, state in sorted(states.items()):
@@ -407,6 +410,7 @@ class ModuleReplica:
                 "scheduler": scheduler,
                 "extra": extra,
                 "streams": self.streams,
+                "skipped": self.skipped,
             },
         }
 
@@ -417,7 +421,7 @@ class ModuleReplica:
         self._buffers = placed(state["buffers"], self._buffers)
         put_buffers(self.module, self._buffers)
         rest = state["rest"]
-        self.streams = placed(rest.get("streams", {}))
+        self.streams, self.skipped = placed(rest.get("streams", {})), rest.get("skipped", 0)
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))

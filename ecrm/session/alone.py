@@ -99,7 +99,7 @@ class LoneRun:
             wanted.steps,
             every,
             lambda step, make: say(line) if (line := make()[1]) else None,
-            watch.skipped_before,
+            wanted.open_end,
         )
 
     def between_steps(self) -> None:

@@ -29,7 +29,6 @@ from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.consistency import Alike, given_of
 from ecrm.rank.ending import Ending, Record
-from ecrm.rank.finite import FiniteWatch
 from ecrm.rank.keep import checkpoints_of
 from ecrm.rank.memory_check import check_memory
 from ecrm.rank.policy import policy_of
@@ -37,7 +36,7 @@ from ecrm.rank.rank_run import RankRun, RunStopped
 from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
 from ecrm.session.loading import with_digests
-from ecrm.session.progress import SessionProgress
+from ecrm.session.progress import SessionProgress, steps_skipped
 from ecrm.session.rank import ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
@@ -98,8 +97,11 @@ def start_run(wanted: Wanted) -> Started:
             ),
             REMEDY,
         )
-        fields = start_fields(run, cluster, built, {"script": str(rank.script.path)})
-    rank_run, progress = _rank_run(rank, run, built, fields)
+        own: dict[str, Any] = {"script": str(rank.script.path)}
+        if wanted.open_end:
+            own["open_end"] = True
+        fields = start_fields(run, cluster, built, own)
+    rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end)
     rank.part = ScriptPart(rank_run, run.folder)
     _tell_start(run, cluster, built, fields)
     gc.collect()
@@ -115,19 +117,16 @@ def start_run(wanted: Wanted) -> Started:
 
 
 def _rank_run(
-    this: ThisRank, run: ClaimedRun, rank: Rank, fields: dict[str, Any]
+    this: ThisRank, run: ClaimedRun, rank: Rank, fields: dict[str, Any], open_end: bool
 ) -> tuple[RankRun, SessionProgress]:
     """This rank's part in the run, and its progress."""
     engine, steps = rank.engine, run.start.steps
-    progress = SessionProgress(
-        steps, run.config.train.log_every_steps, rank.reporter.progress, rank.watch.skipped_before
-    )
+    every = run.config.train.log_every_steps
+    progress = SessionProgress(steps, every, rank.reporter.progress, open_end)
     progress.begins_at(engine)
     checkpoints = checkpoints_of(run, rank)
     record = Record(run.folder, fields, rank.meters.traffic, rank.meters.profile)
-    ending = Ending(
-        engine, run.config, steps, record, checkpoints, progress, LastWords(engine, rank.watch)
-    )
+    ending = Ending(engine, run.config, steps, record, checkpoints, progress, LastWords(engine))
     progress.restart_clock()
 
     def told(summary: dict[str, Any] | None, unkept: str) -> None:
@@ -249,7 +248,11 @@ def _tell_start(run: ClaimedRun, cluster: Cluster, rank: Rank, fields: dict[str,
     rank.reporter.started(
         {**fields, "failures_left": rank.engine.state.failures_left},
         start_in_words(
-            run.config, cluster.protection, fields, counted(run.start.steps, "step"), ""
+            run.config,
+            cluster.protection,
+            fields,
+            f"{'at most ' if 'open_end' in fields else ''}{counted(run.start.steps, 'step')}",
+            "",
         ),
     )
 
@@ -292,8 +295,8 @@ class ScriptPart:
 class LastWords:
     """What the end of a session's run says of it."""
 
-    def __init__(self, engine: Engine, watch: FiniteWatch) -> None:
-        self._engine, self._watch = engine, watch
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def before_summary(self, keep: bool) -> None:
         """The script has evaluated its model itself."""
@@ -306,8 +309,7 @@ class LastWords:
         }
 
     def of_stopped(self) -> dict[str, Any]:
-        skipped = self._watch.skipped_before(self._engine.step)
-        return {"steps_skipped": skipped, "slot_faults": self._slot_faults}
+        return {"steps_skipped": steps_skipped(self._engine), "slot_faults": self._slot_faults}
 
     @property
     def _slot_faults(self) -> list[dict[str, Any]]:

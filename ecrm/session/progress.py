@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ecrm.engine.engine import Engine
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.progress import Measured, StepProgress, Tell, window_start
 
 
@@ -13,18 +14,12 @@ class SessionProgress(StepProgress):
     """What a session tells every so many steps.
 
     Each holder of the dense replica is given what was `logged` in committed steps, so that whoever
-    reports knows it. `skipped_before(step)` is how many steps before that one were skipped.
+    reports knows it. `open_end`: whether the data may end before the last step.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        every: int,
-        tell: Tell,
-        skipped_before: Callable[[int], int] = lambda step: 0,
-    ) -> None:
+    def __init__(self, steps: int, every: int, tell: Tell, open_end: bool = False) -> None:
         super().__init__(steps, every, tell)
-        self._skipped_before = skipped_before
+        self._of = f"{' of at most ' if open_end else '/'}{steps}"
         self._logged: dict[int, list[Mapping[str, float]]] = {}
 
     def logged(self, step: int, by_slot: Mapping[int, Mapping[str, float]]) -> None:
@@ -34,14 +29,14 @@ class SessionProgress(StepProgress):
         self._logged = {at: values for at, values in self._logged.items() if at >= start}
 
     def counted(self, step: int, steps_per_second: float) -> dict[str, Any]:
-        return {
-            "steps_per_second": steps_per_second,
-            "skipped": self._skipped_before(step),
-        }
+        return {"steps_per_second": steps_per_second}
 
     def measured(self, engine: Engine, first: int) -> Measured:
         known = {step: all_ for step, all_ in self._logged.items() if first <= step < engine.step}
-        fields = {"logged": _means([one for all_ in known.values() for one in all_])}
+        fields = {
+            "skipped": steps_skipped(engine),
+            "logged": _means([one for all_ in known.values() for one in all_]),
+        }
         return lambda: {**fields, "window": len(known)}
 
     def in_words(self, fields: dict[str, Any], window: int) -> str:
@@ -49,12 +44,18 @@ class SessionProgress(StepProgress):
         known = f"(of {fields['window']} of {window} steps)  " if logged else ""
         skipped = f"skipped {fields['skipped']}  " if fields["skipped"] else ""
         return (
-            f"step {fields['step']:>{len(str(self._steps))}}/{self._steps}  "
+            f"step {fields['step']:>{len(str(self._steps))}}{self._of}  "
             f"{fields['steps_per_second']:>7,.1f} steps/s  "
             f"{logged}{known if fields['window'] < window else ''}"
             f"{skipped}committed {fields['committed']}  "
             f"failures left {fields['failures_left']}  rebuilt {fields['rebuilt']:.0%}"
         )
+
+
+def steps_skipped(engine: Engine) -> int:
+    """How many steps before the engine's were skipped, on a rank that holds the dense replica."""
+    dense = engine.state.dense
+    return dense.skipped if isinstance(dense, ModuleReplica) else 0
 
 
 def _means(logged: list[Mapping[str, float]]) -> dict[str, float]:

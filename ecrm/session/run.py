@@ -22,6 +22,7 @@ class Wanted:
     - `slots`: how many parts a step's samples come in. `seed`: of rows that no step has updated.
     - `steps`: how many steps are trained in all.
     - `sparse_rate`: a factor on the learning rates of rows, by step; None for 1.
+    - `open_end`: whether the data may end before that, nobody knows when.
     - `check_steps`: as `Started.check_steps`, wanted by the script.
     """
 
@@ -32,6 +33,7 @@ class Wanted:
     steps: int
     sparse_rate: Callable[[int], float] | None
     check_steps: int = 0
+    open_end: bool = False
 
 
 def _ignore(*_: object) -> None:

@@ -188,7 +188,7 @@ class Session:
         # before the tables are there: workers are forks of this process
         feed = feed_of(batches, self._slots, steps, self._seed)
         try:
-            started = self._started = self._begin(steps)
+            started = self._started = self._begin(steps, open_end=feed.streams)
             doing, engine = started.doing, started.run.engine
             slots = SessionBatches(feed, self._rows_of, engine, self._seed, doing)
             self._loop = SessionLoop(
@@ -411,7 +411,7 @@ class Session:
             raise UsageError("session.log belongs into the body of the loop over session.steps")
         self._loop.log(values)
 
-    def _begin(self, steps: int) -> Started:
+    def _begin(self, steps: int, open_end: bool) -> Started:
         self._replica.start_here()
         return self._start(
             Wanted(
@@ -422,6 +422,7 @@ class Session:
                 steps,
                 self._sparse_rate,
                 self._check_steps,
+                open_end,
             )
         )
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ecrm.launch.run_status import Standing
-from ecrm.launch.screen import Screen, screen_of
+from ecrm.launch.screen import PROGRESS_LINE, Screen, screen_of
 
 START = {"event": "start", "time": 100.0}
 
@@ -115,6 +115,21 @@ def test_a_script_tells_its_steps_as_it_starts_and_then_what_it_has_logged():
     lines = picture(standing, 80, no_color=True)
     assert lines[0].rstrip().endswith("50%  6s left")
     assert lines[1] == "loss 0.5000  noise 0.2500  31.6 steps/s"
+
+
+def test_where_the_end_is_not_known_nothing_is_reckoned_from_it():
+    standing = Standing(0)
+    config = {"train": {"steps": 10_000}}
+    standing.take([{**START, "script": "train.py", "config": config, "open_end": True}])
+    standing.take(
+        [
+            {"event": "progress", "time": at, "step": step, "rebuilt": 1.0}
+            for step, at in ((30, 103.0), (60, 106.0))
+        ]
+    )
+    line = picture(standing, 80, no_color=True)[0].rstrip()
+    assert line == "step     60 of at most 10,000"
+    assert PROGRESS_LINE.match("step    60 of at most 10000      42.9 steps/s")
 
 
 def test_no_color_is_heeded():

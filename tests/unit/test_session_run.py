@@ -12,10 +12,10 @@ from ecrm.checkpoint.compatibility import check_identity, same_bits
 from ecrm.checkpoint.exported_model import exported_model
 from ecrm.config import load_config
 from ecrm.errors import UsageError
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.rank.finite import FiniteWatch
 from ecrm.session.build import LastWords, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
@@ -91,7 +91,7 @@ def test_what_a_script_decides_must_fit_the_ranks():
 
 
 def test_progress_has_the_means_of_what_was_logged_since_the_last():
-    told = []
+    told, replica = [], ModuleReplica(nn.Module(), None)
     engine = SimpleNamespace(
         step=0,
         committed=0,
@@ -100,14 +100,15 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
             failures_left=1,
             rebuild_fraction=1.0,
             log=SimpleNamespace(forget=lambda step: None),
+            dense=replica,
         ),
     )
-    progress = SessionProgress(
-        6, 2, lambda step, make: told.append(make()), lambda step: max(0, step - 4)
-    )
+    progress = SessionProgress(6, 2, lambda step, make: told.append(make()))
     for step in range(6):
         if step != 3:  # of which this rank does not know
             progress.logged(step, {0: {"loss": step, "norm": 1.0}, 1: {"loss": step + 1.0}})
+        if step >= 4:
+            replica.skip()
         engine.step = engine.committed = engine.state.commits = step + 1
         progress.step_finished(engine)
     assert [(fields["step"], fields["logged"], fields["window"]) for fields, _ in told] == [
@@ -118,14 +119,23 @@ def test_progress_has_the_means_of_what_was_logged_since_the_last():
     assert "loss 2.5000  norm 1.0000  (of 1 of 2 steps)  committed 4" in told[1][1]
     assert "loss 5.0000  norm 1.0000  skipped 2  committed 6" in told[2][1]
     assert [fields["skipped"] for fields, _ in told] == [0, 0, 2]
+    open_end = SessionProgress(6000, 2, lambda step, make: told.append(make()), open_end=True)
+    engine.step = 0
+    for engine.step in (1, 2):
+        open_end.step_finished(engine)
+    assert told[-1][1].startswith("step    2 of at most 6000  ")
 
 
-def test_the_end_of_a_run_says_how_many_steps_were_skipped():
-    watch = FiniteWatch(True, 1, lambda fields: None)
-    for step in (0, 3, 7):
-        watch.skipped(step, {0: "in the gradient of top"})
-    engine = SimpleNamespace(step=7, recovery=SimpleNamespace(faults={}))
-    words = LastWords(engine, watch)
+def test_the_end_of_a_run_says_how_many_steps_were_skipped_also_before_a_resume():
+    before, replica = ModuleReplica(nn.Module(), None), ModuleReplica(nn.Module(), None)
+    before.skip()
+    before.commit()
+    before.skip()
+    before.undo()
+    replica.load(before.export())
+    replica.skip()
+    recovery, state = SimpleNamespace(faults={}), SimpleNamespace(dense=replica)
+    words = LastWords(SimpleNamespace(step=7, recovery=recovery, state=state))
     assert words.of_stopped() == {"steps_skipped": 2, "slot_faults": []}
     assert words.of_summary(14, 7.0)["steps_skipped"] == 2
 
