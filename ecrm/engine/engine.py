@@ -135,6 +135,10 @@ class Engine:
         """
         return self.step == self._over_at
 
+    def end_here(self) -> None:
+        """On all ranks, before a step: no slot has a part in it, as `over` says from now on."""
+        self._over_at = self.step
+
     @property
     def confirmed(self) -> bool:
         """Whether a step that begins again has the rows that the last `lookup` returned."""
