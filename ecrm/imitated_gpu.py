@@ -4,6 +4,8 @@ A tensor on it says that it is on `cuda:0`. It refuses what a tensor there canno
 numpy, and to be computed with together with a tensor of the host. It is stricter than a GPU in one
 point: an index on the host is refused, too, for behind it hides a copy for which the GPU waits.
 Only `to`, `cpu` and `copy_` bring values from one side to the other, and they always copy.
+
+Gradients of tensors on it are on it. A parameter gets there as on a GPU, by its `data`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 IMITATED_GPU = torch.device("cuda", 0)
@@ -26,6 +29,8 @@ _SAYS = {
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
 }
 _READS_HOST_MEMORY = (Tensor.numpy, Tensor.__array__)
+_TAKES_BOTH = (torch._foreach_copy_, torch._has_compatible_shallow_copy_type)
+_SET_DATA = Tensor.data.__set__
 
 
 class HostMemoryExpected(RuntimeError):
@@ -43,6 +48,7 @@ class ImitatedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """What is called on such tensors by name."""
         kwargs = dict(kwargs or {})
         if func in _SAYS:
             return _SAYS[func]
@@ -53,12 +59,32 @@ class ImitatedTensor(Tensor):
             return args[0]
         if func in (Tensor.to, Tensor.cpu):
             return _moved(func, args, kwargs)
+        if func is Tensor.tolist:
+            return _plain(args[0]).tolist()
         if func is torch.sqrt:  # correctly rounded on a GPU; on a CPU torch's own is not
             return _tagged(torch.from_numpy(np.sqrt(_plain(args[0]).numpy())))
-        _refuse_mixed(func, [*args, *kwargs.values()])
+        if func not in _TAKES_BOTH:
+            _refuse_mixed(func, [*args, *kwargs.values()])
         device = kwargs.pop("device", None)
         result = _run(func, args, kwargs)
-        return result if _is_host(device) else _tagged(result)
+        return _plain(result) if _is_host(device) else _tagged(result)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What is computed with such tensors, also where autograd does."""
+        with torch._C._DisableTorchDispatch():
+            result = func(*args, **(kwargs or {}))
+        return _each(result, lambda plain: Tensor._make_subclass(ImitatedTensor, plain))
+
+
+class ImitatedParameter(ImitatedTensor, nn.Parameter):
+    """A parameter of a module that was moved to the imitated GPU."""
 
 
 class _Factories(TorchFunctionMode):
@@ -74,6 +100,8 @@ class _Factories(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is Tensor.pin_memory:
             return args[0]
+        if func == _SET_DATA and isinstance(args[1], ImitatedTensor):
+            return _become(args[0], args[1])
         kwargs.pop("pin_memory", None)
         if any(issubclass(kind, ImitatedTensor) for kind in types):
             return func(*args, **kwargs)
@@ -119,26 +147,57 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     plain = _plain(tensor)
     dtypes = [argument for argument in given if isinstance(argument, torch.dtype)]
     values = plain.to(dtypes[0]) if dtypes else plain
-    if values is plain:
-        if goes_to_gpu == was_on_gpu:
-            return tensor
-        values = plain.clone()
-    moved: Tensor = _tagged(values) if goes_to_gpu else values
+    if goes_to_gpu == was_on_gpu:
+        return tensor if values is plain else _tagged(values) if goes_to_gpu else values
+    copy = values if values is not plain else values.clone()
+    moved: Tensor = _Move.apply(copy, goes_to_gpu)  # type: ignore[no-untyped-call]
     return moved
 
 
+class _Move(torch.autograd.Function):
+    """To the imitated GPU or from there; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, to_gpu: bool) -> Tensor:
+        ctx.to_gpu = to_gpu
+        plain = _plain(tensor).detach()
+        return _tagged(plain) if to_gpu else plain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.cpu() if ctx.to_gpu else gradient.to(IMITATED_GPU), None
+
+
+def _become(tensor: Tensor, value: Tensor) -> None:
+    """Set the `data` of a tensor that was on the host: the same object is on the GPU then."""
+    if isinstance(tensor, ImitatedTensor):
+        return _run(_SET_DATA, (tensor, value), {})
+    kind = ImitatedParameter if isinstance(tensor, nn.Parameter) else ImitatedTensor
+    new = Tensor._make_subclass(kind, _plain(value).detach(), tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, new)
+
+
 def _plain(tensor: Tensor) -> Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        plain: Tensor = tensor.as_subclass(Tensor) if isinstance(tensor, ImitatedTensor) else tensor
+    if not isinstance(tensor, ImitatedTensor):
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        plain: Tensor = tensor.as_subclass(Tensor)
         return plain
 
 
 def _tagged(result: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return _each(result, lambda plain: plain.as_subclass(ImitatedTensor))
+
+
+def _each(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A result of torch with each tensor changed that is not on the GPU."""
     if isinstance(result, Tensor):
-        with torch._C.DisableTorchFunctionSubclass():
-            return result.as_subclass(ImitatedTensor)
+        return result if isinstance(result, ImitatedTensor) else change(result)
     if isinstance(result, (tuple, list)):
-        return type(result)(_tagged(part) for part in result)
+        parts = [_each(part, change) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
     return result
 
 
