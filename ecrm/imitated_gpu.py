@@ -147,10 +147,12 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     plain = _plain(tensor)
     dtypes = [argument for argument in given if isinstance(argument, torch.dtype)]
     values = plain.to(dtypes[0]) if dtypes else plain
-    if goes_to_gpu == was_on_gpu:
+    stays = goes_to_gpu == was_on_gpu
+    if values is plain and not (stays and not kwargs.get("copy")):
+        values = plain.clone()
+    if stays:
         return tensor if values is plain else _tagged(values) if goes_to_gpu else values
-    copy = values if values is not plain else values.clone()
-    moved: Tensor = _Move.apply(copy, goes_to_gpu)  # type: ignore[no-untyped-call]
+    moved: Tensor = _Move.apply(values, goes_to_gpu)  # type: ignore[no-untyped-call]
     return moved
 
 

@@ -356,9 +356,9 @@ def _fewer_ranks(config: Config) -> list[dict[str, int]]:
 
 
 def _problems_of_device(config: Config) -> list[Problem]:
-    """What rows on a GPU cannot be, and what takes them."""
+    """What rows on a GPU cannot be, what takes them, and what is for a GPU alone."""
     storage, on_cpu = config.storage, {"storage.device": "cpu"}
-    if storage.device == "cpu":
+    if storage.device == config.train.device == "cpu":
         found = [
             (config.testing.imitated_gpu, "testing.imitated_gpu is true", "testing.imitated_gpu"),
             (
@@ -370,13 +370,16 @@ def _problems_of_device(config: Config) -> list[Problem]:
         default: dict[str, Any] = {"testing.imitated_gpu": False, "kernels.backend": "auto"}
         return [
             _problem(
-                f"{said}, but storage.device is cpu: there is no GPU to use",
+                f"{said}, but storage.device and train.device are cpu: there is no GPU to use",
                 {name: default[name]},
                 {"storage.device": "cuda"},
+                {"train.device": "cuda"},
             )
             for wrong, said, name in found
             if wrong
         ]
+    if storage.device == "cpu":
+        return []
     said = "storage.device is cuda"
     problems = []
     if storage.backend == "fbgemm":

@@ -192,6 +192,15 @@ class TrainConfig:
         "this, an mpirun line typed by hand does not. It needs the package tensorboard.",
     )
     threads: int = key(1, "Intra-op threads per rank.", minimum=1, maximum=1024)
+    device: str = key(
+        "cpu",
+        "Where the model is trained, all but its rows. The bits are those of the device: all ranks "
+        "must have the same model of GPU and the same torch.",
+        choices={
+            "cpu": "On the CPU.",
+            "cuda": "On a GPU. Ranks of a host share its GPUs: each uses one.",
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -415,7 +424,7 @@ class StorageConfig:
         "Where rows, their optimizer state and their redundancy lie. The bits are the same.",
         choices={
             "cpu": "In the memory of the machine.",
-            "cuda": "On a GPU. The model is trained on the CPU all the same.",
+            "cuda": "On a GPU. `train.device` says where the model is trained.",
         },
     )
     prefault: bool = key(
@@ -435,7 +444,7 @@ class KernelsConfig:
 
     backend: str = key(
         "auto",
-        "What kernels run on where `storage.device` is cuda. On the CPU they are C++.",
+        "What kernels run on where a device is cuda. On the CPU they are C++.",
         choices={
             "auto": "The same as triton.",
             "triton": "Kernels for the GPU.",
@@ -470,7 +479,7 @@ class TestingConfig:
     )
     imitated_gpu: bool = key(
         False,
-        "TEST ONLY. Imitate the GPU of `storage.device` in memory of the CPU. It is very slow.",
+        "TEST ONLY. Imitate a GPU in memory of the CPU. It is very slow.",
     )
     skip_undo: bool = key(
         False,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,19 @@ def prepare_torch(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def prepare_cuda() -> None:
+    """Have torch compute alike each time on a GPU, and in full precision.
+
+    Comes before anything uses the GPU: cuBLAS reads its variable once.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_bf16_reduced_precision_reduction = False
+    cudnn.benchmark, cudnn.deterministic = False, True
+
+
 @contextmanager
 def prepared_torch(threads: int) -> Iterator[None]:
     """Torch as `prepare_torch` has it, and afterwards as it was."""
@@ -54,14 +68,17 @@ def prepared_torch(threads: int) -> Iterator[None]:
 
 
 def seed_slot(seed: int, step: int, slot: int) -> None:
-    """Seed torch's default generator on the CPU, `random` and numpy's global generator.
+    """Seed torch's default generators, `random` and numpy's global generator.
 
-    What they give then depends on the three numbers alone.
+    What they give then depends on the three numbers alone. Of GPUs, the one in use counts, once it
+    is used.
     """
     key = f"{seed} {step} {slot}".encode()
     number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
     # torch.manual_seed takes 200 us: it looks for other devices
     torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)
 

@@ -92,7 +92,7 @@ class _Spread(torch.autograd.Function):
         (places,) = ctx.saved_tensors
         sums = _unshared(ctx.sums)
         if sums is None:
-            sums = torch.empty(ctx.shape)
+            sums = torch.empty(ctx.shape, device=gradients.device)
         sums.zero_()  # some rows may not be among the places
         scatter_add(sums, places, gradients.contiguous())
         return sums, None, None

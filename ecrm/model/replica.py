@@ -11,6 +11,8 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from ecrm.allocate import CPU
+
 
 def _sgd(parameters: Tensor, gradient: Tensor, state: list[Tensor], rate: float) -> None:
     sgd(
@@ -75,29 +77,38 @@ class FlatDenseReplica:
     The optimizer is one of torch's; its state is flat too. A slot's contribution is float32
     [P + 1]: the gradient of its share of the mean loss, then that share itself. `loss_sum`,
     float64, adds up the losses of all steps taken and is undone with them.
+
+    The module, which comes without buffers, and all state are on `device`. What is given to others
+    and comes from them is on the CPU.
     """
 
-    def __init__(self, module: nn.Module, optimizer: str, learning_rate: float) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: str,
+        learning_rate: float,
+        device: torch.device = CPU,
+    ) -> None:
+        self.module, self.device = module, device
         parameters = list(module.parameters())
-        self._flat = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self._gradient = torch.zeros(self._flat.numel() + 1)
+        self._flat = torch.cat([p.detach().reshape(-1) for p in parameters]).to(device)
+        self._gradient = torch.zeros(self._flat.numel() + 1, device=device)
         start = 0
         for parameter in parameters:
             end = start + parameter.numel()
-            parameter.data = self._flat[start:end].view_as(parameter)
+            parameter.data = self._flat[start:end].view(parameter.shape)
             parameter.grad = self._gradient[start:end].view_as(parameter)
             start = end
         self._update, moments = _OPTIMIZERS[optimizer]
         self._learning_rate = learning_rate
-        self._state = [torch.zeros(())] if moments else []
+        self._state = [torch.zeros((), device=device)] if moments else []
         self._state += [torch.zeros_like(self._flat) for _ in range(moments)]
         self.loss_sum = torch.zeros(1, dtype=torch.float64)
         self._saved = [tensor.clone() for tensor in self._tensors()]
 
     def _tensors(self) -> list[Tensor]:
         """Everything that a step changes, as the live tensors."""
-        return [*self.state_tensors, self.loss_sum]
+        return [self._flat, *self._state, self.loss_sum]
 
     @property
     def memory_bytes(self) -> int:
@@ -105,11 +116,11 @@ class FlatDenseReplica:
 
     @property
     def state_tensors(self) -> list[Tensor]:
-        """Parameters, then the optimizer's step count and moments.
+        """Parameters, then the optimizer's step count and moments, on the CPU.
 
         `dense_sha256` is taken over them.
         """
-        return [self._flat, *self._state]
+        return [tensor.to(CPU) for tensor in (self._flat, *self._state)]
 
     def begin_slot(self) -> None:
         """Zero the gradients that the next backward adds to."""
@@ -118,13 +129,14 @@ class FlatDenseReplica:
     def contribution(self, loss_share: Tensor) -> Tensor:
         """The gradients since `begin_slot`, then the slot's share of the loss, float32 [P + 1].
 
-        A copy.
+        A copy, on the CPU.
         """
         self._gradient[-1] = loss_share
-        return self._gradient.clone()
+        return self._gradient.to(CPU, copy=True)
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
-        self._update(self._flat, total[:-1], self._state, self._learning_rate)
+        gradient = total[:-1].to(self.device)
+        self._update(self._flat, gradient, self._state, self._learning_rate)
         self.loss_sum += total[-1].double()
 
     def skip(self, states: Mapping[int, Tensor] = MappingProxyType({})) -> None:
@@ -139,17 +151,17 @@ class FlatDenseReplica:
             tensor.copy_(saved)
 
     def export(self) -> list[Tensor]:
-        return self._saved
+        return [tensor.to(CPU) for tensor in self._saved]
 
     def present(self) -> list[Tensor]:
-        return self._tensors()
+        return [tensor.to(CPU) for tensor in self._tensors()]
 
     def is_finite(self, state: Sequence[Tensor]) -> bool:
-        trained = state[: len(self.state_tensors)]  # not the sum of losses, nor notes of steps
+        trained = state[: 1 + len(self._state)]  # not the sum of losses, nor notes of steps
         return all(bool(tensor.isfinite().all()) for tensor in trained)
 
     def load(self, state: Sequence[Tensor]) -> None:
         # the parameters alone: all else is as it was
         for received, saved in zip(state, self._saved, strict=len(state) > 1):
-            saved.copy_(received.view_as(saved))
+            saved.copy_(received.view(saved.shape))
         self.undo()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -32,19 +33,31 @@ class SlotBatch:
         """
         return SlotBatch(dense, labels, *unique_by_unit((ids + offsets).reshape(-1), units=1))
 
+    def on(self, device: torch.device) -> SlotBatch:
+        """The same on a device, but for `rows`: itself where it is there."""
+        if self.dense.device == device:
+            return self
+        return replace(
+            self,
+            dense=self.dense.to(device),
+            labels=self.labels.to(device),
+            places=self.places.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class SlotForward:
-    """A slot between forward and backward.
+    """A slot between forward and backward, on the device of its model.
 
     `loss` is the slot's share of the loss, with the graph that leads to its rows' `values`, [U, D].
-    `logits` are float32 [B], detached.
+    `logits` are float32 [B], detached. `sums` is where the rows' gradients go, on the CPU.
     """
 
     batch: SlotBatch
     values: Tensor
     loss: Tensor
     logits: Tensor
+    sums: Tensor | None
 
 
 def forward(
@@ -54,25 +67,28 @@ def forward(
     global_batch: int,
     sums: Tensor | None = None,
 ) -> SlotForward:
-    """Forward of one slot with its rows' `values`, [U, D].
+    """Forward of one slot with its rows' `values`, [U, D], which come from the CPU.
 
-    Their gradients will be in `sums`, [U, D], contiguous, where that is given. The loss is the
-    slot's share of the mean over the global batch, so shares and gradients add up.
+    Their gradients will be in `sums`, [U, D], contiguous, on the CPU, where that is given. The loss
+    is the slot's share of the mean over the global batch, so shares and gradients add up.
     """
-    values = values.detach().requires_grad_()
-    logits = replica.module(batch.dense, values, batch.places, sums)
+    batch = batch.on(replica.device)
+    values = values.to(replica.device).detach().requires_grad_()
+    logits = replica.module(batch.dense, values, batch.places, None if values.is_cuda else sums)
     loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum") / global_batch
-    return SlotForward(batch, values, loss, logits.detach())
+    return SlotForward(batch, values, loss, logits.detach(), sums)
 
 
 def backward(replica: FlatDenseReplica, slot: SlotForward) -> tuple[Tensor, Tensor]:
     """Backward of one slot.
 
     Returns the gradients of its rows, [U, D], and its contribution to the dense replicas, [P + 1],
-    which ends with its share of the loss.
+    which ends with its share of the loss. Both are on the CPU.
     """
     replica.begin_slot()
     slot.loss.backward()
     gradients = slot.values.grad
     assert gradients is not None
+    if gradients.is_cuda:
+        gradients = gradients.cpu() if slot.sums is None else slot.sums.copy_(gradients)
     return gradients, replica.contribution(slot.loss.detach())

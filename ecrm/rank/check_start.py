@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-
-import torch
 
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
-from ecrm.imitated_gpu import imitate_gpu
-from ecrm.kernels import dispatch, native
+from ecrm.kernels import native
+from ecrm.process.device import trained_on, use_device
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.consistency import Alike, Given, unlike
 from ecrm.transport.base import Transport
@@ -36,9 +35,10 @@ def check_alike(transport: Transport, mine: Given, alike: Alike) -> None:
 
 
 def check_kernels(transport: Transport, config: Config) -> None:
-    """Collective: use the kernels that the config names, and the device of rows.
+    """Collective: use the kernels and the devices that the config names.
 
-    Raises UsageError on every rank where the machine of one lacks them.
+    Raises UsageError on every rank where the machine of one lacks them, or where the model would
+    come to other bits on one.
     """
 
     def use() -> None:
@@ -46,6 +46,24 @@ def check_kernels(transport: Transport, config: Config) -> None:
         use_device(config)
 
     collective_check(transport, use)
+    check_trained_on(share_json(transport, trained_on(config)))
+
+
+def check_trained_on(of_ranks: Mapping[int, str]) -> None:
+    """Raise UsageError unless all ranks train the model on the same: each may take over a slot.
+
+    `of_ranks` says on what they do, in words.
+    """
+    first, *others = sorted(of_ranks)
+    for rank in others:
+        if of_ranks[rank] != of_ranks[first]:
+            error = UsageError(
+                f"rank {first} trains the model on {of_ranks[first]}, rank {rank} on "
+                f"{of_ranks[rank]}, which come to other bits",
+                otherwise="give all ranks the same model of GPU and the same torch",
+            )
+            error.speaker = first
+            raise error
 
 
 def use_instruction_set(name: str) -> None:
@@ -56,15 +74,3 @@ def use_instruction_set(name: str) -> None:
         raise UsageError(
             f"kernels.instruction_set is {name}: {error}", {"kernels.instruction_set": "auto"}
         ) from None
-
-
-def use_device(config: Config) -> None:
-    """Have this thread use the device of rows. Raises UsageError where this machine has none."""
-    dispatch.use_on_gpu(config.kernels.backend)
-    if config.testing.imitated_gpu:
-        imitate_gpu()
-    elif config.storage.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(
-            f"storage.device is cuda, but torch {torch.__version__} finds no GPU here",
-            {"storage.device": "cpu"},
-        )

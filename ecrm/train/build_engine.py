@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-import torch
-
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.config.schema import Config
 from ecrm.data.dataset import CriteoDataset
@@ -18,6 +16,7 @@ from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.placement.view import View
+from ecrm.process.device import device_of
 from ecrm.process.ready import Loading, ready_spares
 from ecrm.protection.base import Protection
 from ecrm.rank.policy import policy_of
@@ -64,7 +63,8 @@ def build_engine(
         parts = build_dense_parts(
             arch, DENSE_FEATURES, len(tables), model.bottom_mlp, model.top_mlp, train.seed
         )
-        return FlatDenseReplica(parts, train.dense_optimizer, train.dense_lr)
+        device = device_of(config, "train.device")
+        return FlatDenseReplica(parts, train.dense_optimizer, train.dense_lr, device)
 
     return Engine(
         transport=transport,
@@ -78,5 +78,5 @@ def build_engine(
         hooks=replace(hooks, event=event, committed=lambda: hooks.committed()),
         durable=durable,
         allocate=allocate,
-        device=torch.device(config.storage.device),
+        device=device_of(config, "storage.device"),
     )

@@ -116,10 +116,11 @@ def evaluate(
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         with torch.no_grad():
             for slot, batch in batches.items():
-                module = dense_of(engine).module
-                logits = module(batch.dense, values[slot][0], batch.places)
-                if not scores.add(slot, batch.labels, logits) and slot not in troubles:
-                    troubles[slot] = origin(module, batch, values[slot][0], engine.state.spaces[0])
+                dense, labels = dense_of(engine), batch.labels
+                batch, rows = batch.on(dense.device), values[slot][0].to(dense.device)
+                logits = dense.module(batch.dense, rows, batch.places).cpu()
+                if not scores.add(slot, labels, logits) and slot not in troubles:
+                    troubles[slot] = origin(dense.module, batch, rows, engine.state.spaces[0])
     return _gather(engine, scores, troubles, dataset.eval_rows)
 
 

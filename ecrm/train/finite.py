@@ -14,9 +14,9 @@ from ecrm.placement.tables import RowSpace
 def origin(module: nn.Module, batch: SlotBatch, values: Tensor, space: RowSpace) -> str:
     """What is not finite first in the forward of a slot, in words; changes nothing.
 
-    `values` are the rows of the slot, [U, D].
+    `values` are the rows of the slot, [U, D]. Batch and values are on the module's device.
     """
-    bad = batch.rows[~values.isfinite().all(1)].tolist()
+    bad = batch.rows[~values.isfinite().all(1).cpu()].tolist()
     if bad:
         return f"in {space.in_words(bad)}"
     for name, parameter in module.named_parameters():

@@ -158,5 +158,6 @@ class Trainer:
         if not math.isfinite(float(loss)):
             space = self._engine.state.spaces[0]
             trouble = origin(dense.module, between.batch, between.values, space)
-        note = self._progress.note(step, loss, between.logits, between.batch.labels)
+        logits, labels = between.logits.cpu(), between.batch.labels.cpu()
+        note = self._progress.note(step, loss, logits, labels)
         return SlotResult([gradients], contribution, note, trouble)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ecrm.config import load_config
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.hooks import Hooks
 from ecrm.events import check_event
+from ecrm.imitated_gpu import imitated_gpu
 from ecrm.protection import make_protection
 from ecrm.rank.connect import start_view
 from ecrm.rank.ending import Record
@@ -132,7 +134,12 @@ def train(
 
     if config.protection.name == "mapped":
         (folder / "mapped").mkdir(parents=True)
-    outcome = cluster.run(program)
+
+    def on_its_device(transport: Transport) -> dict[str, Any] | None:
+        with imitated_gpu() if config.testing.imitated_gpu else nullcontext():
+            return program(transport)
+
+    outcome = cluster.run(on_its_device)
     events = RunFolder(folder).events()
     for event in events:
         check_event(event)

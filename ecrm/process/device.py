@@ -1,0 +1,85 @@
+"""The GPU of one rank: which one it is, how torch uses it, and what it is called.
+
+Ranks of a host share its GPUs: local rank r uses GPU r modulo their number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from ecrm.allocate import CPU
+from ecrm.config.schema import Config
+from ecrm.errors import UsageError
+from ecrm.imitated_gpu import IMITATED_GPU, imitate_gpu
+from ecrm.kernels import dispatch
+from ecrm.model.determinism import prepare_cuda, prepare_torch
+
+LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+DEVICES = ("storage.device", "train.device")
+
+
+def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
+    """Have this process use its GPU, if the config has devices that are one.
+
+    Comes before anything else uses a GPU, and after the guard's fork. Raises UsageError where this
+    machine has none.
+    """
+    dispatch.use_on_gpu(config.kernels.backend)
+    wanted = [name for name in DEVICES if _kind(config, name) == "cuda"]
+    if not wanted:
+        return
+    prepare_cuda()
+    if config.train.device == "cuda":
+        prepare_torch(config.train.threads)
+    if config.testing.imitated_gpu:
+        imitate_gpu()
+        return
+    if not torch.cuda.is_available():
+        said = " and ".join(wanted) + (" is" if len(wanted) == 1 else " are")
+        why = "" if torch.version.cuda else ", for it was built without CUDA"
+        raise UsageError(
+            f"{said} cuda, but torch {torch.__version__} finds no GPU here{why}",
+            dict.fromkeys(wanted, "cpu"),
+            otherwise="start on machines with a GPU, and with a torch for it",
+        )
+    torch.cuda.set_device(_card(environ))
+
+
+def device_of(config: Config, name: str, environ: Mapping[str, str] = os.environ) -> torch.device:
+    """The device of this rank for `name`, one of DEVICES."""
+    if _kind(config, name) == "cpu":
+        return CPU
+    if config.testing.imitated_gpu:
+        return IMITATED_GPU
+    return torch.device("cuda", _card(environ))
+
+
+def trained_on(config: Config) -> str:
+    """What decides the bits of the dense part besides the config, in words.
+
+    It is the model of GPU, if it is trained on one, and torch's version.
+    """
+    if config.train.device == "cpu":
+        where = "the CPU"
+    elif config.testing.imitated_gpu:
+        where = "an imitated GPU"
+    else:
+        major, minor = torch.cuda.get_device_capability()
+        where = f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"
+    return f"{where} with torch {torch.__version__}"
+
+
+def card_of(local_rank: int, cards: int) -> int:
+    """The GPU of a local rank, of so many that a host has."""
+    return local_rank % cards
+
+
+def _card(environ: Mapping[str, str]) -> int:
+    return card_of(int(environ.get(LOCAL_RANK, 0)), torch.cuda.device_count())
+
+
+def _kind(config: Config, name: str) -> str:
+    return config.storage.device if name == "storage.device" else config.train.device
