@@ -30,7 +30,7 @@ _SAYS = {
 }
 _READS_HOST_MEMORY = (Tensor.numpy, Tensor.__array__)
 _TAKES_BOTH = (torch._foreach_copy_, torch._has_compatible_shallow_copy_type)
-_SET_DATA = Tensor.data.__set__
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class HostMemoryExpected(RuntimeError):
@@ -70,7 +70,7 @@ class ImitatedTensor(Tensor):
         return _plain(result) if _is_host(device) else _tagged(result)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -174,7 +174,8 @@ class _Move(torch.autograd.Function):
 def _become(tensor: Tensor, value: Tensor) -> None:
     """Set the `data` of a tensor that was on the host: the same object is on the GPU then."""
     if isinstance(tensor, ImitatedTensor):
-        return _run(_SET_DATA, (tensor, value), {})
+        _run(_SET_DATA, (tensor, value), {})
+        return
     kind = ImitatedParameter if isinstance(tensor, nn.Parameter) else ImitatedTensor
     new = Tensor._make_subclass(kind, _plain(value).detach(), tensor.requires_grad)
     torch.utils.swap_tensors(tensor, new)

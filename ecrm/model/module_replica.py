@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from ecrm.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler
@@ -58,6 +59,8 @@ class ModuleReplica:
     and summed. Every slot begins with the same buffers, and those that the leading slot ends with
     count, as in torch's DistributedDataParallel. `streams` are carried for the slots, unread.
 
+    The module is on `device`. What slots send, and what others get of the state, is on the CPU.
+
     Raises UsageError for what cannot be trained so.
     """
 
@@ -69,12 +72,14 @@ class ModuleReplica:
         before_step: Callable[[list[nn.Parameter]], object] | None = None,
         extra: Mapping[str, Stateful] = MappingProxyType({}),
         scaler: LossScaler | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.module, self._before_step, self._scaler = module, before_step, scaler
+        self.device = device
         named = {name: p for name, p in module.named_parameters() if not p.is_meta}
         self._all = named
         self._trained = {name: p for name, p in named.items() if p.requires_grad}
-        _check_parameters(named, self._trained)
+        _check_parameters(named, self._trained, device)
         self._starts, self._flags_at = [], 0
         for parameter in self._trained.values():
             self._starts.append(self._flags_at)
@@ -188,13 +193,16 @@ class ModuleReplica:
         where it has none. Then come n flags, one per parameter: whether it has a gradient. A copy.
         Raises UsageError where a parameter that is not trained has a gradient.
         """
-        flat = torch.zeros(self._flags_at + len(self._trained))
-        for number, (parameter, part) in enumerate(self._parts(flat)):
+        size = self._flags_at + len(self._trained)
+        flat = torch.zeros(size, device=self.device)
+        for parameter, part in self._parts(flat):
             if parameter.grad is not None:
                 gradient = parameter.grad
                 part.copy_(gradient if gradient.layout == torch.strided else gradient.to_dense())
-                flat[self._flags_at + number] = 1.0
         flat[: self._flags_at].div_(divisor)
+        flat = flat.to(CPU)
+        flags = [float(parameter.grad is not None) for parameter in self._trained.values()]
+        flat[self._flags_at :] = torch.tensor(flags)
         for name, parameter in self._all.items():
             if name not in self._trained and parameter.grad is not None:
                 raise UsageError(
@@ -245,6 +253,7 @@ class ModuleReplica:
         """
         self._begin_step(states)
         flags = total[self._flags_at :].tolist()
+        total = total.to(self.device)
         for (parameter, part), flag in zip(self._parts(total), flags, strict=True):
             if flag:
                 parameter.grad = part.to(parameter.dtype)
@@ -273,7 +282,7 @@ class ModuleReplica:
             stream = named.pop(_STREAM, None)
             if stream is not None:
                 self.streams[slot] = stream
-            self._buffers.update(named)
+            self._buffers.update(self._here(named))
         put_buffers(self.module, self._buffers)
         self._drop_gradients()
 
@@ -290,6 +299,10 @@ class ModuleReplica:
     def _drop_gradients(self) -> None:
         for parameter in self._all.values():
             parameter.grad = None
+
+    def _here(self, named: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Tensors on the module's device."""
+        return {name: None if t is None else t.to(self.device) for name, t in named.items()}
 
     def commit(self) -> None:
         self._saved = placed(self._live(), self._saved)
@@ -331,13 +344,15 @@ class ModuleReplica:
 
         One tensor is parameters and buffers alone: all else is then as at the start.
         """
-        module = unpacked(state[0])
+        module = self._here(unpacked(state[0]))
         _check_fits(module, {**self._all, **self._buffers}, set(self._all))
         self._put(
             {
                 "parameters": {name: module.pop(name) for name in self._all},
                 "buffers": module,
-                "rest": self._rest_of(read(state[1])) if len(state) > 1 else self._start["rest"],
+                "rest": self._rest_of(read(state[1], self.device))
+                if len(state) > 1
+                else self._start["rest"],
             }
         )
         self.commit()
@@ -368,7 +383,8 @@ class ModuleReplica:
     def named_state(self) -> dict[str, Tensor]:
         """Parameters, buffers, state of optimizers, then of extra objects, by name; some are live.
 
-        The names, and their order, are the same on all holders. Numbers become tensors.
+        The names, and their order, are the same on all holders. Numbers become tensors. All are on
+        the CPU.
         """
         live = self._live()
         optimizers = {
@@ -383,7 +399,7 @@ class ModuleReplica:
                 found[name] = value.detach()
             elif isinstance(value, bool | int | float):
                 found[name] = torch.tensor(value, dtype=torch.float64)
-        return found
+        return {name: tensor.to(CPU) for name, tensor in found.items()}
 
     @property
     def whole_state(self) -> Iterator[tuple[str, Any]]:
@@ -429,14 +445,16 @@ class ModuleReplica:
             extra.load_state_dict(placed(rest["extra"][name]))
 
 
-def _check_parameters(named: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor]) -> None:
+def _check_parameters(
+    named: Mapping[str, nn.Parameter], trained: Mapping[str, Tensor], device: torch.device
+) -> None:
     """Raise UsageError for parameters that a replica cannot hold."""
     for name, parameter in named.items():
         if isinstance(parameter, UninitializedParameter):
             raise UsageError(
                 f"parameter {name} has no shape yet: call the module on a batch before"
             )
-        if parameter.device.type != "cpu":
+        if parameter.device != device:
             raise UsageError(
                 f"parameter {name} is on {parameter.device}: build the model on the CPU"
             )

@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.allocate import CPU
 from ecrm.errors import UsageError
+
+_ON_DEVICE = "on a device"
+"""The one key of a dict in the place of a tensor that was not on the CPU when it was `written`."""
 
 
 def placed(source: Any, target: Any = None) -> Any:
@@ -105,7 +109,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def packed(named: Mapping[str, Tensor | None]) -> Tensor:
     """Named tensors as bytes, uint8 [N], which say their names, dtypes and shapes.
 
-    The bytes are a copy. None stands for a name without a tensor.
+    The bytes are a copy on the CPU, wherever the tensors are. None stands for a name without a
+    tensor.
     """
     heads = [
         [name, None, None]
@@ -115,12 +120,12 @@ def packed(named: Mapping[str, Tensor | None]) -> Tensor:
     ]
     words = json.dumps(heads).encode()
     start = len(words).to_bytes(8, "little") + words
-    parts = [bytes_of(tensor) for tensor in named.values() if tensor is not None]
+    parts = [bytes_of(tensor).to(CPU) for tensor in named.values() if tensor is not None]
     return torch.cat([torch.frombuffer(bytearray(start), dtype=torch.uint8), *parts])
 
 
 def unpacked(data: Tensor) -> dict[str, Tensor | None]:
-    """What was `packed`, in memory of its own, in the same order."""
+    """What was `packed`, in memory of its own on the CPU, in the same order."""
     size = int.from_bytes(data[:8].numpy().tobytes(), "little")
     heads = json.loads(data[8 : 8 + size].numpy().tobytes())
     named: dict[str, Tensor | None] = {}
@@ -137,20 +142,47 @@ def unpacked(data: Tensor) -> dict[str, Tensor | None]:
 
 
 def written(state: Any) -> Tensor:
-    """Nested state as bytes, uint8 [N]."""
+    """Nested state as bytes, uint8 [N]. They say which tensors were on a device."""
     file = io.BytesIO()
-    torch.save(placed(state), file)  # a copy: a view would be saved with all that it is a view of
+    torch.save(_off_device(placed(state)), file)  # a view would be saved with all it is a view of
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
-def read(data: Tensor) -> Any:
-    """What was `written`. Raises UsageError where it has objects of classes not known to be safe.
+def _off_device(state: Any) -> Any:
+    """The same state on the CPU; a tensor of a device is in a dict with the key _ON_DEVICE."""
+    if isinstance(state, Tensor):
+        return state if state.is_cpu else {_ON_DEVICE: state.to(CPU)}
+    if isinstance(state, dict):
+        result = copy.copy(state)
+        result.update({key: _off_device(value) for key, value in state.items()})
+        return result
+    if type(state) in (list, tuple):
+        return type(state)(map(_off_device, state))
+    return state
 
-    Those are all but tensors, numbers, words and what `torch.serialization.add_safe_globals` was
-    told of.
+
+def _on_device(state: Any, device: torch.device) -> Any:
+    """What was `_off_device`, its tensors of a device on this one now."""
+    if isinstance(state, dict):
+        if state.keys() == {_ON_DEVICE}:
+            return state[_ON_DEVICE].to(device)
+        state.update({key: _on_device(value, device) for key, value in state.items()})
+    elif isinstance(state, list):
+        state[:] = [_on_device(value, device) for value in state]
+    elif type(state) is tuple:
+        return tuple(_on_device(value, device) for value in state)
+    return state
+
+
+def read(data: Tensor, device: torch.device = CPU) -> Any:
+    """What was `written`. What was on a device then is on this one.
+
+    Raises UsageError where it has objects of classes not known to be safe. Those are all but
+    tensors, numbers, words and what `torch.serialization.add_safe_globals` was told of.
     """
     try:
-        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        return _on_device(loaded, device)
     except pickle.UnpicklingError as error:
         why = " ".join(str(error).split())
         raise UsageError(

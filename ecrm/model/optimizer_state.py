@@ -72,12 +72,25 @@ class OptimizerState:
                 del state[key]
             for name, value in each["state"].items():
                 key = by_name.get(name, name)
-                state[key] = placed(value, state.get(key))
+                state[key] = placed(_beside(key, value), state.get(key))
             for group, numbers in zip(optimizer.param_groups, each["groups"], strict=True):
                 for name in group.keys() - numbers.keys() - {"params"}:
                     del group[name]
                 for name, value in numbers.items():
                     group[name] = placed(value, group.get(name))
+
+
+def _beside(key: Any, value: Any) -> Any:
+    """State of a parameter, its matrices on the parameter's device; single numbers stay.
+
+    State that was saved elsewhere may lie on the CPU. torch keeps counts of steps there.
+    """
+    if not isinstance(key, Tensor) or not isinstance(value, dict):
+        return value
+    return {
+        name: each.to(key.device) if isinstance(each, Tensor) and each.dim() else each
+        for name, each in value.items()
+    }
 
 
 def _plain(optimizer: Any) -> list[Optimizer]:

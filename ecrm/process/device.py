@@ -31,13 +31,8 @@ def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
     wanted = [name for name in DEVICES if _kind(config, name) == "cuda"]
     if not wanted:
         return
-    prepare_cuda()
-    if config.train.device == "cuda":
-        prepare_torch(config.train.threads)
-    if config.testing.imitated_gpu:
-        imitate_gpu()
-        return
-    if not torch.cuda.is_available():
+    imitated = config.testing.imitated_gpu
+    if not imitated and not torch.cuda.is_available():
         said = " and ".join(wanted) + (" is" if len(wanted) == 1 else " are")
         why = "" if torch.version.cuda else ", for it was built without CUDA"
         raise UsageError(
@@ -45,7 +40,13 @@ def use_device(config: Config, environ: Mapping[str, str] = os.environ) -> None:
             dict.fromkeys(wanted, "cpu"),
             otherwise="start on machines with a GPU, and with a torch for it",
         )
-    torch.cuda.set_device(_card(environ))
+    prepare_cuda()
+    if config.train.device == "cuda":
+        prepare_torch(config.train.threads)
+    if imitated:
+        imitate_gpu()
+    else:
+        torch.cuda.set_device(_card(environ))
 
 
 def device_of(config: Config, name: str, environ: Mapping[str, str] = os.environ) -> torch.device:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from ecrm.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.kernels.unit_order import unique_by_unit
 from ecrm.session.layout import Group, Layout
@@ -163,9 +164,14 @@ def _same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bo
 
 def _features(kjt: Any) -> Mapping[str, JaggedTensor]:
     """The features of a batch; none of a batch without samples, which TorchRec cannot divide."""
-    kjt = maybe_td_to_kjt(kjt, None)
+    kjt = on_cpu(maybe_td_to_kjt(kjt, None))
     features: Mapping[str, JaggedTensor] = kjt.to_dict() if kjt.lengths().numel() else {}
     return features
+
+
+def on_cpu(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same KeyedJaggedTensor with its tensors on the CPU: itself where they are there."""
+    return kjt if kjt.values().is_cpu else kjt.to(CPU)
 
 
 def _wanted(group: Group, features: Mapping[str, JaggedTensor]) -> tuple[list[Tensor], bool]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ecrm.allocate import Allocate
 from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
@@ -20,10 +18,11 @@ from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
+from ecrm.process.device import device_of
 from ecrm.process.preflight import host_name
 from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
-from ecrm.rank.check_start import check_alike, check_kernels, check_started
+from ecrm.rank.check_start import check_alike, check_started
 from ecrm.rank.claim import ClaimedRun, claim_run
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster, connect
@@ -179,7 +178,7 @@ def _trained(wanted: Wanted) -> TrainedModule:
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:
-    """Collective: raise UsageError on every rank unless all have the same, and its kernels."""
+    """Collective: raise UsageError on every rank unless all have the same."""
     text = collective_check(transport, rank.script.path.read_bytes)
     mine = given_of(
         host_name(),
@@ -190,7 +189,6 @@ def _check(transport: Transport, rank: ThisRank, config: Config, trained: Traine
     )
     check_alike(transport, mine, ALIKE)
     check_weights(share_json(transport, trained.weights))
-    check_kernels(transport, config)
 
 
 def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
@@ -238,7 +236,7 @@ def _engine(
         hooks=hooks,
         durable=run.durable.tier,
         allocate=allocate,
-        device=torch.device(config.storage.device),
+        device=device_of(config, "storage.device"),
         sparse_rate=wanted.sparse_rate,
     )
 

@@ -19,6 +19,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from ecrm.errors import UsageError
 from ecrm.placement.tables import RowSpace
+from ecrm.session.batch_rows import on_cpu
 from ecrm.session.layout import Entry, Layout, check_ids
 from ecrm.session.pooling import pool, spread
 from ecrm.session.row_source import RowSource
@@ -151,10 +152,11 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The pooled rows, float32 [B, sum of D], of a KeyedJaggedTensor or a TensorDict."""
         kjt = maybe_td_to_kjt(features, None)
-        jagged = kjt.to_dict()
         if self._source is None:
-            check_ids(self.entries(), jagged)
+            check_ids(self.entries(), kjt.to_dict())
             return super().forward(kjt)
+        kjt = on_cpu(kjt)
+        jagged = kjt.to_dict()
         inverse = reorder_inverse_indices(
             kjt.inverse_indices_or_none(), list(chain.from_iterable(self._feature_names))
         )
@@ -164,12 +166,14 @@ class EmbeddingBagCollection(torchrec.EmbeddingBagCollection, _Rows):  # type: i
             values = self._bags(entries, jagged, pooling, rows, places, len(entries))
         else:
             pooled = [torch.empty(0)] * len(self._embedding_names)
+            device = torch.device("cpu")
             for entries, pooling, rows, places in looked_up:
+                device = rows.device
                 bags = self._bags(entries, jagged, pooling, rows, places)
                 parts = bags.split([jagged[entry.feature].lengths().numel() for entry in entries])
                 for entry, part in zip(entries, parts):
                     pooled[entry.number] = part
-            values = process_pooled_embeddings(pooled, inverse)
+            values = process_pooled_embeddings(pooled, inverse.to(device))
         return KeyedTensor(
             keys=self._embedding_names,
             length_per_key=self._lengths_per_embedding,
@@ -244,10 +248,10 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """The rows, float32 [n, D], of every feature of a KeyedJaggedTensor or a TensorDict."""
         kjt = maybe_td_to_kjt(features, None)
-        jagged = kjt.to_dict()
         if self._source is None:
-            check_ids(self.entries(), jagged)
+            check_ids(self.entries(), kjt.to_dict())
             return dict(super().forward(kjt))
+        jagged = on_cpu(kjt).to_dict()
         names = list(chain.from_iterable(self.embedding_names_by_table()))
         found: dict[str, JaggedTensor] = {}
         for entries, _, rows, places in self._looked_up(features, jagged):
@@ -256,7 +260,7 @@ class EmbeddingCollection(torchrec.EmbeddingCollection, _Rows):  # type: ignore[
             for entry, member, values in zip(entries, members, parts):
                 found[names[entry.number]] = JaggedTensor(
                     values=values,
-                    lengths=member.lengths(),
-                    weights=member.values() if self.need_indices() else None,
+                    lengths=member.lengths().to(rows.device),
+                    weights=member.values().to(rows.device) if self.need_indices() else None,
                 )
         return {name: found[name] for name in names}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ecrm.allocate import CPU
 from ecrm.engine.engine import Engine
 from ecrm.engine.sealed import sealed
 from ecrm.engine.slot_faults import EVALUATION, Place
@@ -56,7 +57,7 @@ class Evaluation:
                 "session.gather belongs into the body of the loop over session.eval_batches"
             )
         for name, tensor in named.items():
-            whole = torch.as_tensor(tensor).detach()
+            whole = torch.as_tensor(tensor).detach().to(CPU)
             self._parts[f"{self._number} {name}"] = whole.reshape(whole.shape or (1,)).clone()
 
     def run(self, batches: EvalBatches) -> Generator[Any, None, dict[str, Tensor]]:
@@ -86,7 +87,8 @@ class Evaluation:
             self._doing("")
             values = engine.lookup({slot: rows.rows for slot, (_, rows) in mine.items()})
             for slot, (batch, rows) in mine.items():
-                self._source.current = FetchedRows(values[slot], rows)
+                here = [of_space.to(self._replica.device) for of_space in values[slot]]
+                self._source.current = FetchedRows(here, rows)
                 self._number = first + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step
                 seed_slot(self._seed, engine.step, -1 - self._number)

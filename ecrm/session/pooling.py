@@ -3,6 +3,9 @@
 Gradients of a row are summed in the order of its uses, with any number of threads. Torch's own
 operations promise no order, and take up to ten times as long.
 
+Rows, what comes of them and gradients lie on one device. Places, lengths and weights lie on the
+CPU, and are moved as they are needed.
+
 Legend: U rows of D floats, n places among them, B bags.
 """
 
@@ -62,9 +65,15 @@ class _Pool(torch.autograd.Function):
             lengths, places, weights = torch.ops.fbgemm.permute_1D_sparse_data(
                 order, lengths, places, weights, places.numel()
             )
-        ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+        ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths).to(rows.device)
+        weights = None if weights is None else weights.to(rows.device)
         bags: Tensor = embedding_bag(
-            places, rows, ends, mode=mode, per_sample_weights=weights, include_last_offset=True
+            places.to(rows.device),
+            rows,
+            ends,
+            mode=mode,
+            per_sample_weights=weights,
+            include_last_offset=True,
         )
         return bags.view(-1, features * rows.shape[1])
 
@@ -76,17 +85,19 @@ class _Pool(torch.autograd.Function):
         gradients, numbers = _of_bags(gradients, ctx.features, rows.shape[1])
         one_each = bool((lengths == 1).all())
         bags = numbers if one_each else torch.repeat_interleave(numbers, lengths)
+        places, bags = places.to(rows.device), bags.to(rows.device)
         if ctx.mode == "mean":
             counts = torch.ones(len(gradients), dtype=lengths.dtype)
             counts[numbers] = lengths.clamp(min=1)
-            gradients = gradients / counts.unsqueeze(1)
+            gradients = gradients / counts.unsqueeze(1).to(rows.device)
         if weights is None:
-            of_rows = _summed(rows.shape, [(places, gradients, bags)])
+            of_rows = _summed(rows, [(places, gradients, bags)])
         else:
             of_uses = gradients.index_select(0, bags)
             if ctx.needs_input_grad[4]:
-                of_weights = (rows.index_select(0, places) * of_uses).sum(1)
-            of_rows = _summed(rows.shape, [(places, of_uses * weights.unsqueeze(1), None)])
+                of_weights = (rows.index_select(0, places) * of_uses).sum(1).to(weights.device)
+            weighted = of_uses * weights.unsqueeze(1).to(rows.device)
+            of_rows = _summed(rows, [(places, weighted, None)])
         return of_rows, None, None, None, of_weights, None
 
 
@@ -116,22 +127,22 @@ def _by_sample(of_bags: Tensor, features: int) -> Tensor:
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*places)
-        ctx.shape = rows.shape
+        places = tuple(part.to(rows.device) for part in places)
+        ctx.save_for_backward(rows, *places)
         return tuple(rows.index_select(0, part) for part in places)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        uses = [
-            (places, part.contiguous(), None) for places, part in zip(ctx.saved_tensors, gradients)
-        ]
-        return _summed(ctx.shape, uses), *[None] * len(gradients)
+        rows, *places = ctx.saved_tensors
+        uses = [(of_part, part.contiguous(), None) for of_part, part in zip(places, gradients)]
+        return _summed(rows, uses), *[None] * len(gradients)
 
 
-def _summed(shape: Sequence[int], uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
-    """Sums of rows, [U, D] of that shape: (places, values, picked) as `scatter_add` has them."""
-    sums, seen = torch.empty(shape), torch.zeros(shape[0], dtype=torch.uint8)
+def _summed(rows: Tensor, uses: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Tensor:
+    """Sums of rows, like `rows`, [U, D]: (places, values, picked) as `scatter_add` has them."""
+    sums = torch.empty(rows.shape, device=rows.device)
+    seen = torch.zeros(len(rows), dtype=torch.uint8, device=rows.device)
     for places, values, picked in uses:
         scatter_add(sums, places, values, picked=picked, seen=seen)
     unused = seen == 0

@@ -23,6 +23,7 @@ from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
+from ecrm.rank.check_start import check_kernels
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.rank_run import RunStopped
@@ -73,6 +74,7 @@ def _run(rank: ThisRank) -> int:
 
     Raises ScriptFailed on every rank where the script has failed on one.
     """
+    check_kernels(rank.transport, rank.job.config)  # a module goes to its device as it is made
     be(rank)
     try:
         code = _to_the_end(rank)

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from ecrm.allocate import CPU
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
@@ -25,6 +26,7 @@ from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
 from ecrm.session.build import start_run
 from ecrm.session.data import Batches, feed_of, steps_of
+from ecrm.session.device import move, session_device
 from ecrm.session.evaluation import EvalBatches, Evaluation
 from ecrm.session.first_values import LARGEST_VALUES
 from ecrm.session.loading import load
@@ -66,6 +68,9 @@ class Session:
       changes no parameter and no row, and the scale follows. `before_step` is not called then.
     - `check_determinism`: of so many steps each slot is computed twice, as with the option of
       `ecrm launch`. The run ends where a bit differs.
+    - `device`: where the module is trained in a process alone, such as "cuda"; by default the CPU.
+      On ranks `train.device` says it. The module is moved there. Batches stay where they are: write
+      `batch.dense.to(session.device)`. Ids may stay on the CPU.
     - `start`: what brings up this rank; by default, the one that `ecrm launch` has started. In a
       notebook, or under plain `python`, this process then trains alone, and nothing is protected.
 
@@ -86,6 +91,7 @@ class Session:
         grad_scaler: torch.amp.GradScaler | None = None,
         seed: int = 0,
         check_determinism: int = 0,
+        device: torch.device | str | None = None,
         start: Start | None = None,
     ) -> None:
         if slots < 1:
@@ -100,6 +106,8 @@ class Session:
             sparse_rate = rates_of(sparse_scheduler)
         self.model = model
         """The module, whose collections are the session's now: call it in the loop's body."""
+        self.device = session_device(device)
+        """Where the module is: move to it what the loop's body gives to the module."""
         self._tables = swap(model, seed)
         self._described = [
             replace(table, initial=Values(self._tables.values[table.name]))
@@ -114,12 +122,14 @@ class Session:
         self._spaces = len(spaces)
         self._user_before_step = before_step
         self._check_dense()
+        move(model, self.device, self._tables.collections)
         self._replica = ModuleReplica(
             self.model,
             dense_optimizer,
             scheduler,
             self._before_step,
             scaler=self._scaler(grad_scaler),
+            device=self.device,
         )
         self._start = start or (start_run if is_rank() else run_alone)
         self._started: Started | None = None
@@ -345,7 +355,7 @@ class Session:
         """The module's tensors that are not tables, by the names of its state_dict."""
         self._replica.begin_slot(0)  # with the buffers of the step
         return {
-            name: tensor
+            name: tensor.to(CPU)
             for name, tensor in self.model.state_dict().items()
             if isinstance(tensor, Tensor) and not tensor.is_meta
         }

@@ -190,7 +190,8 @@ class SlotWork:
 
     def begin(self, part: SlotStep[SessionBatch]) -> Any:
         """Prepare for the user's code on a slot; returns its batch."""
-        self._leaves = [values.requires_grad_() for values in part.values]
+        device = self._replica.device
+        self._leaves = [values.to(device).requires_grad_() for values in part.values]
         self._engine.enter("forward")
         self._replica.begin_slot(part.slot)
         seed_slot(self._seed, part.step, part.slot)
@@ -294,8 +295,10 @@ class SlotWork:
             share = self._engine.gradient_buffer(slot, space, len(leaf))
             if leaf.grad is None:
                 share.zero_()
-            else:
+            elif leaf.grad.is_cpu:
                 torch.div(leaf.grad, divisor, out=share)
+            else:
+                share.copy_(leaf.grad / divisor)
             shares.append(share)
         return shares
 

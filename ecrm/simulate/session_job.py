@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ecrm.allocate import CPU
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.faults.without_undo import leave_updates_in_place
@@ -87,8 +88,9 @@ def session_engine(
     protection: Protection,
     policy: EnginePolicy,
     backend: str = "native",
+    device: torch.device = CPU,
 ) -> Engine:
-    """The engine of what a session wants, on one simulated rank."""
+    """The engine of what a session wants, on one simulated rank; its rows are on `device`."""
     return Engine(
         transport,
         wanted.tables,
@@ -101,6 +103,7 @@ def session_engine(
         hooks,
         clock=lambda: 0.0,
         sparse_rate=wanted.sparse_rate,
+        device=device,
     )
 
 

@@ -116,11 +116,11 @@ def evaluate(
         values = engine.lookup({slot: [batch.rows] for slot, batch in batches.items()})
         with torch.no_grad():
             for slot, batch in batches.items():
-                dense, labels = dense_of(engine), batch.labels
-                batch, rows = batch.on(dense.device), values[slot][0].to(dense.device)
-                logits = dense.module(batch.dense, rows, batch.places).cpu()
+                replica, labels = dense_of(engine), batch.labels
+                batch, rows = batch.on(replica.device), values[slot][0].to(replica.device)
+                logits = replica.module(batch.dense, rows, batch.places).cpu()
                 if not scores.add(slot, labels, logits) and slot not in troubles:
-                    troubles[slot] = origin(dense.module, batch, rows, engine.state.spaces[0])
+                    troubles[slot] = origin(replica.module, batch, rows, engine.state.spaces[0])
     return _gather(engine, scores, troubles, dataset.eval_rows)
 
 

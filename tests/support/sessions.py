@@ -21,9 +21,11 @@ from torchrec import (
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from ecrm.allocate import CPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.table_digest import table_digests
+from ecrm.imitated_gpu import IMITATED_GPU, imitated_gpu
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
@@ -85,8 +87,9 @@ class TwoTower(nn.Module):
 
     def forward(self, dense: Tensor, kjt: KeyedJaggedTensor) -> Tensor:
         pages = self.sequence(kjt)["pages"]
-        summed = torch.zeros(len(dense), 8).index_add(
-            0, torch.repeat_interleave(torch.arange(len(dense)), pages.lengths()), pages.values()
+        samples = torch.arange(len(dense), device=dense.device)
+        summed = torch.zeros(len(dense), 8, device=dense.device).index_add(
+            0, torch.repeat_interleave(samples, pages.lengths()), pages.values()
         )
         bags = [self.ebc(kjt).values(), self.weighted(kjt).values(), summed]
         return self.mlp(torch.cat([self.norm(torch.cat(bags, 1)), dense], 1)).squeeze(1)
@@ -136,6 +139,8 @@ class Layout:
     spares: int = 1
     slots: int = 2
     commit_interval: int = 1
+    gpu: bool = False
+    """Whether rows are on an imitated GPU; the test's script says where the model is."""
     protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
 
     @property
@@ -153,7 +158,17 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
         )
         policy = EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2)
         return Started(
-            SimulatedRun(session_engine(transport, hooks, wanted, view, protection, policy))
+            SimulatedRun(
+                session_engine(
+                    transport,
+                    hooks,
+                    wanted,
+                    view,
+                    protection,
+                    policy,
+                    device=IMITATED_GPU if layout.gpu else CPU,
+                )
+            )
         )
 
     return start
@@ -167,6 +182,8 @@ def train_two_tower(
     start: Callable[[Wanted], Any],
     steps: int = 10,
     prepare: Callable[[Session], None] = lambda session: None,
+    device: torch.device | None = None,
+    moves_ids: bool = False,
 ) -> Session:
     """The script of most tests; `prepare` gets the session before it trains."""
     torch.manual_seed(7)
@@ -179,14 +196,17 @@ def train_two_tower(
         before_step=lambda ps: nn.utils.clip_grad_norm_(ps, 0.5),
         sparse=lambda batch: batch.kjt,
         sparse_scheduler=lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.9),
+        device=device,
         start=start,
     )
     session.delivered = []  # type: ignore[attr-defined]
     session.on_commit(lambda step, logged: session.delivered.append((step, logged)))  # type: ignore[attr-defined]
     prepare(session)
     for batch in session.steps(batch_of, steps):
-        logits = session.model(batch.dense, batch.kjt)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.label)
+        here = session.device
+        kjt = batch.kjt.to(here) if moves_ids else batch.kjt
+        logits = session.model(batch.dense.to(here), kjt)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.label.to(here))
         loss.backward()
         session.log(loss=loss)
     return session
@@ -209,8 +229,12 @@ def run(
     layout: Layout = Layout(),
     train: Train = train_two_tower,
     seed: int = 5,
+    on_gpu: bool = False,
 ) -> Left:
-    """Train on simulated ranks, with those killed that `faults` name."""
+    """Train on simulated ranks, with those killed that `faults` name.
+
+    With `on_gpu` there is an imitated GPU to be used.
+    """
     cluster = SimulatedCluster(layout.world, seed, list(faults), most_calls=300_000)
 
     def program(transport: Transport) -> tuple[Any, ...]:
@@ -232,7 +256,11 @@ def run(
         evaluated = tuple(getattr(session, "evaluated", {}).items())
         return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
 
-    results = cluster.run(program).results
+    def with_a_gpu(transport: Transport) -> tuple[Any, ...]:
+        with imitated_gpu():
+            return program(transport)
+
+    results = cluster.run(with_a_gpu if on_gpu else program).results
     values = list(results.values())
     (evaluated,) = {value[5] for value in values}  # every rank has the same
     (tables,) = [value[0] for value in values if value[0] is not None]

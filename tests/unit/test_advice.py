@@ -223,6 +223,7 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
         ["kernels.instruction_set=gfni"],
         ["storage.prefault=true"],
         ["storage.device=cuda"],
+        ["train.device=cuda"],
         ["train.tensorboard=true"],
     ):
         check_advice(_fits_the_machine, [*data, *overrides])

@@ -1,0 +1,67 @@
+"""The device that a session's module is trained on, and how the module gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ecrm.allocate import CPU
+from ecrm.errors import UsageError
+from ecrm.model.determinism import prepare_cuda
+from ecrm.process.device import device_of
+from ecrm.session.rank import is_rank, this_rank
+
+
+def session_device(wanted: torch.device | str | None) -> torch.device:
+    """The device of this process for a session.
+
+    It is that of train.device on a rank. In a process alone it is the one that is `wanted`, or the
+    CPU. Raises UsageError where there is no such device, or a rank has another one.
+    """
+    if is_rank():
+        config = this_rank().job.config
+        device = device_of(config, "train.device")
+        if wanted is not None and torch.device(wanted).type != device.type:
+            raise UsageError(
+                f"the script has Session(device={str(wanted)!r}), but train.device is "
+                f"{config.train.device}",
+                otherwise="leave the argument out, and say it by train.device",
+            )
+        return device
+    device = torch.device(wanted or CPU)
+    if device.type == "cpu":
+        return CPU
+    prepare_cuda()
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        raise UsageError(
+            f"Session(device={str(wanted)!r}): torch {torch.__version__} cannot use it: {why}",
+            otherwise="leave the argument out to train on the CPU",
+        ) from None
+
+
+def move(module: nn.Module, device: torch.device, collections: Sequence[Any] = ()) -> None:
+    """Move the parameters and buffers of a module to a device; those on the meta device stay.
+
+    Parameters stay the same objects. A buffer that a module has in several places stays one.
+    `collections` are those of the session in it: they give what they look up on that device.
+    """
+    if device.type == "cpu":
+        return
+    for collection in collections:
+        collection._device = device
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def there(tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return tensor
+        if id(tensor) not in moved:
+            moved[id(tensor)] = (tensor, tensor.to(device))
+        return moved[id(tensor)][1]
+
+    module._apply(there)

@@ -1,0 +1,121 @@
+"""Sessions whose module is on an imitated GPU: what is left of them is what the CPU leaves."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from ecrm.allocate import CPU
+from ecrm.errors import UsageError
+from ecrm.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu
+from ecrm.kernels import dispatch
+from ecrm.model.determinism import prepared_torch
+from ecrm.model.module_replica import ModuleReplica
+from ecrm.session.device import move, session_device
+from ecrm.transport.simulated import PhaseFault
+from support.sessions import Layout, run, train_two_tower
+
+
+@pytest.fixture(autouse=True)
+def reference():
+    """Plain operations of torch in the place of interpreted kernels, which take a while."""
+    dispatch.use_on_gpu("reference")
+    with prepared_torch(threads=1):
+        yield
+    dispatch.use_on_gpu("auto")
+
+
+FAULTS = (PhaseFault(4, 1, "dense"), PhaseFault(1, 3, "parity"))
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    with prepared_torch(threads=1):
+        return run(FAULTS[:0], Layout(spares=2), partial(train_two_tower, steps=STEPS))
+
+
+def is_there(session):
+    assert session.device == IMITATED_GPU
+    held = [*session.model.parameters(), *session.model.buffers()]
+    assert {tensor.is_cuda for tensor in held if not tensor.is_meta} == {True}
+
+
+# the model alone, and all of it; in the second case the script moves ids, too
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_session_on_a_gpu_leaves_what_one_on_the_cpu_leaves(on_cpu, everything):
+    train = partial(
+        train_two_tower,
+        steps=STEPS,
+        prepare=is_there,
+        device=IMITATED_GPU,
+        moves_ids=everything,
+    )
+    left = run(FAULTS, Layout(spares=2, gpu=everything), train, on_gpu=True)
+    assert left.deaths == 2
+    assert (left.tables, left.dense, left.logged) == (on_cpu.tables, on_cpu.dense, on_cpu.logged)
+
+
+def test_state_goes_between_cpu_and_gpu():
+    def model():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def replica(device):
+        module = model()
+        move(module, device)
+        return ModuleReplica(module, lambda ps: torch.optim.Adam(ps, lr=0.1), device=device)
+
+    def step(held):
+        held.begin_slot(0)
+        held.module(torch.arange(6.0).view(2, 3).to(held.device)).sum().backward()
+        part, state = held.contribution(2.0), held.slot_state(leads=True)
+        assert part.is_cpu and state.is_cpu
+        held.apply(part, {0: state})
+        held.commit()
+        return [tensor.clone() for tensor in held.state_tensors]
+
+    with imitated_gpu() as gpu:
+        one, other = replica(CPU), replica(gpu)
+        step(one), step(other)
+        for giver, taker in ((one, gpu), (other, gpu), (other, CPU)):
+            heir = replica(taker)
+            exported = giver.export()
+            assert all(type(tensor) is torch.Tensor for tensor in exported)
+            heir.load(exported)
+            moments = heir.optimizer.state[heir.parameters[0]]
+            assert moments["exp_avg"].device == taker and moments["step"].is_cpu
+            expected = step(replica_of(giver, replica(CPU)))
+            assert all(map(torch.equal, step(heir), expected))
+
+
+def replica_of(giver, heir):
+    heir.load(giver.export())
+    return heir
+
+
+def test_what_is_left_on_the_host_is_refused_by_the_device():
+    with imitated_gpu() as gpu:
+        module = nn.Linear(2, 1)
+        move(module, gpu)
+        with pytest.raises(HostMemoryExpected, match="linear of tensors on cuda:0"):
+            module(torch.ones(1, 2))
+
+
+def test_moving_keeps_parameters_and_what_is_shared():
+    module, other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    other.weight, other.running_mean = module.weight, module.running_mean
+    both, weight = nn.Sequential(module, other), module.weight
+    with imitated_gpu() as gpu:
+        move(both, gpu)
+        assert module.weight is weight is other.weight and weight.is_cuda
+        assert module.running_mean is other.running_mean and module.running_mean.is_cuda
+        assert isinstance(weight, nn.Parameter) and weight.requires_grad
+
+
+def test_a_device_that_is_not_there_is_one_line():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UsageError, match="^Session\\(device='cuda'\\): torch .* cannot use it: "):
+        session_device("cuda")

@@ -1,0 +1,78 @@
+"""Which GPU a rank uses, what it is called, and that all ranks train the model on the same."""
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ecrm.allocate import CPU
+from ecrm.config import load_config
+from ecrm.errors import UsageError
+from ecrm.model.determinism import prepared_torch
+from ecrm.process.device import card_of, device_of, trained_on, use_device
+from ecrm.rank.check_start import check_trained_on
+
+
+def config(*sets):
+    return load_config("tiny", ["data.path=x", *sets])
+
+
+def test_ranks_of_a_host_share_its_gpus(monkeypatch):
+    assert [card_of(rank, 2) for rank in range(5)] == [0, 1, 0, 1, 0]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    environ = {"OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    rows_alone = config("storage.device=cuda")
+    assert device_of(rows_alone, "storage.device", environ) == torch.device("cuda:1")
+    assert device_of(rows_alone, "train.device", environ) == CPU
+
+
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    both = config("storage.device=cuda", "train.device=cuda")
+    said = "storage.device and train.device are cuda, but torch "
+    with pytest.raises(UsageError, match=said) as caught:
+        use_device(both)
+    assert "\n" not in str(caught.value)
+    assert "storage.device=cpu" in str(caught.value) and "train.device=cpu" in str(caught.value)
+    with pytest.raises(UsageError, match="^train.device is cuda, but torch"):
+        use_device(config("train.device=cuda"))
+    use_device(config())
+
+
+def test_the_bits_of_a_gpu_are_named_by_its_model_and_by_torch(monkeypatch):
+    assert trained_on(config("storage.device=cuda")) == f"the CPU with torch {torch.__version__}"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert trained_on(config("train.device=cuda")) == (
+        f"A Card (compute capability 9.0) with torch {torch.__version__}"
+    )
+
+
+def test_ranks_that_would_come_to_other_bits_are_named():
+    check_trained_on({0: "a card with torch 2", 1: "a card with torch 2"})
+    said = "rank 0 trains the model on a card with torch 2, rank 3 on a card with torch 3, which"
+    with pytest.raises(UsageError, match=re.escape(said)):
+        check_trained_on({0: "a card with torch 2", 3: "a card with torch 3"})
+
+
+def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = True
+    on_gpu = config("train.device=cuda", "testing.imitated_gpu=true")
+
+    def in_its_thread():  # which has a GPU for the rest of its life
+        use_device(on_gpu)
+        return torch.zeros(1, device="cuda").is_cuda
+
+    with prepared_torch(threads=1), ThreadPoolExecutor(1) as thread:
+        torch.use_deterministic_algorithms(False)
+        assert thread.submit(in_its_thread).result()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not matmul.allow_tf32 and not cudnn.allow_tf32
+    assert not torch.cuda.is_initialized()
+    matmul.allow_tf32, cudnn.allow_tf32 = before
