@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,23 @@ from ecrm.storage import StoreFactory
 from ecrm.storage.base import Store
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.initial_rows import InitialRows
+
+
+@dataclass(frozen=True)
+class _InitialOfShard:
+    """Initial values of the local rows of one shard."""
+
+    values: InitialRows
+    layout: RowLayout
+    shard: int
+
+    def __call__(self, local: Tensor) -> Tensor:
+        """Float32 [R, dim]; R local rows, int64."""
+        return self.values(self.layout.rows_of(self.shard, local))
+
+    def begin(self, values: Tensor, touched: Tensor, targets: Tensor, local: Tensor) -> None:
+        """`InitialRows.begin` of local rows."""
+        self.values.begin(values, touched, targets, self.layout.rows_of(self.shard, local))
 
 
 class ShardStores:
@@ -77,9 +95,7 @@ class ShardStores:
         }
 
     def _new(self, shard: int, space: int, layout: RowLayout, protection: Protection) -> Store:
-        def initial(local: Tensor) -> Tensor:
-            return self.initial(space, layout.rows_of(shard, local))
-
+        initial = _InitialOfShard(self._initial[space], layout, shard)
         allocate = protection.allocator(shard, space) or self.allocate
         return self._store(self.spaces[space], layout.data_rows_per_shard, initial, allocate)
 

@@ -55,7 +55,7 @@ class ParityRows:
             self.missing.remove(rows)
 
     def apply(self, rows: Tensor, coefficient: int, deltas: Tensor) -> None:
-        """`records[rows] ^= coefficient * deltas` over GF(2^8), logged; rows may repeat.
+        """`records[rows] ^= coefficient * deltas` over GF(2^8), logged; no row comes twice.
 
         Rows that are missing are passed over: rebuilding them reads data that has the change
         already.
@@ -65,13 +65,13 @@ class ParityRows:
             rows, deltas = rows[keep], deltas[keep]
         if rows.numel():
             rows, deltas = rows.to(self.device), deltas.to(self.device)
-            parity_apply(self.records, rows, coefficient, deltas)
+            parity_apply(self.records, rows, coefficient, deltas, unique=True)
             self._log.append((rows, coefficient, deltas))
 
     def undo(self) -> None:
         """Apply every logged delta again, which takes it back; calling it again changes nothing."""
         for rows, coefficient, deltas in self._log:
-            parity_apply(self.records, rows, coefficient, deltas)
+            parity_apply(self.records, rows, coefficient, deltas, unique=True)
         self._log.clear()
         if self.missing is not None:
             self.records[self.missing.undo().to(self.device)] = 0

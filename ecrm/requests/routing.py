@@ -331,7 +331,8 @@ class ShardRequests:
             seen = torch.zeros(asked.rows.numel(), dtype=torch.uint8, device=device)
             for slot, place in asked.places:
                 values, picked = matrix_on(device, gradients[slot, shard, space], place.numel())
-                scatter_add(sums, place.to(device), values, seen=seen, picked=picked)
+                places = place.to(device)
+                scatter_add(sums, places, values, seen=seen, picked=picked, unique=True)
             hosted.update(asked.rows, sums, keep_deltas, step)
 
     def pass_over(self, keep_deltas: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,14 +20,23 @@ from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
 
 
+@runtime_checkable
+class Begins(Protocol):
+    """Initial values that can be written by the device that holds the rows."""
+
+    def begin(self, values: Tensor, touched: Tensor, targets: Tensor, rows: Tensor) -> None:
+        """`InitialRows.begin` of local rows."""
+
+
 class Store(ABC):
     """Rows and optimizer state, updated in place.
 
     A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has
     been updated: what parity protects, what undo restores, what travels when a row is rebuilt.
-    `initial` gives initial values of local rows, float32 [R, dim], contiguous. `allocate` gives the
-    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already. `rate`
-    gives a factor on the learning rate by step.
+    `initial` gives initial values of local rows, float32 [R, dim], contiguous. Where it `Begins`, a
+    lookup or an update does not wait for a GPU. `allocate` gives the memory, as `lazy_zeros` does:
+    zeros unless it holds a store of the same shape already. `rate` gives a factor on the learning
+    rate by step.
 
     All lies on one `device`: that of the memory. Values, gradients and records are given and
     returned there. Only row numbers, and what is said of rows, are always on the CPU.
@@ -57,6 +67,12 @@ class Store(ABC):
         return self.weights.device
 
     @property
+    def _begins(self) -> Begins | None:
+        """What writes initial values on a device; None on the CPU, where the few are looked for."""
+        initial = self._initial
+        return initial if not self.weights.is_cpu and isinstance(initial, Begins) else None
+
+    @property
     def dim(self) -> int:
         """Floats of a row."""
         return self.weights.shape[1]
@@ -84,6 +100,10 @@ class Store(ABC):
         """Copy of the rows, float32 [R, dim]: `out`, contiguous, if that is given."""
         rows = self._here(rows)
         values = torch.index_select(self.weights, 0, rows, out=out)
+        if self._begins is not None:
+            touched = self._touched.index_select(0, rows)
+            self._begins.begin(values, touched, torch.arange(len(rows), device=self.device), rows)
+            return values
         fresh = self._fresh(rows)
         if fresh.numel():
             scatter_records(values, (), fresh, self._initial(rows[fresh]).view(torch.uint8))
@@ -148,7 +168,11 @@ class Store(ABC):
         Other rows stay as they are: neither decay nor moments change them.
         """
         rows = self._here(rows)
-        self._materialise(rows)
+        if self._begins is None:
+            self._materialise(rows)
+        else:
+            self._begins.begin(self.weights, self._touched, rows, rows)
+            self._touched.index_fill_(0, rows, 1.0)
         self._step(rows, gradients, step)
 
     def update_with_delta(self, rows: Tensor, sums: Tensor, step: int = 0) -> Tensor:
@@ -158,9 +182,13 @@ class Store(ABC):
         and zeros in the rest; the result takes its memory, a cache line that is read anyway instead
         of another.
         """
-        rows = self._here(rows)
+        rows, delta = self._here(rows), sums.view(torch.uint8)
+        if self._begins is not None:
+            self._begins.begin(self.weights, self._touched, rows, rows)
+            gradients = sums[:, : self.dim]
+            self._fused_step(rows, gradients, step, delta=delta, marks=self._touched)
+            return delta
         fresh, values = self._materialise(rows)
-        delta = sums.view(torch.uint8)
         without_mark = delta[:, : -self._touched.element_size()]
         self._fused_step(rows, sums[:, : self.dim], step, delta=without_mark)
         self._correct_fresh(sums, fresh, values)
@@ -169,6 +197,10 @@ class Store(ABC):
     def update_logged(self, rows: Tensor, gradients: Tensor, log: RecordLog, step: int = 0) -> None:
         """`update`, to the same bits; merges old XOR new records into a log that has room."""
         rows = self._here(rows)
+        if self._begins is not None:
+            self._begins.begin(self.weights, self._touched, rows, rows)
+            self._fused_step(rows, gradients, step, log=log, marks=self._touched)
+            return
         fresh, values = self._materialise(rows)
         self._fused_step(rows, gradients, step, log=log)
         self._correct_fresh(
@@ -192,10 +224,12 @@ class Store(ABC):
         step: int,
         delta: Tensor | None = None,
         log: RecordLog | None = None,
+        marks: Tensor | None = None,
     ) -> None:
         """`_step` by this project's kernel.
 
-        `delta`, uint8, is overwritten by old XOR new row and state; `log` gets it merged in.
+        `delta`, uint8, is overwritten by old XOR new row and state; `log` gets it merged in. With
+        `marks`, those of rows become 1, and are part of both.
         """
         optimizer = self._optimizer
         sparse_update(
@@ -212,6 +246,7 @@ class Store(ABC):
             decoupled=optimizer.decoupled,
             delta=delta,
             log=log,
+            marks=marks,
         )
 
     @abstractmethod

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import CPU
-from ecrm.kernels.hash_uniform import hash_uniform
+from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
 
@@ -21,7 +21,7 @@ class InitialRows:
     """
 
     def __init__(self, space: RowSpace, seed: int) -> None:
-        self._seed, self._space, self._padding = seed, space, len(space.tables)
+        self._seed, self._space = seed, space
         # One entry more, for padding: rows past the end of the space.
         self._tables = {
             CPU: (
@@ -36,14 +36,8 @@ class InitialRows:
 
         They are made on the device of `rows`.
         """
-        offsets, numbers, bounds = self._tables_on(rows.device)
-        place = torch.bucketize(rows, offsets[1:], right=True)
-        values = hash_uniform(
-            self._seed, numbers[place], rows - offsets[place], self._space.dim, bounds[place]
-        )
-        padding = place == self._padding
-        if padding.any():
-            values[padding] = 0.0  # to the bit: the hash times a bound of 0 has either sign
+        place, *given = self._given(rows)
+        values = hash_uniform(self._seed, given[0], given[1], self._space.dim, given[2])
         for number, table in enumerate(self._space.tables):
             if table.initial is None:
                 continue
@@ -58,6 +52,30 @@ class InitialRows:
             else:
                 values[here] = _shifted(values[here], table.initial)
         return values
+
+    def begin(self, values: Tensor, touched: Tensor, targets: Tensor, rows: Tensor) -> None:
+        """Write initial values over those in a matrix that were never updated.
+
+        `values[targets[i]]`, of float32 [N, dim], becomes the value of `rows[i]` where
+        `touched[targets[i]]`, of float32 [N], is 0. No target comes twice. All lie on one device. A
+        GPU is not waited for, unless a table begins with values or a function of its own.
+        """
+        if all(table.initial is None for table in self._space.tables):
+            _, numbers, of_table, bounds = self._given(rows)
+            begin_rows(values, touched, targets, self._seed, numbers, of_table, bounds)
+            return
+        fresh = (touched[targets] == 0).nonzero().squeeze(1)
+        if fresh.numel():
+            values[targets[fresh]] = self(rows[fresh])
+
+    def _given(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of each row: place of its table in the space, table, row of the table, and bound.
+
+        Padding has a bound of 0.
+        """
+        offsets, numbers, bounds = self._tables_on(rows.device)
+        place = torch.bucketize(rows, offsets[1:], right=True)
+        return place, numbers[place], rows - offsets[place], bounds[place]
 
     def _tables_on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Offsets, numbers and bounds of tables, on a device."""

@@ -191,7 +191,8 @@ class UndoLog:
         """See that `more` rows can be appended to a log."""
         if log.count + more <= len(log.rows) or not self._grows:
             return
-        log.settle()
+        if log.count:  # an upper bound
+            log.settle()
         needed = log.count + more
         if needed <= len(log.rows):
             return

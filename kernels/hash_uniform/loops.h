@@ -22,7 +22,7 @@ static void fill(uint64_t seed, const uint64_t* tables, int64_t table_step, cons
     for (int64_t d = 0; d < dimension; ++d) {
       const uint64_t z = mix(row_key + kGamma * (static_cast<uint64_t>(d) + 1));
       const int32_t centred = static_cast<int32_t>(z >> 40) - (1 << 23);
-      row[d] = static_cast<float>(centred) * 0x1p-23f * bound;
+      row[d] = static_cast<float>(centred) * 0x1p-23f * bound + 0.0f;
     }
   }
 }

@@ -17,7 +17,7 @@ def fill(
     columns = torch.arange(1, out.shape[1] + 1, device=rows.device) * signed(GAMMA)
     bits = mix(row_keys[:, None] + columns[None, :])
     centred = shift_right(bits, 40) - 2**23
-    out[:] = (centred.to(torch.float32) * 2.0**-23) * bounds[:, None]
+    out[:] = (centred.to(torch.float32) * 2.0**-23) * bounds[:, None] + 0.0
 
 
 def mix(z: torch.Tensor) -> torch.Tensor:

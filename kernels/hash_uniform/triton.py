@@ -59,7 +59,7 @@ def _fill(
     column = (piece * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :].to(tl.uint32)
     bits = _mix(row_key[:, None] + (column + 1).to(tl.uint64) * STEP) >> 40
     centred = bits.to(tl.int32) - 0x800000
-    value = (centred.to(tl.float32) * (1.0 / 0x800000)) * bound[:, None]
+    value = (centred.to(tl.float32) * (1.0 / 0x800000)) * bound[:, None] + 0.0
     tl.store(pieces(out, target, out_stride, piece, VECTOR), value, mask=wanted[:, None])
 
 

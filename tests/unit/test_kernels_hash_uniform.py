@@ -46,6 +46,11 @@ def test_equals_the_formula(backend, seed, table):
     assert found.tolist() == expected
 
 
+def test_a_bound_of_zero_gives_zeros_of_positive_sign(backend):
+    found = hash_uniform(3, 5, torch.arange(40), 16, 0.0, backend=backend)
+    assert torch.equal(found.view(torch.int32), torch.zeros(40, 16, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("dimension", [1, 7, 64, 1024])
 def test_every_dimension_equals_the_reference(backend, dimension):
     rows = torch.arange(100) * 977

@@ -1,0 +1,99 @@
+"""Rows on a GPU: the bits of the CPU, and nobody waits for the GPU in a lookup or an update."""
+
+import traceback
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ecrm.allocate import zeros_on
+from ecrm.imitated_gpu import imitated_gpu
+from ecrm.kernels import dispatch
+from ecrm.placement.initial_values import Uniform
+from ecrm.placement.sparse_optimizer import SparseOptimizer
+from ecrm.placement.tables import Table, row_spaces
+from ecrm.storage.base import NativeStore
+from ecrm.storage.hosted import HostedShard
+from ecrm.storage.initial_rows import InitialRows
+
+ROWS, DIM = 20, 8
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad", "adam")
+WAITS = {"nonzero", "item", "tolist", "cpu", "__bool__", "__int__", "__float__", "numpy", "unique"}
+"""Names of functions of torch for whose result a host waits."""
+
+
+class Waits(TorchFunctionMode):
+    """Notes what this project calls for which a GPU would be waited for.
+
+    Copies from the host do not count, nor what Triton's interpreter does to imitate a kernel.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", str(func))
+        if name in WAITS and args[0].is_cuda:
+            stack = traceback.extract_stack()
+            if not any("triton/runtime/" in frame.filename for frame in stack):
+                self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def shard(optimizer, initial, allocate=None):
+    table = Table("a", ROWS - 2, DIM, initial=initial)  # two rows of padding
+    (space,) = row_spaces([table])
+    store = NativeStore(ROWS, DIM, SparseOptimizer(optimizer, 0.1), InitialRows(space, 5), allocate)
+    options = {} if allocate is None else {"allocate": allocate}
+    return HostedShard(store, ROWS, missing=False, **options)
+
+
+def used(hosted, device):
+    """Two steps, a lookup after each, and what is left of it as bytes."""
+    found = []
+    for step, rows in enumerate(([1, 4, 9], [4, 5, 9])):
+        numbers = torch.tensor(rows)
+        sums = hosted.gradient_space(len(rows), keep_delta=True)
+        sums.zero_()
+        sums[:, :DIM] = torch.arange(24.0).view(3, 8).sub(7).to(device)
+        hosted.update(numbers, sums, True, step)
+        found.append(hosted.lookup(torch.tensor([0, 4, 19, 5, 1])).clone())
+    return found
+
+
+def left(hosted, device, found):
+    deltas = [record for _, records in hosted.deltas_since_commit() for record in records.cpu()]
+    return [*(part.cpu() for part in found), hosted.store.read(torch.arange(ROWS)).cpu(), *deltas]
+
+
+@pytest.mark.parametrize("initial", [None, Uniform(-0.1, 0.4)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial):
+    here = shard(optimizer, initial)
+    expected = left(here, torch.device("cpu"), used(here, torch.device("cpu")))
+    with imitated_gpu() as device:
+        there = shard(optimizer, initial, zeros_on(device))
+        found = left(there, device, used(there, device))
+    assert len(found) == len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    assert (expected[0][2].view(torch.int32) == 0).all()  # padding
+
+
+def test_no_lookup_and_no_update_waits_for_the_gpu():
+    dispatch.use_on_gpu("auto")
+    with imitated_gpu() as device:
+        hosted = shard("rowwise_adagrad", None, zeros_on(device))
+        with Waits() as waits:
+            used(hosted, device)
+    assert waits.names == []
+    assert dispatch.taken()["begin_rows"] == dispatch.taken()["sparse_update"] == "triton"
+
+
+def test_waiting_is_noticed():
+    with imitated_gpu() as device:
+        hosted = shard("sgd", Uniform(-0.1, 0.4), zeros_on(device))
+        with Waits() as waits:
+            hosted.lookup(torch.arange(3))
+    assert "nonzero" in waits.names
