@@ -76,7 +76,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-cache --no-logo
 
 test: lint
-	$(BIN)/python tests/in_two_parts.py $(ARGS)
+	$(BIN)/python tests/in_parts.py $(ARGS)
 
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m drill $(ARGS)

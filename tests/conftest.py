@@ -17,7 +17,7 @@ from support.benchmarking import BENCHMARKS, program
 from support.datasets import prepared
 from support.drilling import BASE, LONG, Run, drill, launch
 
-MARKS = {"unit": "parallel", "simulated": "parallel", "drills": "drill"}
+MARKS = {"unit": "parallel", "simulated": "parallel", "processes": "waiting", "drills": "drill"}
 """Of all tests of a folder; those of tests/mpi have none."""
 
 
