@@ -202,10 +202,17 @@ def job(seed: int, name: str) -> tuple[random.Random, Workload, Truth]:
     return rng, workload, truth_of(workload)
 
 
+THIRTY, TWENTY = (
+    [range(some), pytest.param(range(some, 2 * some), marks=pytest.mark.drill)] for some in (15, 10)
+)
+"""Seeds: the first half of them run in `make test`, the others in `make drill`."""
+
+
+@pytest.mark.parametrize("seeds", THIRTY)
 @pytest.mark.parametrize("name", ["erasure", "none", "checkpoint", "chain", "replicate", "mapped"])
-def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
+def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name, seeds):
     died = rolled_back = written = 0
-    for seed in range(30):
+    for seed in seeds:
         rng, workload, truth = job(seed, name)
         if name == "mapped":
             workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
@@ -232,13 +239,14 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, name):
             written + len(run.of("checkpoint")),
         )
     print(f"{name}: {died} deaths, {rolled_back} ranks rolled back, {written} told of checkpoints")
-    assert died > 30 and rolled_back > 15 and written > 100
+    assert died > 15 and rolled_back > 7 and written > 50
 
 
+@pytest.mark.parametrize("seeds", THIRTY)
 @pytest.mark.parametrize("name", ["erasure", "checkpoint", "replicate", "mapped"])
-def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
+def test_all_may_die_and_another_cluster_goes_on(tmp_path, name, seeds):
     unfinished = resumed_later = 0
-    for seed in range(30):
+    for seed in seeds:
         rng, workload, truth = job(seed, name)
         if name == "mapped":
             workload = replace(workload, folder=str(tmp_path / f"{seed}-files"))
@@ -270,7 +278,7 @@ def test_all_may_die_and_another_cluster_goes_on(tmp_path, name):
         assert_ended_as(second, truth, seed)
         resumed_later += find(tmp_path / f"{seed}-on")[0] != []
     print(f"{name}: {unfinished} runs killed as a whole and finished elsewhere")
-    assert unfinished > 5
+    assert unfinished > 3
 
 
 def test_without_a_checkpoint_yet_the_run_starts_again(tmp_path):
@@ -298,10 +306,13 @@ def truth_with_another_rate(workload: Workload, step: int, rate: float) -> Truth
     return truth_of(workload, change)
 
 
+@pytest.mark.parametrize("seeds", TWENTY)
 @pytest.mark.parametrize("same_folder", [False, True])
-def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_path, same_folder):
+def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(
+    tmp_path, same_folder, seeds
+):
     rolled_back = 0
-    for seed in range(20):
+    for seed in seeds:
         name = ("erasure", "checkpoint")[seed % 2]
         rng, workload, _ = job(seed, name)
         # the rate that changes is that of tables without an optimizer of their own
@@ -333,7 +344,7 @@ def test_a_run_that_goes_on_with_another_rate_ends_the_same_whatever_dies(tmp_pa
         )
         assert_ended_as(run, expected, seed)
         rolled_back += len(run.of("rolled_back"))
-    assert rolled_back > 5
+    assert rolled_back > 3
 
 
 def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Truth:
@@ -365,14 +376,17 @@ def truth_that_begins_with(workload: Workload, other: Workload, step: int) -> Tr
     ["erasure"]
     + [pytest.param(name, marks=pytest.mark.drill) for name in ("checkpoint", "replicate", "none")],
 )
-def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tmp_path, name):
+@pytest.mark.parametrize("seeds", TWENTY)
+def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(
+    tmp_path, name, seeds
+):
     """Starts from another run's weights, with another cluster and optimizer.
 
     A rollback before the first checkpoint goes back to these weights, not to the initial values of
     the hash.
     """
     to_the_start = further = 0
-    for seed in range(20):
+    for seed in seeds:
         rng, source, _ = job(seed, "none")
         kind = rng.choice(("full", "incremental"))
         source = replace(source, optimizer=rng.choice(("rowwise_adagrad", "sgd")))
@@ -408,7 +422,7 @@ def test_a_run_that_begins_with_another_s_weights_ends_the_same_whatever_dies(tm
     print(
         f"{name}: {to_the_start} runs rolled back to their first weights, {further} to checkpoints"
     )
-    assert to_the_start > 1 and further > 1
+    assert to_the_start > 1 and further > 0
 
 
 def test_weights_to_begin_with_that_are_damaged_end_the_run(tmp_path):
