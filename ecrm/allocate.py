@@ -45,10 +45,12 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
 
     Not np.zeros either: numpy asks for huge pages, of which one row updated takes 2 MiB. Begins at
     a page. Core dumps leave it out: a rank that crashes counts as alive until its dump is written.
+    Forks do not have it: pages that both had would be copied as soon as they are written.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTDUMP)
+    memory.madvise(mmap.MADV_DONTFORK)
     return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
 
 

@@ -86,10 +86,10 @@ def seed_slot(seed: int, step: int, slot: int) -> None:
 def aligned(batch: Batch) -> Batch:
     """A batch whose tensors all begin at multiples of 64 bytes; those that do not are copied.
 
-    A batch is nested tuples, lists, dicts, dataclasses and torchrec's jagged tensors. Strides are
-    kept. Everything else is left as it is, also subclasses of Tensor, sparse tensors and those that
-    are computed from others that require gradients. Where nothing is copied, the batch itself is
-    returned; it is never changed.
+    So do its arrays of numpy. A batch is nested tuples, lists, dicts, dataclasses, TensorDicts and
+    torchrec's jagged tensors. Strides are kept. Everything else is left as it is, also subclasses
+    of Tensor, sparse tensors and those that are computed from others that require gradients. Where
+    nothing is copied, the batch itself is returned; it is never changed.
     """
     return _aligned(batch)  # type: ignore[no-any-return]
 
@@ -97,6 +97,13 @@ def aligned(batch: Batch) -> Batch:
 def _aligned(value: Any) -> Any:
     if type(value) is Tensor:
         return _aligned_tensor(value)
+    if type(value) is np.ndarray:
+        return _aligned_array(value)
+    if type(value).__name__ == "TensorDict":
+        copied = {key: _aligned(part) for key, part in value.items()}
+        if all(part is value.get(key) for key, part in copied.items()):
+            return value
+        return value.clone(recurse=False).update(copied)
     if isinstance(value, dict):
         return _rebuilt(value, value, dict.__setitem__)
     if isinstance(value, list):
@@ -141,3 +148,22 @@ def _aligned_tensor(tensor: Tensor) -> Tensor:
     span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     memory = tensor.detach().as_strided((span,), (1,)).clone()
     return memory.as_strided(shape, strides).requires_grad_(tensor.requires_grad)
+
+
+def _aligned_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    in_place = (
+        array.dtype.kind not in "biufc"
+        or not array.size
+        or array.ctypes.data % ALIGNMENT == 0
+        or min(array.strides, default=0) < 0
+    )
+    if in_place:
+        return array
+    pairs = zip(array.shape, array.strides, strict=True)
+    span = array.itemsize + sum((size - 1) * stride for size, stride in pairs)
+    memory = torch.empty(span, dtype=torch.uint8).numpy()
+    copied: np.ndarray[Any, Any] = np.ndarray(
+        array.shape, array.dtype, memory, strides=array.strides
+    )
+    copied[...] = array
+    return copied

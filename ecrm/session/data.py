@@ -45,10 +45,11 @@ class Indexed:
     smaller, and slots after it have none in that step. Gradients of a step are divided by the
     number of slots that have a batch, whatever its size.
 
-    Workers are forked when `session.steps` begins, with the dataset as it is then. They have one
-    thread each, and die with their rank. What `collate` raises in one is raised here, with the
-    traceback from there. What they return must be what pickle can write. Not checked: that dataset
-    and collate stand a fork, which an open file read by position does not.
+    Workers are forked when a rank needs its first batch, with the dataset as it is then. They have
+    one thread each, and die with their rank. Files that are open for reading have places of their
+    own in each. What `collate` raises in one is raised here, with the traceback from there. What
+    they return must be what pickle can write. Not checked: that dataset and collate stand a fork,
+    which a connection does not.
 
     The order of an epoch takes 8 bytes a sample of memory. Raises UsageError for an empty dataset
     or batch, and for fewer than 0 workers or 1 epoch.
@@ -190,11 +191,16 @@ def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
 
 
 def feed_of(batches: Batches, slots: int, steps: int, seed: int) -> Feed:
-    """What batches come from on this rank; its workers are forked now."""
+    """What batches come from on this rank; its workers are forked for the first one."""
     source = source_of(batches, slots, seed)
     count = batches.workers if isinstance(batches, Indexed | Streams) else 0
+    return Feed(source, lambda: started(source, count), steps)
+
+
+def started(source: Source, count: int) -> list[Worker]:
+    """So many workers that draw from a source, forked now."""
     workers: list[Worker] = []
     for number in range(count):
         name = f"worker {number} of {count}"
         workers.append(Worker(lambda task: source.draw(*task), name, workers))
-    return Feed(source, workers, steps)
+    return workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -78,13 +78,15 @@ class AskedWorker:
 class Feed:
     """Draws batches of a `source` for one rank.
 
-    `workers` answer what `Source.draw` gives, for a Task: they make the batches ahead that this
-    rank asks for next, up to step `steps`. Without any, batches are made when they are asked for.
+    The workers that `start` gives answer what `Source.draw` gives, for a Task: they make the
+    batches ahead that this rank asks for next, up to step `steps`. They are started for the first
+    batch, so that a rank without slots has none. Where `start` gives none, batches are made when
+    they are asked for.
     """
 
-    def __init__(self, source: Source, workers: Sequence[Worker], steps: int) -> None:
-        self._source, self._steps = source, steps
-        self._workers = [AskedWorker(worker) for worker in workers]
+    def __init__(self, source: Source, start: Callable[[], Sequence[Worker]], steps: int) -> None:
+        self._source, self._steps, self._start = source, steps, start
+        self._workers: list[AskedWorker] | None = None
         self._round = 0  # what was asked before the present round is not wanted any more
         self._wanted: dict[Place, AskedWorker] = {}
         self._came: dict[Place, Drawn | Exception] = {}
@@ -105,6 +107,8 @@ class Feed:
         Of a stream, `before` is its state before the batch, if that is known. Raises what making it
         has raised, and WorkerLost.
         """
+        if self._workers is None:
+            self._workers = [AskedWorker(worker) for worker in self._start()]
         if not self._workers:
             return draw_in_one_thread(self._source, step, slot, before)
         place = (step, slot)
@@ -126,7 +130,7 @@ class Feed:
 
     def close(self) -> None:
         """End the workers."""
-        for each in self._workers:
+        for each in self._workers or ():
             each.worker.close()
 
     def _forget_before(self, step: int) -> None:
@@ -138,6 +142,7 @@ class Feed:
         if place in self._wanted:
             return
         step, slot = place
+        assert self._workers
         if self.streams:  # a stream is in one process
             chosen = self._workers[slot % len(self._workers)]
         else:

@@ -195,7 +195,6 @@ class Session:
         if self._loop is not None:
             raise UsageError("session.steps was called before: one session trains once")
         steps = steps_of(batches, self._slots, steps)
-        # before the tables are there: workers are forks of this process
         feed = feed_of(batches, self._slots, steps, self._seed)
         try:
             started = self._started = self._begin(steps, open_end=feed.streams)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import multiprocessing
 import os
 import pickle
 import signal
+import stat
 import sys
 import traceback
 from collections import deque
@@ -19,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ecrm.errors import EcrmError
+from ecrm.errors import EcrmError, UsageError
 from ecrm.process.linux import when_parent_ends
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
 
@@ -63,8 +65,9 @@ class _Failed:
 class Worker:
     """One process that makes things, one after the other: `make(task)` for each task it is given.
 
-    It is a fork of this one, made at once: `make` may be anything, and use what there is here. It
-    ends when the thread that has made it does, however that ends. Torch has one thread in it.
+    It is a fork of this one, made at once: `make` may be anything, and use what there is here, but
+    for the memory of `lazy_zeros`. Files that are open for reading have places of their own in it.
+    It ends when the thread that has made it does, however that ends. Torch has one thread in it.
     """
 
     def __init__(self, make: Callable[[Any], Any], name: str, others: Iterable[Worker] = ()):
@@ -139,6 +142,7 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
         os._exit(1)  # it died before the line above
     for other in close:
         other.close()
+    _open_files_anew()
     gc.freeze()  # a collection would copy every page of what is shared with the rank
     torch.set_num_threads(1)  # the threads of before the fork are not here
     while True:
@@ -156,9 +160,33 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
         os.close(memory)
 
 
+def _open_files_anew() -> None:
+    """Open each file again that is open for reading: a fork shares the place with its parent.
+
+    Two processes that read by seek and read would else get what lies at the other's place.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        with contextlib.suppress(OSError):
+            reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if reads and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
+                os.close(own)
+
+
 def _made(make: Callable[[Any], Any], task: Any) -> int:
     """What a task has come to, packed."""
     try:
-        return packed_into_memory(make(task))
+        made = make(task)
     except BaseException as error:
         return packed_into_memory(_Failed.of(error))
+    try:
+        return packed_into_memory(made)
+    except Exception as error:
+        told = UsageError(
+            f"{task} cannot be sent from its worker: {' '.join(str(error).split())}",
+            otherwise="return what pickle can write, or leave out workers",
+        )
+        return packed_into_memory(_Failed.of(told))

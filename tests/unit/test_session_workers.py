@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
+from ecrm.allocate import lazy_zeros
+from ecrm.errors import UsageError
+from ecrm.model.determinism import aligned
 from ecrm.session.data import Indexed, feed_of
 from ecrm.session.parcel import packed_into_memory, unpacked_from_memory
 from ecrm.session.workers import Worker, WorkerLost
@@ -110,6 +117,158 @@ class Unreadable(Exception):
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} {two}")
+
+
+def children() -> set[int]:
+    return {
+        int(pid)
+        for pid in Path("/proc/self/task")
+        .joinpath(str(os.getpid()), "children")
+        .read_text()
+        .split()
+    }
+
+
+def test_workers_start_with_the_first_batch_and_end_with_the_feed():
+    before = children()
+    feed = feed_of(Indexed(range(40), 4, noisy, shuffle=False, workers=2), 1, 100, 0)
+    try:
+        assert feed.slots_in(0) == range(1)
+        feed.went_back()
+        assert children() == before, "a rank without slots has none"
+        feed.draw(0, 0, [0])
+        assert len(children() - before) == 2
+    finally:
+        feed.close()
+    assert children() == before
+
+
+class InAFile:
+    """Samples that are read at their places in a file that stays open."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(b"".join(number.to_bytes(8, "little") for number in range(6000)))
+        self.file = path.open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return 6000
+
+    def __getitem__(self, number: int) -> int:
+        self.file.seek(8 * number)
+        os.sched_yield()
+        return int.from_bytes(self.file.read(8), "little")
+
+
+def test_workers_read_an_open_file_each_at_its_own_place(tmp_path):
+    data = Indexed(InAFile(tmp_path / "samples"), 100, list, shuffle=False, workers=2)
+    feed = feed_of(data, 2, 30, 0)
+    try:
+        for step in range(30):
+            for slot in (0, 1):
+                first = 100 * (2 * step + slot)
+                assert feed.draw(step, slot, [0, 1]).batch == list(range(first, first + 100))
+    finally:
+        feed.close()
+
+
+def test_workers_do_not_have_the_memory_of_tables():
+    rows = lazy_zeros(1 << 20)
+    rows.fill_(1.0)
+    worker = Worker(lambda task: Path("/proc/self/maps").read_text(), "worker")
+    try:
+        worker.ask("maps")
+        place = f"{rows.data_ptr():x}"
+        assert any(begins(line) <= rows.data_ptr() < ends(line) for line in own_maps()), place
+        for line in worker.answer().splitlines():
+            assert not begins(line) <= rows.data_ptr() < ends(line), line
+    finally:
+        worker.close()
+
+
+def own_maps() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+def begins(line: str) -> int:
+    return int(line.partition("-")[0], 16)
+
+
+def ends(line: str) -> int:
+    return int(line.partition("-")[2].partition(" ")[0], 16)
+
+
+def test_what_pickle_cannot_write_is_told_in_one_line():
+    feed = feed_of(Indexed(range(40), 4, lambda samples: lambda: 0, workers=1), 1, 100, 0)
+    told = "^the batch of step 0, slot 0 cannot be sent from its worker: .*: return what pickle can"
+    try:
+        with pytest.raises(UsageError, match=told):
+            feed.draw(0, 0, [0])
+    finally:
+        feed.close()
+
+
+class Named(NamedTuple):
+    ids: Any
+    label: Any
+
+
+@dataclasses.dataclass
+class Held:
+    ids: Any
+    label: Any
+
+
+def numbers(samples: list[int]) -> tuple[Any, Any]:
+    return np.random.rand(len(samples), 3).astype(np.float32)[1:], torch.rand(9)[1:4]
+
+
+BATCHES: dict[str, Callable[[list[int]], Any]] = {
+    "numpy": lambda samples: numbers(samples)[0],
+    "dict": lambda samples: dict(zip(("ids", "label"), numbers(samples), strict=True)),
+    "named": lambda samples: Named(*numbers(samples)),
+    "held": lambda samples: Held(*numbers(samples)),
+    "tensordict": lambda samples: TensorDict({"label": numbers(samples)[1]}, batch_size=[3]),
+    "weighted": lambda samples: KeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor(samples),
+        lengths=torch.tensor([1, 0, len(samples) - 1, 0]),
+        weights=torch.rand(len(samples) + 1)[1:],
+    ),
+}
+
+
+def leaves(batch: Any) -> list[Any]:
+    """Its tensors and arrays."""
+    if isinstance(batch, KeyedJaggedTensor):
+        return [batch.values(), batch.weights(), batch.lengths()]
+    if isinstance(batch, Held):
+        return leaves(vars(batch))
+    if isinstance(batch, (dict, TensorDict)):
+        return [leaf for part in batch.values() for leaf in leaves(part)]
+    if isinstance(batch, tuple):
+        return [leaf for part in batch for leaf in leaves(part)]
+    return [batch]
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_of_every_kind_are_the_same_from_workers_and_begin_at_64_bytes(kind):
+    plain, ahead = (
+        feed_of(Indexed(range(30), 5, BATCHES[kind], workers=workers), 1, 9, 5)
+        for workers in (0, 1)
+    )
+    try:
+        for step in range(3):
+            one, other = (aligned(feed.draw(step, 0, [0]).batch) for feed in (plain, ahead))
+            assert type(one) is type(other)
+            pairs = list(zip(leaves(one), leaves(other), strict=True))
+            for mine, theirs in pairs:
+                assert type(mine) is type(theirs) and mine.dtype == theirs.dtype
+                assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+                for each in (mine, theirs):
+                    assert torch.as_tensor(each).data_ptr() % 64 == 0
+        assert pairs
+    finally:
+        ahead.close()
 
 
 def misbehaves(task: str) -> int:
