@@ -142,7 +142,10 @@ def launch(
     print(shlex.join(line), flush=True)
     if dry_run:
         if script:
-            print("# the memory that its tables need is checked by its ranks as they start")
+            print(
+                "# the memory that its tables need is checked by its ranks as they start; what its "
+                "dataset and the workers of its data take comes on top"
+            )
             return 0
         names = None if hosts is None else [host.name for host in hosts.placed]
         for told in (*start.changed, *in_words(config, start.steps, names, available)):

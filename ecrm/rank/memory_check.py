@@ -27,7 +27,8 @@ def check_memory(
 
     Raises UsageError on every rank where they do for certain: with storage.prefault, and where the
     system refuses so large a table at all. Rows that are never updated need no memory else. Tables
-    in mapped files and on a GPU are not looked at.
+    in mapped files and on a GPU are not looked at. What a script has loaded before is not available
+    any more, and so counted; what it and the workers of its data take later is not.
     """
     available = share_json(transport, memory_bytes()[1])
     if config.protection.name == "mapped" or config.storage.device != "cpu":
@@ -87,7 +88,8 @@ def judged(needed: Mapping[str, int], available: Mapping[str, int], prefault: bo
             continue
         numbers = (
             f"the tables need {wanted / MB:,.0f} MB of memory on {host}, "
-            f"{available[host] / MB:,.0f} MB are available there"
+            f"{available[host] / MB:,.0f} MB are available there, for batches and workers of the "
+            "data too"
         )
         if prefault:
             raise UsageError(

@@ -12,6 +12,7 @@ from torch import Tensor
 from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.session.feed import Drawn, Feed, Source
+from ecrm.session.other_data import check_indexable, no_batches
 from ecrm.session.streams import Streams, StreamSource
 from ecrm.session.workers import Worker
 
@@ -39,6 +40,7 @@ class Indexed:
     - `epochs`: how often each sample is seen; by default without end.
     - `workers`: how many processes of each rank make its batches ahead, so that steps need not wait
       for them. By default they are made in the rank itself, between steps. The bits are the same.
+      An evaluation has as many of its own, from its first batch to its last.
 
     Samples follow each other: a batch may hold the last ones of an epoch and the first ones of the
     next, and every epoch has each sample once. After the last of `epochs` the last batch may be
@@ -65,14 +67,13 @@ class Indexed:
         epochs: int | None = None,
         workers: int = 0,
     ) -> None:
-        if batch_size < 1:
+        if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"Indexed(batch_size={batch_size}): at least 1 is needed")
         if workers < 0:
             raise UsageError(f"Indexed(workers={workers}): at least 0 are needed")
         if epochs is not None and epochs < 1:
             raise UsageError(f"Indexed(epochs={epochs}): at least 1 is needed, or None for no end")
-        if not len(dataset):
-            raise UsageError("Indexed: the dataset is empty, at least 1 sample is needed")
+        check_indexable(dataset)
         self.dataset, self.batch_size, self._collate = dataset, batch_size, collate
         self._shuffle, self._seed = shuffle, seed
         self.epochs, self.workers = epochs, workers
@@ -171,14 +172,13 @@ def source_of(batches: Batches, slots: int, seed: int) -> Source:
         )
     if callable(batches):
         return PureSource(batches, lambda step: range(slots), seed)
-    raise UsageError(
-        f"session.steps({type(batches).__name__}, ...): give ecrm.Indexed(dataset, ...), "
-        "ecrm.Streams(make) or a function of (step, slot) that returns a batch"
-    )
+    raise no_batches(batches, "steps")
 
 
 def steps_of(batches: Batches, slots: int, steps: int | None) -> int:
     """How many steps are trained: at most `steps`. Raises UsageError where nobody has said."""
+    if not isinstance(batches, Indexed | Streams) and not callable(batches):
+        raise no_batches(batches, "steps")
     if isinstance(batches, Indexed) and batches.epochs is not None:
         there = batches.steps(batches.epochs, slots)
         return there if steps is None else min(steps, there)

@@ -17,13 +17,42 @@ from ecrm.model.determinism import aligned, seed_slot
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed, unpacked
 from ecrm.session.batch_rows import BatchRows
-from ecrm.session.data import Indexed
+from ecrm.session.data import Indexed, started
+from ecrm.session.feed import Drawn, Feed
+from ecrm.session.other_data import no_batches
 from ecrm.session.row_source import FetchedRows, RowSource
 from ecrm.session.slot_work import Doing
 from ecrm.transport.message import tensors
 
 EvalBatches = Indexed | Sequence[Any]
 """What a model is evaluated on: each sample of `Indexed` once, or a sequence of batches."""
+
+
+class NumberedSource:
+    """`count` batches by number, `make(number)`, given to slots in turn: a round has one of each.
+
+    Each is made with random numbers of its own, of `seed` and the training's `step`.
+    """
+
+    streams = False
+
+    def __init__(
+        self, make: Callable[[int], Any], count: int, slots: int, seed: int, step: int
+    ) -> None:
+        self._make, self._count, self._slots = make, count, slots
+        self._seed, self._step = seed, step
+
+    def slots_in(self, step: int) -> range:
+        """The slots that have a batch in a round."""
+        return range(min(self._slots, self._count - step * self._slots))
+
+    def draw(self, step: int, slot: int, before: bytes | None) -> Drawn:
+        """The batch of a slot in a round."""
+        number = step * self._slots + slot
+        if number >= self._count:
+            return Drawn(None, over=True)
+        seed_slot(self._seed, self._step, -1 - number)
+        return Drawn(self._make(number))
 
 
 class Evaluation:
@@ -68,28 +97,36 @@ class Evaluation:
         Raises as `sealed` does.
         """
         count, make = _counted(batches)
-        result: dict[str, Tensor] = yield from sealed(
-            self._engine, lambda: self._once_through(count, make), self._went_back
-        )
+        engine = self._engine
+        slots = len(engine.view.slots)
+        source = NumberedSource(make, count, slots, self._seed, engine.step)
+        workers = batches.workers if isinstance(batches, Indexed) else 0
+        feed = Feed(source, lambda: started(source, workers), -(-count // slots))
+        try:
+            result: dict[str, Tensor] = yield from sealed(
+                engine, lambda: self._once_through(count, feed), self._went_back
+            )
+        finally:
+            feed.close()
         return result
 
-    def _once_through(
-        self, count: int, make: Callable[[int], Any]
-    ) -> Generator[Any, None, dict[str, Tensor]]:
+    def _once_through(self, count: int, feed: Feed) -> Generator[Any, None, dict[str, Tensor]]:
         engine, slots = self._engine, len(self._engine.view.slots)
         self._parts = {}
         self._check_count(count)
-        for first in range(0, count, slots):
+        for at in range(-(-count // slots)):
             engine.heed_stop()
             engine.enter("evaluate")
-            numbers = {slot: first + slot for slot in sorted(engine.slots) if first + slot < count}
-            mine = {slot: self._made(make, number) for slot, number in numbers.items()}
+            there = feed.slots_in(at)
+            mine = {
+                slot: self._made(feed, at, slot) for slot in sorted(engine.slots) if slot in there
+            }
             self._doing("")
             values = engine.lookup({slot: rows.rows for slot, (_, rows) in mine.items()})
             for slot, (batch, rows) in mine.items():
                 here = [of_space.to(self._replica.device) for of_space in values[slot]]
                 self._source.current = FetchedRows(here, rows)
-                self._number = first + slot
+                self._number = at * slots + slot
                 self._replica.begin_slot(slot)  # with the buffers of the step
                 seed_slot(self._seed, engine.step, -1 - self._number)
                 self._doing(self._place(self._number))
@@ -101,11 +138,13 @@ class Evaluation:
     def _place(self, number: int) -> Place:
         return Place(self._engine.step, number, EVALUATION)
 
-    def _made(self, make: Callable[[int], Any], number: int) -> tuple[Any, BatchRows]:
-        """A batch, and the rows that it uses."""
+    def _made(self, feed: Feed, at: int, slot: int) -> tuple[Any, BatchRows]:
+        """The batch of a slot in a round, and the rows that it uses."""
+        number = at * len(self._engine.view.slots) + slot
         self._doing(self._place(number))
+        drawn = feed.draw(at, slot, self._engine.slots)
         seed_slot(self._seed, self._engine.step, -1 - number)
-        batch = aligned(make(number))
+        batch = aligned(drawn.batch)
         return batch, self._rows_of(batch)
 
     def _check_count(self, count: int) -> None:
@@ -145,7 +184,4 @@ def _counted(batches: EvalBatches) -> tuple[int, Callable[[int], Any]]:
         return batches.whole_batches, batches.whole_batch
     if isinstance(batches, Sequence):
         return len(batches), batches.__getitem__
-    raise UsageError(
-        f"session.eval_batches({type(batches).__name__}): give ecrm.Indexed(dataset, ...) or a "
-        "list of batches"
-    )
+    raise no_batches(batches, "eval_batches")

@@ -72,7 +72,12 @@ class Counting:
         self.at = state["at"]
 
 
-def script(data: Callable[[], Any], steps: int | None = STEPS, slots: int = 2) -> Train:
+def script(
+    data: Callable[[], Any],
+    steps: int | None = STEPS,
+    slots: int = 2,
+    prepare: Callable[[Session], None] = lambda session: None,
+) -> Train:
     def train(start: Callable[[Wanted], Any]) -> Session:
         torch.manual_seed(0)
         model = Model()
@@ -83,6 +88,7 @@ def script(data: Callable[[], Any], steps: int | None = STEPS, slots: int = 2) -
             dense_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
             start=start,
         )
+        prepare(session)
         session.delivered = []
         session.on_commit(lambda step, logged: session.delivered.append((step, logged)))
         for batch in session.steps(data(), steps):
@@ -170,6 +176,35 @@ def test_batches_of_every_kind_survive_kills_with_and_without_workers(
     assert (left.tables, left.dense) == (calm(kind).tables, calm(kind).dense)
     assert left.logged == calm(kind).logged[-len(left.logged) :] and len(left.logged) >= 3
     assert (StubWorker.made >= made + 16) == (interval == 1), "workers made the batches, or none"
+
+
+def evaluating(workers: int) -> Train:
+    """The script, and an evaluation after every 3 steps on batches that draw random numbers."""
+
+    def prepare(session: Session) -> None:
+        session.evaluated = {}
+
+        @session.every(3)
+        def evaluate() -> None:
+            session.model.eval()
+            for batch in session.eval_batches(Indexed(range(23), 4, collate, workers=workers)):
+                session.gather(score=session.model(batch["ids"]), label=batch["label"])
+            numbers = torch.stack([session.gathered["score"], session.gathered["label"]])
+            session.evaluated[session.engine.step] = tuple(numbers.flatten().tolist())
+
+    return script(lambda: Indexed(range(61), 5, collate), prepare=prepare)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_evaluations_with_workers_have_the_bits_of_those_without(rank, monkeypatch):
+    monkeypatch.setattr(ecrm.session.data, "Worker", StubWorker)
+    calm, made = run(layout=layout(), train=evaluating(0)), StubWorker.made
+    left = run([PhaseFault(rank, 3, "evaluate")], layout(), evaluating(2))
+    assert left.deaths == 1 and left.tables == calm.tables and left.dense == calm.dense
+    assert left.evaluated == calm.evaluated
+    assert [step for step, numbers in calm.evaluated] == [3, 6]
+    assert all(len(numbers) == 2 * 23 for _, numbers in calm.evaluated)
+    assert StubWorker.made >= made + 12, "workers made the 6 batches of each"
 
 
 def test_a_stream_that_ends_leaves_its_slot_without_batches_and_the_last_one_ends_training():

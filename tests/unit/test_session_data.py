@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ecrm.errors import UsageError
 from ecrm.session.data import Indexed, source_of, steps_of
+from ecrm.session.other_data import no_batches
 
 
 def numbers(size: int, batch: int, **options) -> Indexed:
@@ -60,3 +66,64 @@ def test_what_cannot_work_is_refused():
         numbers(5, 1, workers=-1)
     with pytest.raises(UsageError, match="epochs=0"):
         numbers(5, 1, epochs=0)
+    with pytest.raises(UsageError, match="batch_size=0.5"):
+        numbers(5, 0.5)
+
+
+class Iterated(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+class Countless(Dataset[int]):
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def collate_ids(ids: list[int]) -> list[int]:
+    return ids
+
+
+LOADERS = {
+    "type session.steps(ecrm.Indexed(dataset, batch_size=32), steps)": DataLoader(
+        range(99), 32, shuffle=True
+    ),
+    "type session.steps(ecrm.Indexed(dataset, batch_size=8, collate=collate_ids, shuffle=False, "
+    "workers=2), steps)": DataLoader(range(99), 8, collate_fn=collate_ids, num_workers=2),
+    "type session.steps(ecrm.Indexed(dataset, batch_size=1, collate=collate_fn, shuffle=False), "
+    "steps)": StatefulDataLoader(range(99), collate_fn=lambda ids: ids),
+    "type session.steps(ecrm.Streams(make), steps), where make(slot) gives a stream that keeps its "
+    "place, such as torchdata's StatefulDataLoader": StatefulDataLoader(Iterated()),
+    "give ecrm.Indexed(dataset, batch_size, ...), ecrm.Streams(make) or a function": range(9),
+}
+
+
+@pytest.mark.parametrize("told", LOADERS)
+def test_a_loader_is_told_what_to_write_instead(told):
+    for steps in (None, 10):
+        with pytest.raises(UsageError, match=re.escape(told)) as refused:
+            steps_of(LOADERS[told], 2, steps)
+        assert "\n" not in str(refused.value)
+
+
+def test_an_evaluation_tells_what_to_write_instead_of_a_loader():
+    told = "type session.eval_batches(ecrm.Indexed(dataset, batch_size=32, workers=1))"
+    assert told in str(no_batches(DataLoader(range(9), 32, num_workers=1), "eval_batches"))
+    told = "type session.eval_batches(list(loader))"
+    assert told in str(no_batches(DataLoader(Iterated()), "eval_batches"))
+    assert "or a list of batches" in str(no_batches(iter([]), "eval_batches"))
+
+
+def test_data_that_cannot_be_indexed_are_told():
+    for data in (Iterated(), iter([])):
+        with pytest.raises(UsageError, match="asked for by number: give ecrm.Streams"):
+            Indexed(data, 4)
+    with pytest.raises(UsageError, match=r"Countless\): .* how many samples .*: give it a __len__"):
+        Indexed(Countless(), 4)
+    with pytest.raises(UsageError, match=r"DataLoader\): .* as in ecrm.Indexed\(dataset, batch_si"):
+        Indexed(DataLoader(range(9)), 4)
+
+
+def test_a_dataset_smaller_than_a_step_comes_round():
+    data = numbers(3, 4, shuffle=False)
+    assert [data.batch(0, slot, 2) for slot in (0, 1)] == [[0, 1, 2, 0], [1, 2, 0, 1]]
