@@ -245,7 +245,7 @@ def test_a_gradient_is_a_mean_over_the_slots_that_have_a_batch():
 
     two = run(layout=layout(2), train=script(lambda: Streams(same), 50, 2))
     one = run(
-        layout=Layout(3, 1, 1, 1, 1, layout().protection),
+        layout=Layout(3, 1, 1, 1, 1, protection=layout().protection),
         train=script(lambda: Streams(lambda slot: Late(0, 2)), 50, 1),
     )
     assert two.tables == one.tables and two.dense == one.dense
