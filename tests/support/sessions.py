@@ -139,9 +139,9 @@ class Layout:
     spares: int = 1
     slots: int = 2
     commit_interval: int = 1
+    protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
     gpu: bool = False
     """Whether rows are on an imitated GPU; the test's script says where the model is."""
-    protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
 
     @property
     def world(self) -> int:
