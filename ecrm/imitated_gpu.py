@@ -10,10 +10,11 @@ Gradients of tensors on it are on it. A parameter gets there as on a GPU, by its
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +32,36 @@ _SAYS = {
 _READS_HOST_MEMORY = (Tensor.numpy, Tensor.__array__)
 _TAKES_BOTH = (torch._foreach_copy_, torch._has_compatible_shallow_copy_type)
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+_failing: list[str] = []
+"""What the GPU of this process fails with, if it does."""
+
+
+registered: dict[int, int] = {}
+"""Memory of the host that is registered with the imitated GPU: bytes by address."""
+
+_imitating = [0]
+
+
+def imitating() -> bool:
+    """Whether the GPU of this process is imitated."""
+    return _imitating[0] > 0
+
+
+def fail_from_now_on(kind: str) -> None:
+    """Have the imitated GPU fail whatever it is asked for from now on, for all of this process.
+
+    `kind`: "memory", there is none left; "lost", it is gone; "hang", it does nothing any more, and
+    who waits for it waits for ever.
+    """
+    _failing[:] = [kind]
+
+
+def wait_for_gpu() -> None:
+    """Wait until the imitated GPU has done what it was given, which it has unless it hangs."""
+    if _failing == ["hang"]:
+        _wait_for_ever()
 
 
 class HostMemoryExpected(RuntimeError):
@@ -52,6 +83,8 @@ class ImitatedTensor(Tensor):
         kwargs = dict(kwargs or {})
         if func in _SAYS:
             return _SAYS[func]
+        if _failing and _fails(func, args, kwargs):
+            return args[0]
         if func in _READS_HOST_MEMORY:
             raise HostMemoryExpected(f"{_name(func)} of a tensor on {IMITATED_GPU}")
         if func is Tensor.copy_:
@@ -122,13 +155,18 @@ def imitated_gpu() -> Iterator[torch.device]:
     Triton interprets kernels that are loaded from now on.
     """
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    with _Factories():
-        yield IMITATED_GPU
+    _imitating[0] += 1
+    try:
+        with _Factories():
+            yield IMITATED_GPU
+    finally:
+        _imitating[0] -= 1
 
 
 def imitate_gpu() -> None:
     """`imitated_gpu` for the rest of this thread."""
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    _imitating[0] += 1
     _Factories().__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -150,6 +188,8 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     stays = goes_to_gpu == was_on_gpu
     if values is plain and not (stays and not kwargs.get("copy")):
         values = plain.clone()
+    if was_on_gpu and not goes_to_gpu:
+        wait_for_gpu()
     if stays:
         return tensor if values is plain else _tagged(values) if goes_to_gpu else values
     moved: Tensor = _Move.apply(values, goes_to_gpu)  # type: ignore[no-untyped-call]
@@ -179,6 +219,30 @@ def _become(tensor: Tensor, value: Tensor) -> None:
     kind = ImitatedParameter if isinstance(tensor, nn.Parameter) else ImitatedTensor
     new = Tensor._make_subclass(kind, _plain(value).detach(), tensor.requires_grad)
     torch.utils.swap_tensors(tensor, new)
+
+
+def _fails(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Fail; returns whether the call is to do nothing. A hung GPU is given work without a wait."""
+    if _failing == ["memory"]:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 0 bytes."
+        )
+    if _failing == ["lost"]:
+        raise torch.AcceleratorError("CUDA error: an imitated GPU has fallen off the bus")
+    if func is Tensor.copy_:
+        if not kwargs.get("non_blocking") and not isinstance(args[0], ImitatedTensor):
+            _wait_for_ever()
+        return True
+    if func in (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__):
+        _wait_for_ever()
+    return False
+
+
+def _wait_for_ever() -> NoReturn:
+    """As a call of C that never comes back, and in which no other thread runs Python."""
+    sleep = ctypes.PyDLL(None).sleep
+    while True:
+        sleep(1_000_000)
 
 
 def _plain(tensor: Tensor) -> Tensor:

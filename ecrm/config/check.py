@@ -16,6 +16,7 @@ from typing import Any
 from ecrm.config.schema import MAX_RANKS, REQUIRED, SECTIONS, Config, ModelConfig, Rule
 from ecrm.errors import Problem
 from ecrm.faults.flip import parse_flip
+from ecrm.faults.gpu_fault import parse_gpu_fault
 
 TYPES: dict[str, dict[str, Any]] = {
     name: typing.get_type_hints(section) for name, section in SECTIONS.items()
@@ -157,6 +158,7 @@ def problems_of_fit(config: Config) -> list[Problem]:
         *_problems_of_what_is_kept(config),
         *_problems_of_device(config),
         *_problems_of_flip(config),
+        *_problems_of_gpu_fault(config),
     ]
 
 
@@ -446,6 +448,25 @@ def _problems_of_flip(config: Config) -> list[Problem]:
         ]
     if flip.kind == "state" and config.train.sparse_optimizer == "sgd":
         return [_problem(f"{said}, but train.sparse_optimizer is sgd: it keeps no state", row)]
+    return []
+
+
+def _problems_of_gpu_fault(config: Config) -> list[Problem]:
+    text = config.testing.gpu_fault
+    if not text:
+        return []
+    said, none = f"testing.gpu_fault is {show(text)}", {"testing.gpu_fault": ""}
+    fault = parse_gpu_fault(text)
+    if fault is None:
+        return [
+            _problem(
+                f"{said}: must be RANK@STEP:PHASE:memory, RANK@STEP:PHASE:lost or "
+                "RANK@STEP:PHASE:hang",
+                {"testing.gpu_fault": "0@1:update:lost"},
+            )
+        ]
+    if not config.testing.imitated_gpu:
+        return [_problem(f"{said}, but testing.imitated_gpu is false: no other GPU fails so", none)]
     return []
 
 

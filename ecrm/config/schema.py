@@ -244,7 +244,11 @@ class ClusterConfig:
         },
     )
     hang_seconds: float = key(
-        2.0, "A rank that stands still for this long counts as dead and is killed.", minimum=0.1
+        2.0,
+        "A rank that stands still for this long counts as dead and is killed. So does one whose "
+        "GPU is not done for this long with what it was given: "
+        "set it longer than a slot takes on a GPU.",
+        minimum=0.1,
     )
     stop_seconds: float = key(
         10.0,
@@ -489,6 +493,11 @@ class TestingConfig:
         "",
         "TEST ONLY. Flip one bit of a rank's memory in a step: "
         "RANK@STEP:row, RANK@STEP:state or RANK@STEP:parity.",
+    )
+    gpu_fault: str = key(
+        "",
+        "TEST ONLY. Have the imitated GPU of a rank fail from a phase of a step on: "
+        "RANK@STEP:PHASE:memory, RANK@STEP:PHASE:lost or RANK@STEP:PHASE:hang.",
     )
 
 

@@ -89,8 +89,9 @@ class Engine:
     ) -> None:
         allocate_shared = transport.allocate_shared
         if device.type != "cpu":
-            allocate = allocate_shared = zeros_on(device)
-            transport = StagedTransport(transport)
+            allocate = zeros_on(device)
+            transport = staged = StagedTransport(transport, device)
+            allocate_shared = staged.lend_on_device
         stores = ShardStores(make_store, tables, seed, allocate, allocate_shared, sparse_rate)
         self.state = EngineState(
             transport, stores, view, protection, make_dense, policy, hooks or Hooks(), clock

@@ -33,6 +33,7 @@ from ecrm.process.neighbours import AwakeClock, Neighbours, Standing
 from ecrm.process.preflight import say_once
 from ecrm.process.remote_agent import GUARD_PATIENCE
 from ecrm.process.startup import THE_START, Startup, died
+from ecrm.transport.pulse import Pulse, Unanswered
 
 MPIRUN_GOES = signal.SIGUSR1
 """What a rank gets where mpirun itself was asked to end.
@@ -69,9 +70,9 @@ class Guarded:
     It calls `up()` as soon as MPI is up, and `done()` just before it leaves on purpose.
     """
 
-    def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline) -> None:
+    def __init__(self, descriptor: int, calls: Calls, lifeline: Lifeline, pulse: Pulse) -> None:
         self._descriptor, self._lifeline = descriptor, lifeline
-        self.calls = calls
+        self.calls, self.pulse = calls, pulse
         lifeline.hold()
 
     def loaded(self) -> None:
@@ -120,12 +121,14 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
 
     A child stopped (SIGSTOP) for `hang_seconds` is killed, and so is another guard of this host;
     one that has made no call (`Guarded.calls`) for `stuck_seconds`, and is in none, is killed too,
-    unless that is 0; so is one whose `Parent` is lost. When the child or another rank of this host
+    unless that is 0; so is one whose `Parent` is lost, or whose GPU has not answered for
+    `hang_seconds` (`Guarded.pulse`). When the child or another rank of this host
     dies before MPI is up, or MPI is not up after `start_seconds`, the guard says so and ends with
     3. Call before threads exist and before MPI starts.
     """
     reading, writing = os.pipe()
     mpirun, me, calls, lifeline = os.getppid(), os.getpid(), Calls(), Lifeline()
+    pulse = Pulse(hang_seconds)
     hold_signals()
     child = os.fork()
     if child == 0:
@@ -135,14 +138,16 @@ def guard(hang_seconds: float, start_seconds: float, stuck_seconds: float = 0.0)
         os.setpgid(0, 0)  # mpirun signals groups: it is the guard that hears it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         os.close(reading)
-        return Guarded(writing, calls, lifeline)
+        return Guarded(writing, calls, lifeline, pulse)
     os.close(writing)
     os.set_blocking(reading, False)
     try:
         clock = AwakeClock(2 * _POLL_SECONDS)
         stuck = Stuck(calls, stuck_seconds, clock)
         startup = Startup(start_seconds, hang_seconds)
-        _watch(child, reading, lifeline, Parent(mpirun, clock), hang_seconds, startup, stuck, clock)
+        unanswered = Unanswered(pulse, clock)
+        parent = Parent(mpirun, clock)
+        _watch(child, reading, lifeline, parent, hang_seconds, startup, stuck, unanswered, clock)
     except BaseException:
         with contextlib.suppress(OSError):
             traceback.print_exc()
@@ -175,10 +180,12 @@ def _watch(
     hang_seconds: float,
     startup: Startup | None,
     stuck: Stuck,
+    unanswered: Unanswered,
     clock: AwakeClock,
 ) -> NoReturn:
     stopped_since: float | None = None
     killed_at: float | None = None
+    rank = 0 if startup is None else startup.rank
     neighbours = Neighbours(hang_seconds, clock=clock)
     signals, wake = _signals_as_bytes()
     dying = False
@@ -226,13 +233,24 @@ def _watch(
             _end_start(trouble, startup, quietly=asked)
         hung = stopped_since is not None and clock() - stopped_since > hang_seconds
         lost = parent.is_lost()
-        if lost or hung or (b"d" not in said and stuck.look()):
+        silent = b"d" not in said and unanswered.look()
+        if silent and killed_at is None:
+            with contextlib.suppress(OSError):
+                print(_gpu_hangs(rank, hang_seconds), file=sys.stderr, flush=True)
+        if lost or hung or silent or (b"d" not in said and stuck.look()):
             startup = None if lost else startup
             os.kill(child, signal.SIGKILL)
             killed_at = killed_at or clock()
         if killed_at is not None and clock() - killed_at > _DYING_SECONDS:
             # it dies when its call of the system returns, and does nothing until then
             _leave(0, done=False)
+
+
+def _gpu_hangs(rank: int, seconds: float) -> str:
+    return (
+        f"! rank {rank}: its GPU has not done for {seconds:g} s what it was given "
+        "(cluster.hang_seconds): the rank is killed"
+    )
 
 
 def _bury(child: int) -> None:

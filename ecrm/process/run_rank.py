@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from ecrm.errors import DataError, EcrmError, NotKept, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.process.counted_transport import CountedTransport
+from ecrm.process.gpu import fault_in_words, say_fault
 from ecrm.process.guard import Guarded
 from ecrm.process.memory import keep_freed_memory
 from ecrm.process.orphaned import leave_no_memory
@@ -49,14 +50,18 @@ def run_rank(
     transport: Transport | None = None
     guarded.loaded()
     try:
-        transport = MpiTransport()
+        transport = mpi = MpiTransport()
+        mpi.pulse = guarded.pulse
         guarded.up()
         if count_calls:
             transport = CountedTransport(transport, guarded.calls)
         code = work(transport)
     except EcrmError as error:
         code = _end_by(error, transport, run_dir)
-    except BaseException:
+    except BaseException as error:
+        if transport is not None and (fault := fault_in_words(error)) is not None:
+            say_fault(transport.rank, fault)
+            _die()
         with contextlib.suppress(OSError):
             traceback.print_exc()
             sys.stderr.flush()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ecrm.allocate import Allocate, lazy_zeros
 from ecrm.kernels.parity_apply import parity_apply
 from ecrm.storage.missing_rows import MissingRows
+from ecrm.transport.gpu_copies import on_device
 
 
 class ParityRows:
@@ -64,7 +65,7 @@ class ParityRows:
             keep = (~self.missing.among(rows)).nonzero().squeeze(1)
             rows, deltas = rows[keep], deltas[keep]
         if rows.numel():
-            rows, deltas = rows.to(self.device), deltas.to(self.device)
+            rows, deltas = on_device(self.device, rows), on_device(self.device, deltas)
             parity_apply(self.records, rows, coefficient, deltas, unique=True)
             self._log.append((rows, coefficient, deltas))
 

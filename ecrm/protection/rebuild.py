@@ -28,6 +28,7 @@ from ecrm.protection.parity import ParityRows
 from ecrm.requests.routing import REPAIR
 from ecrm.storage.hosted import HostedShard, ShardSpace
 from ecrm.storage.missing_rows import MissingRows
+from ecrm.transport.gpu_copies import on_device
 from ecrm.transport.message import Part, Received, in_groups
 
 PROBES_PER_ROW = 64
@@ -376,7 +377,7 @@ class Rebuild(RepairRound):
         """(local rows, their records) from what each source sent, uint8 [R, bytes]."""
         matrix = torch.tensor(self._code.decode_matrix(group.sources, (group.unit,)))
         device = self._context.hosted[group.shard, group.space].store.device
-        return group.local, decode([part.to(device) for part in sent], matrix)[0]
+        return group.local, decode([on_device(device, part) for part in sent], matrix)[0]
 
 
 def _without(rows: Tensor, others: Tensor) -> Tensor:

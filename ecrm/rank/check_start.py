@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from ecrm.allocate import CPU
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.kernels import native
-from ecrm.process.device import trained_on, use_device
+from ecrm.process.device import DEVICES, device_of, trained_on, use_device
+from ecrm.process.gpu import GpuPulse
 from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.consistency import Alike, Given, unlike
 from ecrm.transport.base import Transport
@@ -47,6 +49,9 @@ def check_kernels(transport: Transport, config: Config) -> None:
 
     collective_check(transport, use)
     check_trained_on(share_json(transport, trained_on(config)))
+    devices = {device_of(config, name) for name in DEVICES} - {CPU}
+    if devices and transport.pulse is not None:
+        GpuPulse(devices.pop(), transport.pulse, transport.rank).start()
 
 
 def check_trained_on(of_ranks: Mapping[int, str]) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 from ecrm.config.schema import TestingConfig
 from ecrm.engine.engine import Engine
 from ecrm.faults.flip import FlipSwitch, parse_flip
+from ecrm.faults.gpu_fault import GpuFaultSwitch, parse_gpu_fault
 from ecrm.faults.kill import Kill, KillSwitch
 from ecrm.faults.without_undo import leave_updates_in_place
 
 
 class InjectedFaults:
-    """The faults of one rank: scheduled kills, a flipped bit, an engine that takes nothing back.
+    """The faults of one rank: scheduled kills, a flipped bit, a GPU that fails, an engine that
+    takes nothing back.
 
     `before_kill(kill, step)` is called just before this rank kills itself; `write` gets the event
     of a kill that comes from outside (`ecrm drill`).
@@ -29,6 +31,7 @@ class InjectedFaults:
     ) -> None:
         self._kill = KillSwitch(kills, rank, before_kill, write)
         self._flip = FlipSwitch(parse_flip(testing.flip), rank)
+        self._gpu = GpuFaultSwitch(parse_gpu_fault(testing.gpu_fault), rank)
         self._skip_undo = testing.skip_undo
 
     def watch(self, engine: Engine) -> None:
@@ -40,4 +43,5 @@ class InjectedFaults:
     def phase(self, step: int, name: str) -> None:
         """A phase begins: what is due in it happens."""
         self._flip(step, name)
+        self._gpu(step, name)
         self._kill(step, name)

@@ -20,6 +20,7 @@ from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.slot_faults import EVALUATION, Place
 from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
+from ecrm.process.gpu import is_lost
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
@@ -128,6 +129,8 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
     except BaseException as error:
         if isinstance(error, Unrecoverable) or hasattr(error, "speaker"):
             raise
+        if is_lost(error):
+            raise  # nothing that this rank has on its GPU can be told to others
         if rank.met and rank.part is None:
             raise  # the others wait for this rank in a call that only its death ends
         last = traceback.format_exception_only(error)[-1].strip()

@@ -11,14 +11,17 @@ with, never renumbered when others die.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
 from ecrm.transport.message import Part, Received
+from ecrm.transport.pulse import Pulse
 from ecrm.transport.shared_memory import SharedMemory
+
+ReceiveMemory = Callable[[int], np.ndarray]
 
 
 class PeerFailure(Exception):
@@ -56,6 +59,10 @@ class Transport(ABC):
     """
     shared_memory: SharedMemory | None = None
     """Memory that ranks of a host share, for those who introduce them at the start, or None."""
+    pulse: Pulse | None = None
+    """The pulse of this rank's GPU, where a guard looks at it."""
+    receive_memory: ReceiveMemory = staticmethod(lambda size: np.empty(size, np.uint8))
+    """Gives memory for what comes, so many bytes, uint8, where the transport copies it at all."""
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape in memory that other ranks of the host can read.
@@ -147,6 +154,18 @@ class WrappedTransport(Transport):
     @property
     def shared_memory(self) -> SharedMemory | None:  # type: ignore[override]
         return self.inner.shared_memory
+
+    @property
+    def pulse(self) -> Pulse | None:  # type: ignore[override]
+        return self.inner.pulse
+
+    @property
+    def receive_memory(self) -> ReceiveMemory:
+        return self.inner.receive_memory
+
+    @receive_memory.setter
+    def receive_memory(self, receive_memory: ReceiveMemory) -> None:
+        self.inner.receive_memory = receive_memory
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:
         return self.inner.allocate_shared(*shape, dtype=dtype)

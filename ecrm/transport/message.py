@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.transport.gpu_copies import on_device
+from ecrm.transport.pinned import pinned
+
 
 @dataclass(frozen=True)
 class Picked:
@@ -66,10 +69,16 @@ def matrix(came: Tensor | Picked, rows: int) -> tuple[Tensor, Tensor | None]:
 def matrix_on(
     device: torch.device, came: Tensor | Picked, rows: int
 ) -> tuple[Tensor, Tensor | None]:
-    """As `matrix`, on a device. Of rows picked in memory of the CPU only these are copied there."""
+    """As `matrix`, on a device. Of rows picked in memory of the CPU only these are copied there.
+
+    The copy is not waited for: what came may not change before the next exchange, share or shrink.
+    """
     if device.type == "cpu":
         return matrix(came, rows)
-    return gathered(came).view(rows, -1).to(device), None
+    if isinstance(came, Picked) and came.source.is_cpu:
+        memory = pinned(came.numel() * came.element_size()).view(came.source.dtype)
+        came = came.gathered(memory.view(rows, *came.source.shape[1:])).reshape(-1)
+    return on_device(device, gathered(came)).view(rows, -1), None
 
 
 def gathered(came: Tensor | Picked) -> Tensor:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
-from ecrm.transport.base import PeerFailure, Revoked, Transport
+from ecrm.transport.base import PeerFailure, ReceiveMemory, Revoked, Transport
 from ecrm.transport.message import Part, Received
 from ecrm.transport.shared_memory import SharedMemory
 
@@ -271,7 +271,14 @@ class MpiTransport(Transport):
         )
         self.sent_bytes += sum(wire.padded(len(memory)) for some in apart for memory in some)
         delivery = Delivery(
-            self._mpi, self._communicator, packed, apart, self._call_number, kind, self.sleeps
+            self._mpi,
+            self._communicator,
+            packed,
+            apart,
+            self._call_number,
+            kind,
+            self.sleeps,
+            self.receive_memory,
         )
         try:
             received = delivery.run()
@@ -343,10 +350,11 @@ class Delivery:
         call_number: int,
         kind: int,
         sleeps: bool,
+        receive_memory: ReceiveMemory,
     ) -> None:
         self._mpi = mpi
         self._communicator = communicator
-        self._sleeps = sleeps
+        self._sleeps, self._receive_memory = sleeps, receive_memory
         self._stamp = call_number * len(KIND_NAMES) + kind
         me = communicator.Get_rank()
         self._peers = [peer for peer in range(len(packed)) if peer != me]
@@ -412,9 +420,9 @@ class Delivery:
             self._refuse_mismatch(peer, stamp)
         if not length:
             return ()
-        self._received[peer] = words = np.empty(length, np.int64)
+        self._received[peer] = words = self._receive_memory(8 * length).view(np.int64)
         words[:HEAD_PAYLOAD] = self._heads_in[peer, HEAD_FIELDS:words_in]
-        self._apart_in[peer] = [np.empty(size // 4, np.int32) for size in apart if size]
+        self._apart_in[peer] = [self._receive_memory(size).view(np.int32) for size in apart if size]
         coming = ([words[HEAD_PAYLOAD:]] if length > HEAD_PAYLOAD else []) + self._apart_in[peer]
         return [(memory, self._receive(memory, peer)) for memory in coming]
 

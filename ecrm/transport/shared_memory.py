@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ecrm.allocate import lazy_zeros
+from ecrm.transport.pinned import lend
 
 ADDRESS_SPACE = 4
 """Addresses set aside for a rank's shared memory, in times of this machine's memory.
@@ -62,6 +63,7 @@ class OwnMemory:
             os.close(self.file)
             raise
         self.memory = np.frombuffer(self._map, np.uint8)
+        lend(self.memory, read_only=False)
         self._address = self.memory.ctypes.data
         self._used = 0
         self._freed: list[tuple[int, int, int]] = []  # (calls completed by then, first byte, bytes)
@@ -236,4 +238,7 @@ def _opened(offer: Mapping[str, Any]) -> np.ndarray | None:
     protected = ctypes.CDLL(None).mprotect(
         ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.size), mmap.PROT_READ
     )
-    return memory if protected == 0 else None
+    if protected != 0:
+        return None
+    lend(memory, read_only=True)
+    return memory

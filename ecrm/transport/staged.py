@@ -2,62 +2,98 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ecrm.allocate import zeros_on
 from ecrm.transport.base import Transport, WrappedTransport
+from ecrm.transport.gpu_copies import copies_of
 from ecrm.transport.message import Part, Picked, Received
+from ecrm.transport.pinned import SMALLEST, Arena, pinned
 
 
 class StagedTransport(WrappedTransport):
-    """Another transport, `inner`, for a rank whose rows are on a GPU.
+    """Another transport, `inner`, for a rank whose rows are on a GPU, `device`.
 
-    What is sent may lie on a device. It is copied to pinned memory of the host first, once, however
-    many ranks get it and however many rows are picked of it. What is received is on the host, as
-    what lies there is sent. `allocate_shared` gives memory of the host.
+    What is sent may lie on the device. It is copied to memory of the host first, once, however many
+    ranks get it and however many rows are picked of it. All copies of a call are waited for
+    together, and with them those to the device that read what had come before. What is received is
+    on the host, in pinned memory where that is worth it.
+
+    Memory from `lend_on_device` has a twin on the host, lent to other ranks: what is sent of it is
+    copied there, and ranks of this host read it where it lies. `allocate_shared` gives memory of
+    the host.
     """
 
-    def __init__(self, inner: Transport) -> None:
+    def __init__(self, inner: Transport, device: torch.device) -> None:
         super().__init__(inner)
-        # until the call that sends it has returned, or the shrink after it
-        self._staged: list[Tensor] = []
+        self._device = device
+        self._copies = copies_of(device)
+        self._arena = Arena()
+        self._twins: dict[int, Tensor] = {}  # uint8, by address on the device
+        self.inner.receive_memory = _receive_memory
+
+    def lend_on_device(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """Zeros on the device that may be sent, and changed again, as `allocate_shared` says."""
+        memory = zeros_on(self._device)(*shape, dtype=dtype)
+        if memory.numel():
+            address = memory.untyped_storage().data_ptr()
+            self._twins[address] = self.inner.allocate_shared(memory.nbytes, dtype=np.uint8)
+            weakref.finalize(memory, self._twins.pop, address, None).atexit = False
+        return memory
 
     def exchange(self, outgoing: Mapping[int, Sequence[Part]]) -> dict[int, list[Received]]:
         ranks = list(outgoing)
         sent = self._on_host([part for parts in outgoing.values() for part in parts])
         parts = iter(sent)
-        received = self.inner.exchange(
-            {rank: [next(parts) for _ in outgoing[rank]] for rank in ranks}
-        )
-        self._staged = []
-        return received
+        return self.inner.exchange({rank: [next(parts) for _ in outgoing[rank]] for rank in ranks})
 
     def share(self, tensors: Sequence[Part]) -> dict[int, list[Received]]:
-        received = self.inner.share(self._on_host(tensors))
-        self._staged = []
-        return received
+        return self.inner.share(self._on_host(tensors))
 
     def shrink(self) -> None:
+        self._wait()
         self.inner.shrink()
-        self._staged = []
 
     def _on_host(self, parts: Sequence[Part]) -> list[Part]:
-        """The same parts, all of them on the host.
-
-        Copies are queued one after the other, and the last one waits for all.
-        """
+        """The same parts, all of them on the host, where they stay until the next call."""
         on_device = {id(source): source for part in parts if (source := _source(part)) is not None}
-        staged = {
-            number: torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-            for number, source in on_device.items()
+        staged = {number: self._twin(source) for number, source in on_device.items()}
+        others = [number for number, twin in staged.items() if twin is None]
+        memory = self._arena.like([on_device[number] for number in others])
+        on_host = {
+            **{number: twin for number, twin in staged.items() if twin is not None},
+            **dict(zip(others, memory)),
         }
-        self._staged = list(staged.values())
-        filled = [number for number, source in on_device.items() if source.numel()]
-        for number in filled:
-            staged[number].copy_(on_device[number], non_blocking=number != filled[-1])
-        return [_replaced(part, staged) for part in parts]
+        self._copies.to_host([(on_device[number], here) for number, here in on_host.items()])
+        self._wait()
+        return [_replaced(part, on_host) for part in parts]
+
+    def _wait(self) -> None:
+        if self.pulse is not None:
+            self.pulse.ask()
+        self._copies.wait()
+
+    def _twin(self, source: Tensor) -> Tensor | None:
+        """Where a tensor is staged that lies in memory that is lent; None for another."""
+        if not source.numel() or not source.is_contiguous():
+            return None
+        twin = self._twins.get(source.untyped_storage().data_ptr())
+        if twin is None:
+            return None
+        first = source.storage_offset() * source.element_size()
+        return twin[first : first + source.nbytes].view(source.dtype).view(source.shape)
+
+
+def _receive_memory(size: int) -> np.ndarray:
+    if size < SMALLEST:
+        return np.empty(size, np.uint8)
+    memory: np.ndarray = pinned(size).numpy()
+    return memory
 
 
 def _source(part: Part) -> Tensor | None:

@@ -1,17 +1,9 @@
 """Ranks with an imitated GPU under mpirun: a kill, and the model of the CPU, bit for bit."""
 
-from support.drilling import BASE, drill
+import pytest
 
-ON_GPU = {
-    **BASE,
-    "storage.device": "cuda",
-    "train.device": "cuda",
-    "testing.imitated_gpu": True,
-    "kernels.backend": "reference",  # interpreted kernels take half a minute
-    "cluster.servers": 3,
-    "cluster.spares": 2,
-    "protection.rebuild_rows_per_step": 100_000,
-}
+from support.drilling import drill
+from support.gpu_faults import ON_GPU, run_with_fault
 
 
 def test_what_is_on_an_imitated_gpu_survives_kills(tmp_path, criteo_rows, undisturbed):
@@ -22,3 +14,21 @@ def test_what_is_on_an_imitated_gpu_survives_kills(tmp_path, criteo_rows, undist
     assert {
         ran[name] for name in ("sparse_update", "parity_apply", "decode", "dot_interaction")
     } == {"reference"}
+    # what is lent on a GPU is read where its twin lies
+    shared = {each["rank"]: each["shared"] for each in run.summary["traffic_bytes_per_rank"]}
+    assert min(shared[0], shared[2]) > 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "hang",
+        pytest.param("memory", marks=pytest.mark.drill),
+        pytest.param("lost", marks=pytest.mark.drill),
+    ],
+)
+def test_a_gpu_that_fails_costs_its_rank_and_no_bit(tmp_path, criteo_rows, undisturbed, kind):
+    run = run_with_fault(tmp_path / "run", criteo_rows, "1@9:update", kind)
+    assert run.model == undisturbed
+    stall = run.summary["failures"][0]["stall_seconds"]
+    assert (0.8 if kind == "hang" else 0.0) < stall < 4.0
