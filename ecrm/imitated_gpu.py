@@ -58,6 +58,11 @@ def fail_from_now_on(kind: str) -> None:
     _failing[:] = [kind]
 
 
+def works_again() -> None:
+    """Undo `fail_from_now_on`."""
+    _failing.clear()
+
+
 def wait_for_gpu() -> None:
     """Wait until the imitated GPU has done what it was given, which it has unless it hangs."""
     if _failing == ["hang"]:

@@ -94,6 +94,8 @@ OF_CONFIG = [
     ["testing.flip=1@30:row", "train.steps=30"],
     ["testing.flip=1@3:parity", "protection.name=none"],
     ["testing.flip=1@3:state", "train.sparse_optimizer=sgd"],
+    ["testing.gpu_fault=1@3:update"],
+    ["testing.gpu_fault=1@3:update:hang"],
     ["testing.imitated_gpu=true"],
     ["kernels.backend=reference"],
     ["storage.device=cuda", "storage.backend=fbgemm"],

@@ -1,0 +1,225 @@
+"""Between ranks on GPUs: pinned and lent memory, copies, and a GPU that fails, without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ecrm import imitated_gpu as imitation
+from ecrm.imitated_gpu import imitated_gpu
+from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
+from ecrm.transport import pinned
+from ecrm.transport.alone import LoneTransport
+from ecrm.transport.gpu_copies import copies_of, on_device
+from ecrm.transport.message import Picked, matrix_on
+from ecrm.transport.pinned import Arena, lend, pieces
+from ecrm.transport.pulse import Pulse, Unanswered
+from ecrm.transport.shared_memory import SharedMemory
+from ecrm.transport.staged import StagedTransport
+
+
+def test_an_arena_keeps_its_memory_up_to_a_limit():
+    arena = Arena(most=10_000)
+    first = arena.like([torch.zeros(3, 5), torch.zeros(0), torch.zeros(7, dtype=torch.int64)])
+    assert [(each.shape, each.dtype) for each in first] == [
+        ((3, 5), torch.float32),
+        ((0,), torch.float32),
+        ((7,), torch.int64),
+    ]
+    assert all(each.data_ptr() % 128 == first[0].data_ptr() % 128 for each in first)
+    (second,) = arena.like([torch.zeros(20)])
+    assert second.data_ptr() == first[0].data_ptr()
+    (large,) = arena.like([torch.zeros(5000)])
+    assert large.shape == (5000,)
+    assert len(arena._memory) <= 10_000
+
+
+def test_pinned_memory_has_a_limit_and_is_counted_while_it_is_used():
+    before = pinned._in_use
+    with imitated_gpu():
+        memory = pinned.pinned(1000)
+        view = memory.numpy()[10:]
+        del memory
+        assert pinned._in_use == before + 1000
+        assert len(pinned.pinned(5000, most=before + 2000)) == 5000  # ordinary memory
+        assert pinned._in_use == before + 1000
+        del view
+    assert pinned._in_use == before
+
+
+def test_lent_memory_is_registered_as_it_is_copied_and_no_longer_before_it_goes(monkeypatch):
+    monkeypatch.setattr(pinned, "CHUNK", 4096)
+    with imitated_gpu() as device:
+        memory = np.arange(10_000, dtype=np.uint8)
+        start = memory.ctypes.data
+        lend(memory, read_only=True)
+        assert start not in imitation.registered
+        part = torch.frombuffer(memory, dtype=torch.uint8, offset=4000, count=5000)
+        assert list(pieces(device, part)) == [slice(0, 96), slice(96, 4192), slice(4192, 5000)]
+        assert {
+            address - start: size
+            for address, size in imitation.registered.items()
+            if 0 <= address - start < 10_000
+        } == {0: 4096, 4096: 4096, 8192: 10_000 - 8192}
+        assert on_device(device, part).cpu().tolist() == part.tolist()
+        copies_of(device).wait()
+        del memory
+        assert start in imitation.registered, "a view is left"
+        del part
+        assert not any(0 <= address - start < 10_000 for address in imitation.registered)
+
+
+def test_what_a_dead_rank_lent_can_be_copied_and_is_registered_until_nothing_uses_it():
+    owner, reader = SharedMemory(2), SharedMemory(2)
+    with imitated_gpu() as device:
+        staged = StagedTransport(LoneTransport(), device)
+        lent = owner.allocate(300, 8)
+        lent += 7
+        assert reader.accept("here", {1: owner.offer("here")}) == [1]
+        offset = owner.offset(lent)
+        start = reader.memory_of(1).ctypes.data
+        came = torch.frombuffer(
+            reader.memory_of(1), dtype=torch.float32, offset=offset, count=300 * 8
+        ).view(300, 8)
+        del lent, owner  # it has died
+        reader.keep([0])
+        values, picked = matrix_on(device, Picked(came, torch.tensor([5, 299])), 2)
+        assert picked is None and values.cpu().tolist() == [[7.0] * 8] * 2
+        assert (on_device(device, came).cpu() == 7).all()
+        assert start in imitation.registered
+        del came
+        assert start in imitation.registered, "a copy may still read it"
+        staged.shrink()
+        assert start not in imitation.registered
+
+
+class Lending(LoneTransport):
+    """Memory that is lent comes back as a view, as from MPI."""
+
+    def __init__(self) -> None:
+        self.lent: list[torch.Tensor] = []
+        self.given: list[torch.Tensor] = []
+
+    def allocate_shared(self, *shape, dtype=np.float32):
+        self.lent.append(super().allocate_shared(*shape, dtype=dtype))
+        return self.lent[-1]
+
+    def share(self, tensors):
+        self.given = list(tensors)
+        return super().share(tensors)
+
+
+def test_what_lies_in_memory_lent_on_a_gpu_is_staged_in_its_twin():
+    inner = Lending()
+    with imitated_gpu() as device:
+        staged = StagedTransport(inner, device)
+        buffer = staged.lend_on_device(10, 4)
+        buffer[2:5] = 3.0
+        other = torch.ones(4, device=device)
+        staged.exchange({0: [(1,), buffer[2:5], Picked(buffer, torch.tensor([4])), other]})
+        (twin,) = inner.lent
+        _, part, picked, apart = inner.given
+        assert part.data_ptr() == twin.data_ptr() + 2 * 16 and part.tolist() == [[3.0] * 4] * 3
+        assert picked.source.data_ptr() == twin.data_ptr() and picked.source.shape == (10, 4)
+        assert not 0 <= apart.data_ptr() - twin.data_ptr() < twin.nbytes
+        del buffer
+        assert not staged._twins
+
+
+def test_large_messages_are_received_in_pinned_memory():
+    with imitated_gpu() as device:
+        staged, before = StagedTransport(LoneTransport(), device), pinned._in_use
+        small, large = staged.receive_memory(100), staged.receive_memory(1 << 20)
+        assert pinned._in_use == before + (1 << 20)
+        assert (len(small), len(large)) == (100, 1 << 20)
+
+
+def test_a_guard_gives_up_a_gpu_that_does_not_answer_and_no_other():
+    now = [0.0]
+    pulse = Pulse(2.0)
+    guard = Unanswered(pulse, lambda: now[0])
+    now[0] = 100.0
+    assert not guard.look(), "nobody has asked"
+    with imitated_gpu() as device:
+        gpu = GpuPulse(device, pulse, rank=0)
+        assert (pulse.asked, pulse.answered) == (1, 1)
+        pulse.ask()
+        assert (pulse.asked, pulse.answered) == (2, 2)
+        now[0] = 200.0
+        assert not guard.look()
+        try:
+            imitation.fail_from_now_on("hang")
+            gpu.ask()
+            assert (pulse.asked, pulse.answered) == (3, 2)
+        finally:
+            imitation.works_again()
+        now[0] = 201.9
+        assert not guard.look()
+        gpu.ask()
+        assert pulse.answered == 4
+        assert not guard.look()
+        pulse.question()
+        assert not guard.look()
+        now[0] = 204.0
+        assert guard.look()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("memory", "its GPU has no memory left: CUDA out of memory. Tried to allocate 2.00 MiB"),
+        ("lost", "its GPU is lost: CUDA error: an imitated GPU has fallen off the bus"),
+    ],
+)
+def test_an_error_of_a_gpu_is_told_in_one_line(kind, words):
+    with imitated_gpu() as device:
+        here = torch.zeros(1, device=device)
+        try:
+            imitation.fail_from_now_on(kind)
+            with pytest.raises(RuntimeError) as raised:
+                here.add_(1)
+        finally:
+            imitation.works_again()
+    assert fault_in_words(raised.value).startswith(words)
+    assert is_lost(raised.value) == (kind == "lost")
+
+
+def test_other_errors_are_not_the_gpus():
+    assert fault_in_words(RuntimeError("no CUDA here")) is None
+    older = RuntimeError("CUDA error: unspecified launch failure\nadvice, on more lines")
+    assert fault_in_words(older) == "its GPU is lost: CUDA error: unspecified launch failure"
+
+
+FORKS = """
+import sys
+import ecrm.process.guard as guard
+from ecrm.cli.commands import main
+
+def forks(*_):
+    print("torch there:", "torch" in sys.modules)
+    sys.exit(9)
+
+guard.guard = forks
+sys.exit(main())
+"""
+
+
+ALONE = ("cluster.layout=colocated", "cluster.servers=1", "cluster.trainers=1", "cluster.spares=0")
+
+
+@pytest.mark.parametrize("what", ["tiny", "train.py"])
+def test_a_rank_forks_from_its_guard_before_there_is_torch(tmp_path, criteo_rows, what):
+    """A process that forks with CUDA has no use of it in its child. Spares come the same way."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    sets = [*ALONE, "protection.name=none", "storage.device=cuda"]
+    if what == "tiny":
+        sets.append(f"data.path={criteo_rows}")
+    words = ("train", what, *(word for each in sets for word in ("--set", each)))
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.stdout, done.returncode) == ("torch there: False\n", 9), done.stderr
