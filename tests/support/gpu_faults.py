@@ -18,21 +18,22 @@ ON_GPU = {
 }
 
 SAID = {
-    "memory": "! rank 1: its GPU has no memory left: CUDA out of memory. Tried to allocate",
-    "lost": "! rank 1: its GPU is lost: CUDA error: an imitated GPU has fallen off the bus",
-    "hang": "! rank 1: its GPU has not done for 1 s what it was given (cluster.hang_seconds)",
+    "memory": "its GPU has no memory left: CUDA out of memory. Tried to allocate",
+    "lost": "its GPU is lost: CUDA error: an imitated GPU has fallen off the bus",
+    "hang": "its GPU has not done for 1 s what it was given (cluster.hang_seconds)",
 }
 
 
 def run_with_fault(
     folder: Path, data: Path, fault: str, kind: str, more: dict[str, object] | None = None
 ) -> Run:
-    """A run whose rank 1 has its GPU fail; it ends well, and one line says what happened."""
+    """A run in which the GPU of a rank fails. It ends well, and one line says what happened."""
+    rank = fault.partition("@")[0]
     sets = {**ON_GPU, "cluster.hang_seconds": 1.0, "testing.gpu_fault": f"{fault}:{kind}"}
     run = launch(folder, data, {**sets, **(more or {})})
     assert run.code == 0, run.output
-    said = [line for line in run.output.splitlines() if line.startswith("! rank 1: its GPU")]
-    assert len(said) == 1 and said[0].startswith(SAID[kind]), run.output
+    said = [line for line in run.output.splitlines() if ": its GPU " in line]
+    assert len(said) == 1 and said[0].startswith(f"! rank {rank}: {SAID[kind]}"), run.output
     assert said[0].endswith(": the rank is killed") and "Traceback" not in run.output
-    assert [failure["ranks"] for failure in run.summary["failures"]] == [[1]]
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[int(rank)]]
     return run

@@ -182,3 +182,21 @@ def test_an_error_in_a_script_is_one_line_and_its_own_traceback(tmp_path, monkey
         "sys.exit: exit code 3"
     )
     assert "SyntaxError" in execute(tmp_path, monkeypatch, "def (:\n").traceback
+
+
+def test_a_script_that_has_no_gpu_memory_left_fails_in_its_slot(tmp_path, monkeypatch):
+    """So another rank tries the slot, and the second failure ends the run."""
+    place = Place(5, 1)
+    monkeypatch.setattr(FakeRank, "place", place)
+    error = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 MiB')"
+    failure = execute(tmp_path, monkeypatch, f"import torch\nraise {error}\n")
+    assert failure.place == place and "OutOfMemoryError: CUDA out of memory" in failure.problem
+
+
+@pytest.mark.parametrize("kind", ["torch.AcceleratorError", "RuntimeError"])
+def test_a_script_that_loses_the_gpu_ends_the_rank_at_once(tmp_path, monkeypatch, kind):
+    """It stays at its place in the slot, where survivors find it."""
+    monkeypatch.setattr(FakeRank, "place", Place(5, 1))
+    text = f"import torch\nraise {kind}('CUDA error: an illegal memory access')\n"
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        execute(tmp_path, monkeypatch, text)
