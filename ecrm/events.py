@@ -73,11 +73,14 @@ RESTORED = {
 SLOT_FAILED = {
     "rank": Field("integer", "the rank"),
     "step": Field("integer", "step that the code was at work on, or that was evaluated"),
-    "slot": Field("integer", "slot of that step; of an evaluation, the number of the batch"),
+    "slot": Field(
+        "integer",
+        "slot of that step; of an evaluation, the number of the batch; else the epoch of the view",
+    ),
     "part": Field(
         "text",
-        "`body` of the loop, `batch` for what fetches and collates it, or `evaluation` for a batch "
-        "of an evaluation",
+        "`body` of the loop, `batch` for what fetches and collates it, `evaluation` for a batch "
+        "of an evaluation, `before_step`, or `every` for a function of `session.every`",
     ),
     "error": Field("text", "what it raised; null where the rank died", null=True),
 }

@@ -18,7 +18,7 @@ from ecrm.engine.hooks import StepAborted
 from ecrm.engine.in_flight import StepInFlight
 from ecrm.engine.ledger import Ledger, Noticed
 from ecrm.engine.rollback import Durable, Rollback
-from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before
+from ecrm.engine.slot_faults import Fault, Place, deadly, raised_before, together_in
 from ecrm.engine.state import EngineState
 from ecrm.engine.step_replay import StepReplay
 from ecrm.errors import EcrmError, ScriptFailed, StrayRow, Unrecoverable
@@ -141,7 +141,9 @@ class Recovery:
                     )
                 except Unrecoverable as error:
                     self._end_if_raised(str(error))
-                    self._roll_back(error, began)
+                    lost = [rank for rank in held.live if rank not in transport.live]
+                    problem = f"{error}{together_in(self.faults, lost)}"
+                    self._roll_back(Unrecoverable(problem), began)
                     agreed, flight.replayed = False, None
                     if len(before.shards) != len(state.view.shards):
                         before = state.view
@@ -198,11 +200,11 @@ class Recovery:
         self._state.failures.check(agreed.in_vain, agreed.why_in_words)
 
     def _look_for_dead(self, held: View) -> None:
-        """Note what this rank can know of how ranks have ended that ran slots.
+        """Note what this rank can know of how ranks have ended.
 
         `held` is the view with which the recovery began: in later ones nobody has run a slot.
         """
-        for rank in sorted(set(held.slots) - set(self._state.transport.live)):
+        for rank in sorted(set(held.live) - set(self._state.transport.live)):
             if rank not in self.faults and rank not in self._mine:
                 places = self._state.hooks.whereabouts(rank)
                 slots = held.slots_of(rank)

@@ -1,4 +1,4 @@
-"""What user code has done to ranks while it was at work on a slot, and what follows. Pure."""
+"""What user code has done to ranks while it was at work, and what follows. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ MOST_UNKNOWN = 3
 
 UNKNOWN_STEP = -1
 
-BODY, BATCH, EVALUATION = PARTS = ("body", "batch", "evaluation")
+PARTS = ("body", "batch", "evaluation", "before_step", "every")
+BODY, BATCH, EVALUATION, BEFORE_STEP, EVERY = PARTS
+
+OF_SLOTS = (BODY, BATCH)
+"""Parts of which another rank can do what one has failed in."""
+
+ON_ALL = (BEFORE_STEP, EVERY)
+"""Parts that all ranks, or all dense holders, are in at the same time."""
 
 SLOT_PHASES = ("input", "lookup", "forward", "backward", "update")
 """Phases that ranks are in while slots are computed on some: of those that wait for these, too."""
@@ -30,7 +37,9 @@ class Place(NamedTuple):
     """What user code is at work on.
 
     `part` is one of PARTS: BODY for a slot of a step, BATCH for making its batch, EVALUATION for a
-    batch of an evaluation after so many steps. `slot` is the number of that batch then.
+    batch of an evaluation after so many steps. `slot` is the number of that batch then. BEFORE_STEP
+    is the function of that name, EVERY one for `session.every` after so many steps. `slot` is then
+    the epoch of the view: it tells one time from the next, after a death.
     """
 
     step: int
@@ -40,6 +49,10 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         if self.part == EVALUATION:
             return f"batch {self.slot} of an evaluation at step {self.step}"
+        if self.part == BEFORE_STEP:
+            return f"before_step of step {self.step}"
+        if self.part == EVERY:
+            return f"a function for session.every at step {self.step}"
         return f"{'the batch of ' if self.part == BATCH else ''}step {self.step}, slot {self.slot}"
 
 
@@ -125,12 +138,15 @@ def together(said: Iterable[Faults], step: int, phase: str) -> dict[int, Fault]:
 def deadly(faults: Faults) -> str:
     """Why user code must be taken for what kills its ranks, in one line; "" where it must not."""
     at: dict[Place, list[int]] = defaultdict(list)
+    again: dict[tuple[int, str], list[int]] = defaultdict(list)
     maybe: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, fault in sorted(faults.items()):
         for place in fault.places:
-            if fault.known:
+            if place.part in ON_ALL:
+                again[place.step, place.part].append(rank)
+            elif fault.known:
                 at[place].append(rank)
-            if place.part != EVALUATION:
+            if place.part in OF_SLOTS:
                 maybe[place.step, place.slot].append(rank)
     advice = (
         "the script kills the rank that runs it, as running out of memory does: the kernel log "
@@ -139,6 +155,10 @@ def deadly(faults: Faults) -> str:
     for place, ranks in sorted(at.items()):
         if len(ranks) > 1:
             return f"{_ended(faults, ranks, str(place))}: {advice}"
+    for ranks in again.values():
+        places = {place for rank in ranks for place in faults[rank].places}
+        if len(places) > 1:  # ranks that die there together may have been killed by something else
+            return f"{_ended(faults, ranks, str(min(places)))}: {advice}"
     for (step, slot), ranks in sorted(maybe.items()):
         if len(ranks) >= MOST_UNKNOWN:
             where = f"step {step}, each running slot {slot}"
@@ -152,6 +172,17 @@ def _ended(faults: Faults, ranks: Sequence[int], where: str) -> str:
     died = [rank for rank in ranks if not faults[rank].error]
     words = [*errors, f"{named('rank', died)} died in {where}"] if died else errors
     return "; ".join(words) + (", one after the other" if len(died) > 1 else "")
+
+
+def together_in(faults: Faults, ranks: Iterable[int]) -> str:
+    """What runs on all ranks that some of these have died in, to be appended; "" for none."""
+    at: dict[Place, list[int]] = defaultdict(list)
+    for rank in ranks:
+        for place in faults[rank].places if rank in faults else ():
+            if place.part in ON_ALL:
+                at[place].append(rank)
+    words = [f"{named('rank', of)} died in {place}" for place, of in sorted(at.items())]
+    return f" ({'; '.join(words)}, the script's own code)" if words else ""
 
 
 def raised_before(faults: Faults, rank: int) -> str:

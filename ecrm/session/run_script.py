@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
-from ecrm.engine.slot_faults import EVALUATION, Place
+from ecrm.engine.slot_faults import OF_SLOTS, Place
 from ecrm.errors import EcrmError, ScriptFailed, StrayId, Unrecoverable, UsageError
 from ecrm.model.determinism import prepare_torch, seed_slot
 from ecrm.process.gpu import is_lost
@@ -143,7 +143,7 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
     """The slot that another rank is to try; None where the error would be the same there."""
     same = not isinstance(error, Exception) or isinstance(error, (UsageError, StrayId))
-    if same or not isinstance(rank.place, Place) or rank.place.part == EVALUATION:
+    if same or not isinstance(rank.place, Place) or rank.place.part not in OF_SLOTS:
         return None
     return rank.place
 

@@ -16,6 +16,7 @@ from ecrm.allocate import CPU
 from ecrm.checkpoint.saved_model import open_model
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted
+from ecrm.engine.slot_faults import BEFORE_STEP, Place
 from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
@@ -147,9 +148,13 @@ class Session:
 
     def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
         """Just before the dense part steps, alike on all ranks that hold it."""
-        seed_slot(self._seed, self.engine.step, self._slots)
+        assert self._started is not None
+        engine, doing = self.engine, self._started.doing
+        seed_slot(self._seed, engine.step, self._slots)
         if self._user_before_step is not None:
+            doing(Place(engine.step, engine.view.epoch, BEFORE_STEP))
             self._user_before_step(parameters)
+            doing("")
 
     def _check_dense(self) -> None:
         """Raise UsageError where a parameter that is no table has no memory."""

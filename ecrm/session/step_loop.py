@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ecrm.console import say
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.sealed import sealed
+from ecrm.engine.slot_faults import EVERY, Place
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.run import Started, too_late
@@ -49,6 +50,7 @@ class WorkBetweenSteps:
     def __init__(self, started: Started, module: nn.Module, every: Sequence[Every]) -> None:
         self._run, self._engine = started.run, started.run.engine
         self._module, self._every = module, every
+        self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
         self.allowed = False
 
@@ -71,19 +73,29 @@ class WorkBetweenSteps:
         for number in self._due(step):
             modes = [(part, part.training) for part in self._module.modules()]
             self.allowed = True
+            self.goes_on()
             try:
                 self._every[number].work()
                 if self._engine.step != step:
                     raise StepAborted
-            except BaseException:
+            except BaseException as error:
                 for part, training in modes:
                     part.training = training
+                if isinstance(error, StepAborted | StopAgreed):
+                    self._doing("")
                 raise
             finally:
                 self.allowed = False
+            self._doing("")
             self._done_at[number] = step
             self._run.restart_clock()
         return False
+
+    def goes_on(self) -> None:
+        """What ranks do together is through: the user's code goes on, if it is at work."""
+        engine = self._engine
+        place = Place(engine.step, engine.view.epoch, EVERY)
+        self._doing(place if self.allowed else "")
 
     def went_back(self) -> None:
         """A recovery is through: steps may have been undone. Work may be under way."""
@@ -129,7 +141,7 @@ class SessionLoop:
         every: Sequence[Every] = (),
     ) -> None:
         self._run, self._engine = started.run, started.run.engine
-        self._work, self._steps = work, steps
+        self._work, self._steps, self._doing = work, steps, started.doing
         self._between = WorkBetweenSteps(started, module, every)
         self._loop = StepLoop(
             started.run,
@@ -236,11 +248,14 @@ class SessionLoop:
         Unrecoverable where a failure has undone steps of a loop that is over.
         """
         step = self._engine.step
+        self._doing("")
         while True:
             try:
                 if self._engine.step != step:
                     raise StepAborted
-                return (yield from work())
+                done = yield from work()
+                self._between.goes_on()
+                return done
             except StopAgreed:
                 self._stop()
             except StepAborted:

@@ -77,6 +77,35 @@ def test_what_happens_on_every_rank_ends_the_run_at_the_second(tmp_path, what, p
     assert [event["ranks"] for event in events(run, "failure")] == [[4]]
 
 
+HOOKS = {"before_step": "before_step of step 5", "every": "a function for session.every at step 5"}
+
+
+@pytest.mark.parametrize("place", HOOKS)
+def test_an_error_in_what_all_ranks_run_ends_the_run_at_once(tmp_path, place):
+    run = train(tmp_path, "--raises", place)
+    assert run.code == 8, run.output
+    assert run.output.count("Traceback") == run.output.count("ecrm: error: ") == 1
+    assert f" in {HOOKS[place]}: ValueError: no such sample" in run.output
+    assert events(run, "failure") == []
+
+
+@pytest.mark.parametrize("place", HOOKS)
+def test_a_death_in_what_all_ranks_run_costs_that_rank_and_no_bit(tmp_path, calm, place):
+    run = train(tmp_path, "--kills", place, "--once", "once")
+    assert run.code == 0 and (tmp_path / "once").exists(), run.output
+    (told,) = run.summary["slot_faults"]
+    assert [failure["ranks"] for failure in run.summary["failures"]] == [[told["rank"]]]
+    assert (told["step"], told["part"]) == (5, place)
+    assert run.model == calm.model
+    check_summary(run.summary)
+
+
+def test_a_second_death_in_one_function_for_every_ends_the_run(tmp_path):
+    run = train(tmp_path, "--kills", "every")
+    assert run.code == 8, run.output
+    assert f"ranks 3, 4 died in {HOOKS['every']}, one after the other" in run.output
+
+
 def test_with_one_trainer_an_error_ends_the_run_at_once(tmp_path):
     run = train(tmp_path, "--raises", "body", layout=ONE_TRAINER)
     assert run.code == 8, run.output

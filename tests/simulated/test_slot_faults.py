@@ -55,8 +55,8 @@ class Script:
 
     As a rank of a real run, one on which it raises leaves or ends the run. `known` is whether
     survivors know what a dead rank was at work on. `evaluates`: it evaluates its model after the
-    loop. `events` are those of slots, `told` what was agreed on last of how ranks have ended, by
-    rank.
+    loop. `hooks`: what runs on all ranks may fail, too. `events` are those of slots, `told` what
+    was agreed on last of how ranks have ended, by rank.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Script:
         dies: Fault = lambda rank, place: False,
         known: bool = True,
         evaluates: bool = False,
+        hooks: bool = False,
     ) -> None:
         self._raises, self._dies, self._known = raises, dies, known
-        self._evaluates = evaluates
+        self._evaluates, self._hooks = evaluates, hooks
         self.told: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
         self.events: dict[int, dict[str, Any]] = {}
@@ -100,6 +101,19 @@ class Script:
 
         def prepare(session: Session) -> None:
             session.model.register_forward_pre_hook(lambda *_: self._at_work(engines[0].rank))
+            if self._hooks:
+                usual = session._user_before_step
+
+                def before_step(parameters: Any) -> None:
+                    self._at_work(engines[0].rank)
+                    usual(parameters)
+
+                session._user_before_step = before_step
+
+                @session.every(3)
+                def evaluate() -> None:
+                    evaluation(session)
+                    self._at_work(engines[0].rank)
 
         try:
             session = train_two_tower(begin, STEPS, prepare)
@@ -108,6 +122,8 @@ class Script:
             return session
         except OSError as error:
             (engine,) = engines
+            if self._hooks:
+                engine.recovery.refuse(f"{error} in {self._places[engine.rank]}", ScriptFailed)
             try:
                 engine.recovery.leave(self._places[engine.rank], str(error))
             except ScriptFailed as failed:
@@ -258,6 +274,51 @@ def test_a_batch_of_an_evaluation_that_kills_its_rank_ends_the_run_at_the_second
     assert len(lost) == 2
     first, second = sorted(lost)
     assert str(error).startswith(f"ranks {first}, {second} died in {scored(3)}, one after the")
+
+
+HOOKS = {"before_step": (2, "before_step of step 2"), "every": (3, "session.every at step 3")}
+
+
+@pytest.mark.parametrize("part", HOOKS)
+def test_a_death_in_what_all_ranks_run_is_survived_once(part):
+    step, where = HOOKS[part]
+    once = Once(Place(step, 0, part))
+    script = Script(dies=once, hooks=True)
+    left = run(layout=SMALL, train=script)
+    assert left.deaths == 1 and list(script.events) == [once.rank]
+    assert where in str(Place(step, 0, script.events[once.rank]["part"]))
+    assert (left.tables, left.dense) == (calm().tables, calm().dense)
+
+
+@pytest.mark.parametrize("part", HOOKS)
+def test_two_deaths_in_what_all_ranks_run_end_the_run(part):
+    step, where = HOOKS[part]
+    times = {epoch: Once(Place(step, epoch, part)) for epoch in (0, 1)}
+    script = Script(
+        dies=lambda rank, place: any(once(rank, place) for once in times.values()), hooks=True
+    )
+    lost, error = ended(script)
+    assert lost == {once.rank for once in times.values()} and len(lost) == 2
+    first, second = sorted(lost)
+    assert str(error).startswith(f"ranks {first}, {second} died in ")
+    assert f"{where}, one after the other: the script kills the rank" in str(error)
+
+
+def test_dense_replicas_that_die_in_one_hook_together_are_told_as_that():
+    script = Script(dies=lambda rank, place: place.part == "before_step", hooks=True)
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script)
+    first = next(iter(failed.value.errors.values()))
+    assert len(failed.value.outcome.killed) == 2 and isinstance(first, Unrecoverable)
+    assert "(ranks 3, 4 died in before_step of step 0, the script's own code)" in str(first)
+
+
+@pytest.mark.parametrize("part", HOOKS)
+def test_an_error_in_what_all_ranks_run_ends_the_run_at_once(part):
+    step, where = HOOKS[part]
+    lost, error = ended(Script(at(Place(step, 0, part)), hooks=True))
+    assert not lost
+    assert str(error).startswith("no sample on rank ") and str(error).endswith(where)
 
 
 def test_an_error_and_a_death_in_one_slot_end_the_run_with_the_error():

@@ -8,12 +8,15 @@ import pytest
 
 from ecrm.engine.slot_faults import (
     BATCH,
+    BEFORE_STEP,
     EVALUATION,
+    EVERY,
     Fault,
     Place,
     deadly,
     raised_before,
     together,
+    together_in,
 )
 from ecrm.rank.whereabouts import Whereabouts
 
@@ -99,6 +102,19 @@ def test_a_batch_of_an_evaluation_is_no_slot():
     assert not deadly({**unknown, 6: died(SCORED)})
 
 
+@pytest.mark.parametrize("part, where", [(BEFORE_STEP, "before_step of"), (EVERY, "every at")])
+def test_what_all_ranks_run_is_to_blame_for_deaths_one_after_the_other_alone(part, where):
+    first, second = Place(7, 0, part), Place(7, 1, part)
+    told = deadly({4: died(first), 5: died(second)})
+    assert told.startswith("ranks 4, 5 died in ") and f"{where} step 7, one after" in told
+    assert not deadly({4: died(first), 5: died(first)}), "killed together, by whatever it was"
+    assert not deadly({4: died(first), 5: died(Place(8, 1, part)), 6: UNKNOWN, 3: died(SLOT)})
+    assert together_in({4: died(first), 5: died(first), 6: died(SLOT)}, [4, 5, 6]) == (
+        f" (ranks 4, 5 died in {first}, the script's own code)"
+    )
+    assert not together_in({4: died(SLOT)}, [4, 5])
+
+
 def test_an_error_is_tried_elsewhere_once_and_not_soon_again():
     assert not raised_before({4: raised(SLOT)}, 4)
     assert not raised_before({4: raised(SLOT), 5: died(NEXT), 6: UNKNOWN}, 4)
@@ -111,7 +127,7 @@ def test_an_error_is_tried_elsewhere_once_and_not_soon_again():
 
 def test_a_rank_that_died_has_left_where_user_code_was():
     word = np.zeros(1, np.int64)
-    places = [Place(0, 0), Place(0, 0, BATCH), Place(10**9, (1 << 28) - 1, EVALUATION), SLOT]
+    places = [Place(0, 0), Place(0, 0, BATCH), Place(10**9, (1 << 28) - 1, EVERY), SLOT]
     for place in places:
         Whereabouts(word, {}).be_at(place)
         assert Whereabouts(word, {3: word.copy()}).when_dead(3) == (place,)

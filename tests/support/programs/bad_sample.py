@@ -1,7 +1,8 @@
 """A small training script with one bad sample, which a batch of step 5, slot 1 has.
 
-Arguments: [--raises PLACE] or [--kills PLACE], where PLACE is `body` or `collate`, and
-[--once FILE]: only where the file is not there yet, which is made then.
+Arguments: [--raises PLACE] or [--kills PLACE], where PLACE is `body`, `collate`, `before_step`, or
+`every` for a function on the main rank, and [--once FILE]: only where the file is not there yet,
+which is made then.
 """
 
 import argparse
@@ -29,12 +30,18 @@ def look_at(numbers: list[int], place: str) -> None:
     if BAD not in numbers or place not in (typed.raises, typed.kills):
         return
     if typed.once is not None:
-        if typed.once.exists():
+        try:
+            typed.once.touch(exist_ok=False)
+        except FileExistsError:
             return
-        typed.once.touch()
     if place == typed.kills:
         os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError("no such sample")
+
+
+def look_before_step(parameters: list[nn.Parameter]) -> None:
+    if session.engine.step == 5:
+        look_at([BAD], "before_step")
 
 
 def collate(numbers: list[int]) -> KeyedJaggedTensor:
@@ -57,7 +64,20 @@ class Model(nn.Module):
 
 model = Model()
 apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-session = ecrm.Session(model, slots=SLOTS, dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01))
+session = ecrm.Session(
+    model,
+    slots=SLOTS,
+    dense_optimizer=lambda ps: torch.optim.Adam(ps, lr=0.01),
+    before_step=look_before_step,
+)
+
+
+@session.every(5)
+def look_between_steps() -> None:
+    if session.is_main:
+        look_at([BAD], "every")
+
+
 numbers = ecrm.Indexed(range(200), batch_size=BATCH, collate=collate, shuffle=False)
 for batch in session.steps(numbers, STEPS):
     look_at(batch.values().tolist(), "body")
