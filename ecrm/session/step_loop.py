@@ -52,6 +52,7 @@ class WorkBetweenSteps:
         self._module, self._every = module, every
         self._doing: Callable[[Place | str], None] = started.doing
         self._done_at = [-1] * len(every)
+        self._died_in_it: set[int] = set()
         self.allowed = False
 
     def is_due(self, step: int) -> bool:
@@ -98,8 +99,21 @@ class WorkBetweenSteps:
         self._doing(place if self.allowed else "")
 
     def went_back(self) -> None:
-        """A recovery is through: steps may have been undone. Work may be under way."""
-        self._done_at = [min(step, self._engine.step) for step in self._done_at]
+        """A recovery is through: steps may have been undone. Work may be under way.
+
+        What was done after this step is done again if a rank has died in it: it may have been the
+        main one.
+        """
+        step = self._engine.step
+        self._done_at = [min(done, step) for done in self._done_at]
+        died = {
+            rank
+            for rank, fault in self._engine.recovery.faults.items()
+            if any((place.step, place.part) == (step, EVERY) for place in fault.places)
+        }
+        if died - self._died_in_it:
+            self._done_at = [-1 if done == step else done for done in self._done_at]
+        self._died_in_it |= died
 
 
 class LogDelivery:

@@ -69,6 +69,7 @@ class Script:
     ) -> None:
         self._raises, self._dies, self._known = raises, dies, known
         self._evaluates, self._hooks = evaluates, hooks
+        self.done: list[tuple[int, int]] = []
         self.told: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
         self.events: dict[int, dict[str, Any]] = {}
@@ -112,8 +113,11 @@ class Script:
 
                 @session.every(3)
                 def evaluate() -> None:
-                    evaluation(session)
+                    if self._evaluates:
+                        evaluation(session)
                     self._at_work(engines[0].rank)
+                    if session.is_main:
+                        self.done.append((session.engine.step, engines[0].rank))
 
         try:
             session = train_two_tower(begin, STEPS, prepare)
@@ -290,16 +294,32 @@ def test_a_death_in_what_all_ranks_run_is_survived_once(part):
     assert (left.tables, left.dense) == (calm().tables, calm().dense)
 
 
+def test_what_the_main_rank_died_in_is_done_by_the_next():
+    where = Place(3, 0, "every")
+    script = Script(dies=lambda rank, place: rank == 3 and place == where, hooks=True)
+    left = run(layout=SMALL, train=script)
+    assert left.deaths == 1 and script.done == [(3, 4)]
+    assert (left.tables, left.dense) == (calm().tables, calm().dense)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize("part", HOOKS)
-def test_two_deaths_in_what_all_ranks_run_end_the_run(part):
+def test_two_deaths_in_what_all_ranks_run_end_the_run(part, evaluates):
     step, where = HOOKS[part]
     times = {epoch: Once(Place(step, epoch, part)) for epoch in (0, 1)}
     script = Script(
-        dies=lambda rank, place: any(once(rank, place) for once in times.values()), hooks=True
+        dies=lambda rank, place: any(once(rank, place) for once in times.values()),
+        evaluates=evaluates,
+        hooks=True,
     )
-    lost, error = ended(script)
+    with pytest.raises(ProgramFailed) as failed:
+        run(layout=SMALL, train=script)
+    lost = {kill.rank for kill in failed.value.outcome.killed}
     assert lost == {once.rank for once in times.values()} and len(lost) == 2
+    assert not failed.value.outcome.results
     first, second = sorted(lost)
+    error = next(iter(failed.value.errors.values()))
+    assert isinstance(error, ScriptFailed)
     assert str(error).startswith(f"ranks {first}, {second} died in ")
     assert f"{where}, one after the other: the script kills the rank" in str(error)
 
@@ -316,7 +336,7 @@ def test_dense_replicas_that_die_in_one_hook_together_are_told_as_that():
 @pytest.mark.parametrize("part", HOOKS)
 def test_an_error_in_what_all_ranks_run_ends_the_run_at_once(part):
     step, where = HOOKS[part]
-    lost, error = ended(Script(at(Place(step, 0, part)), hooks=True))
+    lost, error = ended(Script(at(Place(step, 0, part)), evaluates=True, hooks=True))
     assert not lost
     assert str(error).startswith("no sample on rank ") and str(error).endswith(where)
 
