@@ -96,10 +96,8 @@ def start_run(wanted: Wanted) -> Started:
             ),
             REMEDY,
         )
-        own: dict[str, Any] = {"script": str(rank.script.path)}
-        if wanted.open_end:
-            own["open_end"] = True
-        fields = start_fields(run, cluster, built, own)
+        end = {"open_end": True} if wanted.open_end else {}
+        fields = start_fields(run, cluster, built, {"script": str(rank.script.path), **end})
     rank_run, progress = _rank_run(rank, run, built, fields, wanted.open_end)
     rank.part = ScriptPart(rank_run, run.folder)
     _tell_start(run, cluster, built, fields)

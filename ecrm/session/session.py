@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
 from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.module_replica import ModuleReplica
-from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import row_spaces
 from ecrm.session.alone import run_alone
 from ecrm.session.batch_rows import BatchRows, find_kjts
@@ -110,12 +108,7 @@ class Session:
         self.device = session_device(device)
         """Where the module is: move to it what the loop's body gives to the module."""
         self._tables = swap(model, seed)
-        self._described = [
-            replace(table, initial=Values(self._tables.values[table.name]))
-            if table.name in self._tables.values
-            else table
-            for table in self._tables.tables
-        ]
+        self._described = self._tables.with_values()
         self._slots, self._seed, self._check_steps = slots, seed, check_determinism
         self._sparse, self._sparse_rate = sparse, sparse_rate
         spaces = row_spaces(self._described)

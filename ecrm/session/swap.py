@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torchrec.modules.fused_embedding_modules import (
 )
 
 from ecrm.errors import UsageError
+from ecrm.placement.initial_values import Values
 from ecrm.placement.tables import RowSpace, Table
 from ecrm.session.batch_rows import BatchRows
 from ecrm.session.collections import EmbeddingBagCollection, EmbeddingCollection
@@ -48,6 +49,15 @@ class Tables:
     aliases: Mapping[str, str]
     collections: tuple[Collection, ...]
     source: RowSource
+
+    def with_values(self) -> list[Table]:
+        """The tables, those that have values beginning with them."""
+        return [
+            replace(table, initial=Values(self.values[table.name]))
+            if table.name in self.values
+            else table
+            for table in self.tables
+        ]
 
     def lay_out(self, spaces: Sequence[RowSpace]) -> None:
         """Tell the collections where their tables are; needed before `batch_rows`."""
