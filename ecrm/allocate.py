@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,11 +55,16 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
     return torch.from_numpy(np.frombuffer(memory, dtype, count=math.prod(shape)).reshape(shape))
 
 
-def zeros_on(device: torch.device) -> Allocate:
-    """What allocates on a device that is not the CPU, where all memory is real at once."""
+@dataclass(frozen=True)
+class ZerosOn:
+    """Allocates on a device that is not the CPU, where all memory is real at once."""
 
-    def allocate(*shape: int, dtype: type = np.float32) -> Tensor:
+    device: torch.device
+
+    def __call__(self, *shape: int, dtype: type = np.float32) -> Tensor:
+        """Zeros of that shape."""
         of_torch = torch.from_numpy(np.empty(0, dtype)).dtype
-        return torch.zeros(*shape, dtype=of_torch, device=device)
+        return torch.zeros(*shape, dtype=of_torch, device=self.device)
 
-    return allocate
+
+zeros_on = ZerosOn

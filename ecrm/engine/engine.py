@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU, Allocate, ReusableBuffer, lazy_zeros, zeros_on
+from ecrm.allocate import CPU, Allocate, ReusableBuffer, ZerosOn, lazy_zeros
 from ecrm.engine.dense import DenseReplica, SlicedSum
 from ecrm.engine.hooks import EnginePolicy, Hooks, StopAgreed
 from ecrm.engine.in_flight import StepInFlight
@@ -89,7 +89,7 @@ class Engine:
     ) -> None:
         allocate_shared = transport.allocate_shared
         if device.type != "cpu":
-            allocate = zeros_on(device)
+            allocate = ZerosOn(device)
             transport = staged = StagedTransport(transport, device)
             allocate_shared = staged.lend_on_device
         stores = ShardStores(make_store, tables, seed, allocate, allocate_shared, sparse_rate)

@@ -77,12 +77,8 @@ def flip_bit(engine: Engine, shard: int, kind: str) -> None:
         return
     store = engine.state.hosted[key].store
     row = _last_nonzero(store.read(torch.arange(engine.state.layouts[0].data_rows_per_shard)))
-    _flip_in(
-        (store.weights if kind == "row" else store.state[0])
-        .view(torch.uint8)
-        .view(store.weights.shape[0], -1),
-        row,
-    )
+    part = store.weights if kind == "row" else store.state[0]
+    _flip_in((part if part.dim() > 1 else part.unsqueeze(1)).view(torch.uint8), row)
 
 
 def _flip_in(rows: torch.Tensor, row: int) -> None:

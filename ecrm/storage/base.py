@@ -14,10 +14,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ecrm.allocate import Allocate, lazy_zeros
+from ecrm.allocate import Allocate, ZerosOn, lazy_zeros
 from ecrm.kernels.records import RecordLog, gather_records, scatter_records, xor_records
 from ecrm.kernels.sparse_update import sparse_update
 from ecrm.placement.sparse_optimizer import SparseOptimizer, SparseRate, factor
+
+_VECTOR = 4
+"""Floats that a GPU loads at once, if they begin at a multiple of as many."""
 
 
 @runtime_checkable
@@ -38,8 +41,10 @@ class Store(ABC):
     zeros unless it holds a store of the same shape already. `rate` gives a factor on the learning
     rate by step.
 
-    All lies on one `device`: that of the memory. Values, gradients and records are given and
-    returned there. Only row numbers, and what is said of rows, are always on the CPU.
+    All lies on one `device`: that of the memory. On the CPU each part of all records lies together.
+    Elsewhere each record does, in rows that begin at multiples of 16 bytes. `memory` is the tensors
+    that hold it all. Values, gradients and records are given and returned there. Only row numbers,
+    and what is said of rows, are always on the CPU.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
     many, B is `record_bytes`. `step` is the run's step that an update is of, from 0. Ranges are not
@@ -55,10 +60,20 @@ class Store(ABC):
         allocate: Allocate | None = None,
         rate: SparseRate | None = None,
     ) -> None:
-        allocate = allocate or lazy_zeros
-        self.weights = allocate(rows, dim)
-        self.state = tuple(allocate(*shape) for shape in state_shapes(optimizer.name, rows, dim))
-        self._touched = allocate(rows)
+        allocate, shapes = allocate or lazy_zeros, state_shapes(optimizer.name, rows, dim)
+        self._parts: tuple[Tensor, ...]
+        if not isinstance(allocate, ZerosOn):
+            self.weights = allocate(rows, dim)
+            self.state = tuple(allocate(*shape) for shape in shapes)
+            self._touched = allocate(rows)
+            self.memory = self._parts = (self.weights, *self.state, self._touched)
+        else:
+            widths = [dim, *(shape[1] if len(shape) > 1 else 1 for shape in shapes), 1]
+            matrix = allocate(rows, -(-sum(widths) // _VECTOR) * _VECTOR)
+            self.memory, self._parts = (matrix,), (matrix[:, : sum(widths)],)
+            self.weights, *state, touched = self._parts[0].split(widths, dim=1)
+            self.state = tuple(part.view(-1, *shape[1:]) for part, shape in zip(state, shapes))
+            self._touched = touched.squeeze(1)
         self._initial, self._optimizer, self._rate = initial, optimizer, rate
 
     @property
@@ -79,22 +94,12 @@ class Store(ABC):
 
     @property
     def record_bytes(self) -> int:
-        return sum(part[:1].nbytes for part in (self.weights, *self._tail))
+        return sum(part[:1].nbytes for part in (self.weights, *self.state, self._touched))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes once every row has been updated."""
-        return sum(part.nbytes for part in (self.weights, *self._tail))
-
-    @property
-    def _tail(self) -> tuple[Tensor, ...]:
-        """What follows the row in a record."""
-        return (*self.state, self._touched)
-
-    @property
-    def memory(self) -> tuple[Tensor, ...]:
-        """All that holds records, as the live tensors."""
-        return (self.weights, *self._tail)
+        return sum(part.nbytes for part in self.memory)
 
     def lookup(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy of the rows, float32 [R, dim]: `out`, contiguous, if that is given."""
@@ -122,7 +127,8 @@ class Store(ABC):
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Records, uint8 [R, B]: `out`, contiguous, if that is given."""
-        return gather_records(self.weights, self._tail, self._here(rows), out=out)
+        first, *others = self._parts
+        return gather_records(first, others, self._here(rows), out=out)
 
     def read_to_host(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """`read`, to memory of the CPU."""
@@ -133,8 +139,9 @@ class Store(ABC):
 
     def read_tail(self, rows: Tensor) -> Tensor:
         """What follows the rows in their records, uint8 [R, B - 4 dim]."""
-        first, *others = self._tail
-        return gather_records(first.view(len(first), -1), others, self._here(rows))
+        first, *others = (*self.state, self._touched)
+        first = first if first.dim() > 1 else first.unsqueeze(1)
+        return gather_records(first, others, self._here(rows))
 
     def updated(self, rows: Tensor) -> Tensor:
         """Bool [R]: whether each row was ever updated; the record of one that was not is zeros."""
@@ -142,11 +149,13 @@ class Store(ABC):
 
     def last_bytes(self, rows: slice) -> Tensor:
         """The last byte of each record, uint8 [R]: zero just where the row was never updated."""
-        return self._touched.view(torch.uint8)[3::4][rows].contiguous()
+        touched = self._touched[rows].clone(memory_format=torch.contiguous_format)
+        return touched.view(torch.uint8)[3::4].contiguous()
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Overwrite records, uint8 [R, B]."""
-        scatter_records(self.weights, self._tail, self._here(rows), records)
+        first, *others = self._parts
+        scatter_records(first, others, self._here(rows), records)
 
     def begun(self, records: Tensor) -> Tensor:
         """Records, uint8 [R, B], with the values of `records` and fresh optimizer state.
@@ -160,7 +169,8 @@ class Store(ABC):
 
     def xor(self, rows: Tensor, delta: Tensor) -> None:
         """XOR records with deltas, uint8 [R, B]: applying an update's delta again takes it back."""
-        xor_records(self.weights, self._tail, self._here(rows), delta)
+        first, *others = self._parts
+        xor_records(first, others, self._here(rows), delta)
 
     def update(self, rows: Tensor, gradients: Tensor, step: int = 0) -> None:
         """Run the optimizer on rows with their summed gradients, float32 [R, dim], in place.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ecrm.allocate import zeros_on
+from ecrm.allocate import ZerosOn
 from ecrm.transport.base import Transport, WrappedTransport
 from ecrm.transport.gpu_copies import copies_of
 from ecrm.transport.message import Part, Picked, Received
@@ -39,7 +39,7 @@ class StagedTransport(WrappedTransport):
 
     def lend_on_device(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros on the device that may be sent, and changed again, as `allocate_shared` says."""
-        memory = zeros_on(self._device)(*shape, dtype=dtype)
+        memory = ZerosOn(self._device)(*shape, dtype=dtype)
         if memory.numel():
             address = memory.untyped_storage().data_ptr()
             self._twins[address] = self.inner.allocate_shared(memory.nbytes, dtype=np.uint8)

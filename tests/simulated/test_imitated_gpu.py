@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ecrm.allocate import zeros_on
+from ecrm.allocate import ZerosOn
 from ecrm.engine.hooks import Hooks
 from ecrm.imitated_gpu import HostMemoryExpected, ImitatedTensor, imitated_gpu
 from ecrm.kernels import dispatch
@@ -177,7 +177,7 @@ def test_staging_copies_each_tensor_once():
 
 def test_logs_on_a_gpu_take_only_the_memory_that_they_use(reference):
     with imitated_gpu() as device:
-        log = UndoLog(1000, 8, 1, zeros_on(device), device)
+        log = UndoLog(1000, 8, 1, ZerosOn(device), device)
         rows, sums = torch.arange(3), log.space(3)
         sums.fill_(1.0)
         log.expect(rows)

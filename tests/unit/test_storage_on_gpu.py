@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ecrm.allocate import zeros_on
+from ecrm.allocate import ZerosOn
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
@@ -73,7 +73,7 @@ def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial):
     here = shard(optimizer, initial)
     expected = left(here, torch.device("cpu"), used(here, torch.device("cpu")))
     with imitated_gpu() as device:
-        there = shard(optimizer, initial, zeros_on(device))
+        there = shard(optimizer, initial, ZerosOn(device))
         found = left(there, device, used(there, device))
     assert len(found) == len(expected) > 4
     for one, other in zip(found, expected, strict=True):
@@ -84,7 +84,7 @@ def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial):
 def test_no_lookup_and_no_update_waits_for_the_gpu():
     dispatch.use_on_gpu("auto")
     with imitated_gpu() as device:
-        hosted = shard("rowwise_adagrad", None, zeros_on(device))
+        hosted = shard("rowwise_adagrad", None, ZerosOn(device))
         with Waits() as waits:
             used(hosted, device)
     assert waits.names == []
@@ -93,7 +93,24 @@ def test_no_lookup_and_no_update_waits_for_the_gpu():
 
 def test_waiting_is_noticed():
     with imitated_gpu() as device:
-        hosted = shard("sgd", Uniform(-0.1, 0.4), zeros_on(device))
+        hosted = shard("sgd", Uniform(-0.1, 0.4), ZerosOn(device))
         with Waits() as waits:
             hosted.lookup(torch.arange(3))
     assert "nonzero" in waits.names
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer):
+    with imitated_gpu() as device:
+        store = shard(optimizer, None, ZerosOn(device)).store
+        (matrix,) = store.memory
+        assert matrix.stride(0) % 4 == 0 and matrix.stride(0) - store.record_bytes // 4 < 4
+        rows = torch.tensor([3])
+        store.write(rows, torch.full((1, store.record_bytes), 7, dtype=torch.uint8).to(device))
+        words = matrix.cpu().view(torch.int32)
+        used = store.record_bytes // 4
+        assert (words[3, :used] == 0x07070707).all() and not words[3, used:].any()
+        assert not words[2].any() and not words[4].any()
+        assert store.weights.cpu().view(torch.int32).sum() == DIM * 0x07070707
+        assert store.last_bytes(slice(2, 5)).cpu().tolist() == [0, 7, 0]
+        assert store.last_bytes(slice(3, 4)).cpu().tolist() == [7]
