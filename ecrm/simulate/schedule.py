@@ -12,7 +12,7 @@ from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.simulate.session_model import SessionModel, draw_model
+from ecrm.simulate.session_model import SessionModel, draw_model, draw_more
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
 from ecrm.wording import counted
@@ -173,7 +173,9 @@ def draw(seed: int, suite: str) -> Schedule:
     if suite == "sessions":
         workload = replace(workload, tables=(), falls=rng.random() < 0.3)
         fatal = rng.random() < FATAL_SHARE
-        schedule = replace(schedule, model=draw_model(rng), fatal=fatal)
+        # from numbers of their own, so that what is drawn above stays as it is
+        more = random.Random(f"more of {suite} {seed}")
+        schedule = replace(schedule, model=draw_more(draw_model(rng), more), fatal=fatal)
     return replace(schedule, workload=workload)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,13 @@ from ecrm.protection.base import Protection
 from ecrm.session.data import Indexed
 from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.session import Session
+from ecrm.session.streams import Streams
 from ecrm.simulate.seen import Seen
 from ecrm.simulate.session_model import SessionModel
 from ecrm.simulate.session_parts import (
     Average,
     Batch,
+    Stream,
     batch_of,
     build,
     dense_optimizer,
@@ -42,7 +45,13 @@ from ecrm.transport.base import Transport
 EVALUATED = 5
 """Batches of an evaluation."""
 SAMPLES = 23
-"""Of the dataset of `ecrm.Indexed`."""
+"""Of the dataset of `ecrm.Indexed`, at least."""
+
+
+def samples_of(model: SessionModel) -> int:
+    """How many samples the dataset has: the last batch is not one alone, which no norm takes."""
+    ends = model.epochs or model.batch
+    return next(count for count in itertools.count(SAMPLES) if count * ends % model.batch != 1)
 
 
 class SimulatedRun:
@@ -176,6 +185,11 @@ class SessionJob:
         model, seed = self._model, workload.seed
         torch.manual_seed(seed)
         averages: list[Average] = []
+        scaler = (
+            torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+            if model.scales
+            else None
+        )
 
         def before_step(parameters: Any) -> None:
             if model.clips:
@@ -191,6 +205,7 @@ class SessionJob:
             scheduler=scheduler(model),
             before_step=before_step,
             sparse_rate=falling if workload.falls else None,
+            grad_scaler=scaler,
             start=start,
         )
         if model.average:
@@ -204,10 +219,14 @@ class SessionJob:
             def evaluate() -> None:
                 seen.evaluate(session.engine.step, self._evaluation(session, seed))
 
-        for batch in session.steps(self._batches(seed), workload.steps):
+        for batch in session.steps(self._batches(workload), workload.steps):
             scores = session.model(batch.dense, batch.kjt).squeeze(1)
-            loss = F.mse_loss(scores, batch.label)
-            loss.backward()
+            loss = F.mse_loss(scores, batch.label) * batch.factor
+            if scaler is None:
+                loss.backward()
+            else:
+                scaler.scale(loss).backward()
+                session.log(scale=scaler.get_scale())
             noise = random.random() + float(torch.rand(())) + float(np.random.rand())
             session.log(loss=loss, noise=noise)
         if model.evaluates:
@@ -218,15 +237,18 @@ class SessionJob:
             seen.saved = hashlib.sha256(path.read_bytes()).hexdigest()
         return session
 
-    def _batches(self, seed: int) -> Any:
-        model = self._model
-        if model.indexed:
+    def _batches(self, workload: Workload) -> Any:
+        model, seed = self._model, workload.seed
+        if model.data == "Indexed":
             return Indexed(
-                range(SAMPLES),
+                range(samples_of(model)),
                 batch_size=model.batch,
-                collate=lambda samples: batch_of(model, seed, *samples),
+                collate=lambda samples: batch_of(model, seed, *samples, size=len(samples)),
                 seed=seed,
+                epochs=model.epochs,
             )
+        if model.data == "Streams":
+            return Streams(lambda slot: Stream(model, seed, slot, workload.steps + 2))
         return lambda step, slot: batch_of(model, seed, step, slot)
 
     def _evaluation(self, session: Session, seed: int) -> str:

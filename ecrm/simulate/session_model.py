@@ -23,6 +23,7 @@ ROW_OPTIMIZERS = (
 )
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 SCHEDULERS = ("", "", "cosine", "step", "warm-up")
+DATA = ("a function", "Indexed", "Streams")
 BEGINNINGS = ("usual", "usual", "usual", "bounds", "normal", "whole table")
 """What rows begin with: by default, between two bounds, by an `init_fn` of rows or of the table."""
 
@@ -50,7 +51,10 @@ class SessionModel:
     - `batch`: samples of a batch; `most_ids`: of a bag at most.
     - `average`: whether an average of the weights is registered.
     - `evaluates`: every how many steps, 0 for never. `saves`: whether the model is saved at the
-      end. `indexed`: whether batches are those of `ecrm.Indexed`.
+      end.
+    - `data`: a name of `DATA`. `epochs`: after how many those of `ecrm.Indexed` end, None for
+      never.
+    - `scales`: whether losses are scaled by a GradScaler; some of them are not finite then.
     """
 
     kind: str
@@ -68,7 +72,9 @@ class SessionModel:
     average: bool
     evaluates: int
     saves: bool
-    indexed: bool
+    data: str
+    epochs: int | None = None
+    scales: bool = False
 
     @property
     def tables(self) -> tuple[DrawnTable, ...]:
@@ -98,6 +104,9 @@ class SessionModel:
                 ("an average", self.average),
                 ("evaluations", self.evaluates),
                 ("a saved model", self.saves),
+                (self.data, self.data != DATA[0]),
+                ("epochs that end", self.epochs),
+                ("a scaler", self.scales),
                 ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
             )
             if there
@@ -149,8 +158,17 @@ def draw_model(rng: random.Random) -> SessionModel:
         average=rng.random() < 0.4,
         evaluates=rng.choice((0, 0, 1, 2, 3)),
         saves=rng.random() < 0.2,
-        indexed=rng.random() < 0.4,
+        data=DATA[rng.random() < 0.4],
     )
+
+
+def draw_more(model: SessionModel, rng: random.Random) -> SessionModel:
+    """The model with data and a scaler of which `draw_model` knows nothing."""
+    if rng.random() < 0.3:
+        model = replace(model, data="Streams")
+    epochs = rng.choice((None, 1, 2, 3))
+    scales = rng.random() < 0.3
+    return replace(model, epochs=epochs if model.data == "Indexed" else None, scales=scales)
 
 
 def _tables(

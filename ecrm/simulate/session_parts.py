@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from ecrm.simulate.session_model import DrawnTable, SessionModel
 META = torch.device("meta")
 DENSE = 4
 """Numbers of a sample beside its ids."""
+OVERFLOWS = 0.1
+"""Share of the batches with a loss that is not finite, where losses are scaled."""
 
 _ROW_OPTIMIZERS: Mapping[str, tuple[type, dict[str, float]]] = {
     "rowwise adagrad": (torchrec.optim.RowWiseAdagrad, {"lr": 0.05}),
@@ -211,18 +213,22 @@ class TwoTower(nn.Module):
 
 @dataclass
 class Batch:
-    """A batch of B samples: dense numbers [B, 4], ids, labels [B]."""
+    """A batch of B samples: dense numbers [B, 4], ids, labels [B], a factor on the loss."""
 
     dense: Tensor
     kjt: KeyedJaggedTensor
     label: Tensor
+    factor: float = 1.0
 
 
-def batch_of(model: SessionModel, *key: int) -> Batch:
-    """A batch that only `key` decides, with ids that recur; now and then a feature has none."""
+def batch_of(model: SessionModel, *key: int, size: int = 0) -> Batch:
+    """A batch that only `key` decides, with ids that recur; now and then a feature has none.
+
+    It has `size` samples, by default as many as the model's batches.
+    """
     drawn = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
     random = torch.Generator().manual_seed(int.from_bytes(drawn, "little"))
-    rows, size = model.rows_by_feature, model.batch
+    rows, size = model.rows_by_feature, size or model.batch
     lengths = [
         torch.randint(0, model.most_ids + 1, (size,), generator=random)
         * int(torch.rand((), generator=random) > 0.1)
@@ -239,11 +245,30 @@ def batch_of(model: SessionModel, *key: int) -> Batch:
         lengths=torch.cat(lengths),
         weights=torch.rand(total, generator=random) if model.weighted else None,
     )
-    return Batch(
-        torch.randn(size, DENSE, generator=random),
-        kjt,
-        torch.randint(0, 2, (size,), generator=random).float(),
-    )
+    dense = torch.randn(size, DENSE, generator=random)
+    label = torch.randint(0, 2, (size,), generator=random).float()
+    overflows = model.scales and float(torch.rand((), generator=random)) < OVERFLOWS
+    return Batch(dense, kjt, label, float("inf") if overflows else 1.0)
+
+
+class Stream:
+    """The batches of a slot one after the other, some of `most`, which a generator decides."""
+
+    def __init__(self, model: SessionModel, seed: int, slot: int, most: int) -> None:
+        self._model, self._random = model, torch.Generator().manual_seed(seed + slot)
+        self._left = int(torch.randint(1, most + 1, (), generator=self._random))
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self._left:
+            self._left -= 1
+            yield batch_of(self._model, int(torch.randint(0, 1 << 40, (), generator=self._random)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self._left, "random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._left = state["left"]
+        self._random.set_state(state["random"])
 
 
 class Average:

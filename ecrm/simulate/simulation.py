@@ -217,7 +217,8 @@ def _run(
         if alarms:  # nothing is corrupted in these schedules, whatever dies
             raise Violation(f"scrubbing found what is not there: {alarms[0]}")
         may_refuse = schedule.fatal and not fatal_left[0]
-        refused = _judge(outcome.results, reported, truth, refusals, workload.steps, may_refuse)
+        steps = len(truth.records) - 1  # data may end before the job's steps
+        refused = _judge(outcome.results, reported, truth, refusals, steps, may_refuse)
         if refused is None:
             check()
     except Violation as error:
