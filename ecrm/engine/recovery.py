@@ -37,7 +37,7 @@ class Recovery:
     The step in flight is given up. `stopping` is whether all are to stop at this commit since one
     of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
     whether one did in the last recovery, `rollbacks` how often everything was loaded from the
-    durable tier, `faults` how ranks have ended in slots that user code was at work on.
+    durable tier, `began_with_one` whether `resume` came through by a recovery, `faults` how ranks have ended in slots that user code was at work on.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = self.doubts = self.doubted = False
-        self.rollbacks = 0
+        self.rollbacks, self.began_with_one = 0, False
         # from the moment a rollback begins until all agree that it is through
         self._state_lost = False
         self._refusal = ""  # why this rank wants all to end
@@ -326,6 +326,7 @@ class Recovery:
         except PeerFailure:
             self._state_lost = True
             self.recover()
+            self.began_with_one = True
 
     def _roll_back(self, why: Unrecoverable, began: float, told: bool = True) -> None:
         """Collective: load the newest checkpoint on the ranks that are left.

@@ -167,7 +167,8 @@ class StepLoop(Generic[Batch]):
 
         Raises Unrecoverable on every rank when too much is lost, and what the run raises.
         """
-        recovered = False
+        # some may have come through it, and are in a recovery of the loop's by now
+        recovered = self._engine.recovery.began_with_one
         while True:
             try:
                 if recovered and self._engine.recovery.doubted and self._doubts is not None:

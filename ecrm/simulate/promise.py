@@ -18,6 +18,9 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.placement.view import View
 from ecrm.simulate.workload import Workload
 
+ROLLING_BACK = ("checkpoint", "mapped")
+"""Protections with which all go back to files, however many have died."""
+
 MOST_PLACEMENTS = 3_000
 """Placements that are looked at to find the best one."""
 
@@ -211,8 +214,8 @@ def survivable(
     """Whether the run must survive `victim` dying now, `dead` having died before.
 
     `engines` are those of live ranks that have got as far as having one. Ranks may stand at
-    different views; by each of them no stripe may have lost more than m units (stateless: any
-    number), and a copy of the dense replica must be left.
+    different views; by each of them no stripe may have lost more than m units (stateless, and where
+    all go back to files: any number), and a copy of the dense replica must be left.
     """
     gone = {*dead, victim}
     start = workload.initial_view()
@@ -223,7 +226,7 @@ def survivable(
     }
     for view, circle in stood or {(start, Circle(workload.servers, workload.k, workload.m))}:
         units_left = (
-            workload.protection == "stateless"
+            workload.protection in ("stateless", *ROLLING_BACK)
             or circle.most_units_on(lost_shards(view, gone)) <= workload.m
         )
         if gone.issuperset(view.live) or not units_left:

@@ -12,6 +12,7 @@ from ecrm.placement.assignment import CannotKeepApart
 from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
+from ecrm.simulate.promise import ROLLING_BACK
 from ecrm.simulate.session_model import SessionModel, draw_model, draw_more
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
@@ -21,6 +22,9 @@ SUITES = ("survivable", "fatal", "sessions")
 
 FATAL_SHARE = 0.15
 """Share of the schedules of sessions in which one death more than is covered may come."""
+
+ROLLING_BACK_SHARE = 0.12
+"""Schedules of sessions with protections that go back to files, whoever has died."""
 
 FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
@@ -175,7 +179,18 @@ def draw(seed: int, suite: str) -> Schedule:
         fatal = rng.random() < FATAL_SHARE
         # from numbers of their own, so that what is drawn above stays as it is
         more = random.Random(f"more of {suite} {seed}")
-        schedule = replace(schedule, model=draw_more(draw_model(rng), more), fatal=fatal)
+        model = draw_more(draw_model(rng), workload.steps, more)
+        if more.random() < ROLLING_BACK_SHARE:
+            name = more.choice(ROLLING_BACK)
+            workload = replace(
+                workload, protection=name, k=1, m=0, scrub_rows_per_step=0, domains=None
+            )
+            fatal = False
+            if name == "checkpoint":
+                model = replace(model, checkpoints=model.checkpoints or 3)
+            else:  # it goes on from its files
+                model = replace(model, checkpoints=0, stops=0)
+        schedule = replace(schedule, model=model, fatal=fatal)
     return replace(schedule, workload=workload)
 
 

@@ -42,13 +42,14 @@ class Seen:
             )
 
 
-def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int]) -> None:
+def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int], began: int = 0) -> None:
     """Raise Violation unless scripts have seen what that of the undisturbed run has.
 
     `seen` are those of all ranks, also dead ones. `first` are the ranks that began with the dense
-    replica.
+    replica. The run has gone on after `began` steps of another one.
     """
     steps = len(truth.logged)
+    evaluated = {step for step in truth.evaluated if step == -1 or step >= began}
     for rank, mine in seen.items():
         told = [step for step, _ in mine.logged]
         if told != list(range(told[0], told[0] + len(told)) if told else ()):
@@ -70,16 +71,16 @@ def check_seen(seen: Mapping[int, Seen], truth: Seen, first: Sequence[int]) -> N
         told = [step for step, _ in mine.logged]
         # one that came to hold the dense replica after the last step was told nothing
         some = told and told[-1] != steps - 1
-        if mine.holds and (some or (rank in first and len(told) != steps)):
+        if mine.holds and (some or (rank in first and len(told) != steps - began)):
             raise Violation(f"rank {rank} was told what steps {told} have logged, of {steps}")
-        if mine.evaluated.keys() != truth.evaluated.keys():
+        if mine.evaluated.keys() != evaluated:
             raise Violation(
                 f"rank {rank} has evaluated after steps {sorted(mine.evaluated)}, "
-                f"not {sorted(truth.evaluated)}"
+                f"not {sorted(evaluated)}"
             )
         if mine.saved != truth.saved:
             raise Violation(f"rank {rank} has saved another model")
-    missing = set(range(steps)).difference(
+    missing = set(range(began, steps)).difference(
         step for mine in seen.values() for step, _ in mine.logged
     )
     if finished and missing:

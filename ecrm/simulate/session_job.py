@@ -15,8 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ecrm.allocate import CPU
+from ecrm.checkpoint.folder import CheckpointFolder, find
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
+from ecrm.checkpoint.mapped_restore import Reopened
+from ecrm.checkpoint.restore import Restorer
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
+from ecrm.engine.rollback import Durable
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import bytes_of
@@ -24,7 +29,7 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.view import View
 from ecrm.protection.base import Protection
 from ecrm.session.data import Indexed
-from ecrm.session.run import Start, Started, Wanted
+from ecrm.session.run import Start, Started, Wanted, too_late
 from ecrm.session.session import Session
 from ecrm.session.streams import Streams
 from ecrm.simulate.seen import Seen
@@ -44,6 +49,8 @@ from ecrm.transport.base import Transport
 
 EVALUATED = 5
 """Batches of an evaluation."""
+LONGEST_STREAM = 14
+"""Batches of a stream at most; some streams end before the steps do."""
 SAMPLES = 23
 """Of the dataset of `ecrm.Indexed`, at least."""
 
@@ -57,17 +64,23 @@ def samples_of(model: SessionModel) -> int:
 class SimulatedRun:
     """A session's run on one simulated rank: nobody asks to stop.
 
-    After a recovery all share something before the next step, as checkpoints do.
+    After a recovery all share something before the next step, as `checkpoints` do where there are
+    any.
     """
 
     def __init__(
-        self, engine: Engine, after_step: Callable[[Engine], None] = lambda engine: None
+        self,
+        engine: Engine,
+        after_step: Callable[[Engine], None] = lambda engine: None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.engine, self._after_step = engine, after_step
+        self.engine, self._after_step, self._checkpoints = engine, after_step, checkpoints
         self._settled = True
 
     def between_steps(self) -> None:
-        if not self._settled:
+        if self._checkpoints is not None:
+            self._checkpoints.between_steps()
+        elif not self._settled:
             with self.engine.recovery.recovering():
                 self.engine.state.transport.share([])
             self._settled = True
@@ -80,10 +93,15 @@ class SimulatedRun:
     def step_finished(self) -> None:
         self._after_step(self.engine)
 
-    def keep(self) -> None: ...
+    def keep(self) -> None:
+        self.engine.commit()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
     def went_back(self) -> None:
         self._settled = False
+        if self._checkpoints is not None:
+            self._checkpoints.went_back()
 
     def stop(self) -> None:
         raise AssertionError("nobody asks to stop")
@@ -98,6 +116,7 @@ def session_engine(
     policy: EnginePolicy,
     backend: str = "native",
     device: torch.device = CPU,
+    durable: Durable | None = None,
 ) -> Engine:
     """The engine of what a session wants, on one simulated rank; its rows are on `device`."""
     return Engine(
@@ -113,6 +132,7 @@ def session_engine(
         clock=lambda: 0.0,
         sparse_rate=wanted.sparse_rate,
         device=device,
+        durable=durable,
     )
 
 
@@ -120,15 +140,32 @@ class SessionJob:
     """A `Job` (`ecrm.simulate.workload`): the script of a drawn model; it saves into `folder`.
 
     The workload says the cluster, the protection, steps, slots and seed. `seen` is what the script
-    has seen on each rank.
+    has seen on each rank. Checkpoints are written into `kept`, None for none. With `resumes` the
+    run goes on from them: `began` are the steps after which ranks have done so.
     """
 
     remembered = 0
     """A session has the engine forget what steps have logged as soon as it was delivered."""
 
-    def __init__(self, model: SessionModel, folder: Path) -> None:
-        self._model, self.folder = model, folder
+    def __init__(
+        self,
+        model: SessionModel,
+        folder: Path,
+        kept: Path | None = None,
+        resumes: bool = False,
+    ) -> None:
+        self._model, self.folder, self._resumes = model, folder, resumes
+        self._kept = None if kept is None else CheckpointFolder(kept)
         self.seen: dict[int, Seen] = {}
+        self.began: set[int] = set()
+
+    def _durable(self, workload: Workload) -> Durable | None:
+        """What outlives the ranks of a run, if anything does."""
+        if workload.protection == "mapped":
+            return Reopened()
+        if self._kept is None:
+            return None
+        return Restorer(self._kept, find(self._kept.path)[0] if self._resumes else ())
 
     def dense_value(self, engine: Engine) -> Tensor:
         """Everything that a rank's replica holds, as names and bits, uint8 [N]."""
@@ -153,6 +190,7 @@ class SessionJob:
     ) -> Outcome:
         """See `Job`."""
         seen = self.seen[transport.rank] = Seen()
+        checkpoints: list[Checkpoints] = []
 
         def start(wanted: Wanted) -> Started:
             protection = workload.make_protection()
@@ -164,19 +202,40 @@ class SessionJob:
                 protection,
                 workload.policy(protection),
                 workload.backend,
+                durable=self._durable(workload),
             )
             if workload.skip_undo:
                 leave_updates_in_place(engine)
             after_start(engine)
-            return Started(SimulatedRun(engine, after_step))
+            if self._resumes:
+                engine.recovery.resume()
+                self.began.add(engine.step)
+            if self._kept is not None:
+                policy = CheckpointPolicy(workload.steps, every_steps=self._model.checkpoints)
+                checkpoints.append(
+                    Checkpoints(
+                        engine,
+                        self._kept,
+                        {},
+                        policy,
+                        hooks.event,
+                        lambda: 0.0,
+                        lambda work: work(),
+                    )
+                )
+            return Started(SimulatedRun(engine, after_step, *checkpoints))
 
         engine = self._script(workload, start, seen).engine
+        furthest = engine.step
         while True:
             try:
-                tables, verified = finish(engine, report)
+                tables, verified = finish(engine, report, *checkpoints)
                 break
             except StepAborted:
-                continue
+                for each in checkpoints:
+                    each.went_back()
+                if engine.step < furthest:
+                    raise too_late(engine, furthest) from None
         seen.holds, seen.finished = engine.state.dense is not None, True
         return outcome(engine, tables, verified, self.dense_value)
 
@@ -248,7 +307,7 @@ class SessionJob:
                 epochs=model.epochs,
             )
         if model.data == "Streams":
-            return Streams(lambda slot: Stream(model, seed, slot, workload.steps + 2))
+            return Streams(lambda slot: Stream(model, seed, slot, LONGEST_STREAM))
         return lambda step, slot: batch_of(model, seed, step, slot)
 
     def _evaluation(self, session: Session, seed: int) -> str:

@@ -55,6 +55,8 @@ class SessionModel:
     - `data`: a name of `DATA`. `epochs`: after how many those of `ecrm.Indexed` end, None for
       never.
     - `scales`: whether losses are scaled by a GradScaler; some of them are not finite then.
+    - `checkpoints`: every how many steps one is written, 0 for never. `stops`: after which step the
+      run ends, to go on from a checkpoint on all ranks; 0 where it does not.
     """
 
     kind: str
@@ -75,6 +77,8 @@ class SessionModel:
     data: str
     epochs: int | None = None
     scales: bool = False
+    checkpoints: int = 0
+    stops: int = 0
 
     @property
     def tables(self) -> tuple[DrawnTable, ...]:
@@ -107,6 +111,8 @@ class SessionModel:
                 (self.data, self.data != DATA[0]),
                 ("epochs that end", self.epochs),
                 ("a scaler", self.scales),
+                ("checkpoints", self.checkpoints),
+                ("a second run that goes on", self.stops),
                 ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
             )
             if there
@@ -162,13 +168,24 @@ def draw_model(rng: random.Random) -> SessionModel:
     )
 
 
-def draw_more(model: SessionModel, rng: random.Random) -> SessionModel:
-    """The model with data and a scaler of which `draw_model` knows nothing."""
+def draw_more(model: SessionModel, steps: int, rng: random.Random) -> SessionModel:
+    """The model with data, a scaler and checkpoints, of which `draw_model` knows nothing.
+
+    It is trained up to step `steps`.
+    """
     if rng.random() < 0.3:
         model = replace(model, data="Streams")
     epochs = rng.choice((None, 1, 2, 3))
     scales = rng.random() < 0.3
-    return replace(model, epochs=epochs if model.data == "Indexed" else None, scales=scales)
+    checkpoints = rng.choice((0, 0, 0, 1, 2, 4))
+    stops = rng.randrange(1, steps) if checkpoints and rng.random() < 0.7 else 0
+    return replace(
+        model,
+        epochs=epochs if model.data == "Indexed" else None,
+        scales=scales,
+        checkpoints=checkpoints,
+        stops=stops,
+    )
 
 
 def _tables(

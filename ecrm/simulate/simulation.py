@@ -55,6 +55,21 @@ class Verdict:
     refused: str | None
     mix: Counter[str]
 
+    def then(self, later: Verdict) -> Verdict:
+        """This, and what became of a run that went on from it."""
+        counts = (
+            "deaths",
+            "recoveries",
+            "reshapes",
+            "commits",
+            "calls",
+            "rows_checked",
+            "parity_rows_checked",
+        )
+        both = {name: getattr(self, name) + getattr(later, name) for name in counts}
+        traits = Counter(_traits(self.schedule))
+        return replace(later, **both, mix=self.mix + later.mix - traits)
+
 
 class Failed(Exception):
     """A schedule broke a promise; the message says which.
@@ -78,17 +93,36 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     from ecrm.simulate.session_job import SessionJob
 
-    with prepared_torch(threads=1), tempfile.TemporaryDirectory() as folder:
-        alone, disturbed = Path(folder) / "alone", Path(folder) / "disturbed"
-        for each in (alone, disturbed):
-            each.mkdir()
-        true, job = SessionJob(schedule.model, alone), SessionJob(schedule.model, disturbed)
-        return _run(schedule, breaks, true, job, lambda: _check_script(schedule, true, job))
+    with prepared_torch(threads=1), tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name), schedule.model
+        for each in "alone", "disturbed", "mapped":
+            (folder / each).mkdir()
+        workload = replace(schedule.workload, folder=str(folder / "mapped"))
+        kept = folder / "checkpoints" if model.checkpoints else None
+
+        def run(steps: int, resumes: bool) -> tuple[Verdict, SessionJob]:
+            true = SessionJob(model, folder / "alone")
+            job = SessionJob(model, folder / "disturbed", kept, resumes)
+            life = replace(schedule, workload=replace(workload, steps=steps))
+            return _run(life, breaks, true, job, lambda: _check_script(life, true, job)), job
+
+        if not model.stops:
+            return run(workload.steps, resumes=False)[0]
+        first, _ = run(model.stops, resumes=False)
+        if first.refused is not None:
+            return first
+        return first.then(run(workload.steps, resumes=True)[0])
 
 
 def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
     """What the scripts of a session have seen, and the files that they leave."""
-    check_seen(job.seen, true.seen[0], schedule.workload.initial_view().dense)
+    assert schedule.model is not None
+    began, steps = 0, len(true.seen[0].logged)
+    if job.began:
+        began = min(schedule.model.stops, steps)
+        if job.began != {began}:
+            raise Violation(f"after {began} steps ranks went on from steps {sorted(job.began)}")
+    check_seen(job.seen, true.seen[0], schedule.workload.initial_view().dense, began)
     left = [file.name for file in job.folder.iterdir()]
     if len(left) != len({mine.saved for mine in job.seen.values() if mine.saved}):
         raise Violation(f"where the model was saved there is {left}")
