@@ -24,6 +24,10 @@ class DenseReplica(Protocol):
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes."""
 
+    @property
+    def over(self) -> bool:
+        """Whether its state says that no slot has data any more."""
+
     def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         """Take one step with the sum of all slots' contributions, float32 [P].
 

@@ -134,7 +134,7 @@ class Engine:
 
         It depends on the data alone, so that no failure takes it back.
         """
-        return self.step == self._over_at
+        return self.step in (self._over_at, self.recovery.over_at)
 
     def end_here(self) -> None:
         """On all ranks, before a step: no slot has a part in it, as `over` says from now on."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+import torch
+
 from ecrm.engine.dense import spread_dense
 from ecrm.engine.engine_events import (
     failure_event,
@@ -25,6 +27,7 @@ from ecrm.errors import EcrmError, ScriptFailed, StrayRow, Unrecoverable
 from ecrm.placement.view import View
 from ecrm.placement.view_change import plan_recovery
 from ecrm.transport.base import PeerFailure, Revoked
+from ecrm.transport.message import tensors
 from ecrm.wording import named
 
 REFUSALS = {kind.__name__: kind for kind in (StrayRow, ScriptFailed)}
@@ -37,7 +40,9 @@ class Recovery:
     The step in flight is given up. `stopping` is whether all are to stop at this commit since one
     of them asks for it, `doubts`, for others to set, whether this rank doubts its input, `doubted`
     whether one did in the last recovery, `rollbacks` how often everything was loaded from the
-    durable tier, `began_with_one` whether `resume` came through by a recovery, `faults` how ranks have ended in slots that user code was at work on.
+    durable tier, `began_with_one` whether `resume` came through by a recovery, `over_at` the step
+    before which data has ended, by what was loaded, `faults` how ranks have ended in slots that
+    user code was at work on.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class Recovery:
     ) -> None:
         self._state, self._in_flight, self._durable = state, in_flight, durable
         self.stopping = self.doubts = self.doubted = False
-        self.rollbacks, self.began_with_one = 0, False
+        self.rollbacks, self.began_with_one, self.over_at = 0, False, -1
         # from the moment a rollback begins until all agree that it is through
         self._state_lost = False
         self._refusal = ""  # why this rank wants all to end
@@ -349,6 +354,9 @@ class Recovery:
             state.policy.dense_replicas,
         )
         state.take_loaded(loaded)
+        over = state.dense is not None and state.dense.over
+        said = state.transport.share([torch.tensor([over])])
+        self.over_at = state.step if any(bool(tensors(of)[0]) for of in said.values()) else -1
         flight.ahead, flight.updating = None, False
         self.rollbacks += 1
         if told:

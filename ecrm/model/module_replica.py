@@ -171,6 +171,11 @@ class ModuleReplica:
         held = (self._live(), self._saved, self._start)
         return sum(_bytes(state) for state in held)
 
+    @property
+    def over(self) -> bool:
+        """Whether the streams of all slots have ended."""
+        return bool(self.streams) and not any(map(torch.numel, self.streams.values()))
+
     def begin_slot(self, slot: int) -> None:
         """Before a slot's forward: no gradients, and the buffers with which the step began."""
         self._drop_gradients()

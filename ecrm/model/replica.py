@@ -110,6 +110,8 @@ class FlatDenseReplica:
         """Everything that a step changes, as the live tensors."""
         return [self._flat, *self._state, self.loss_sum]
 
+    over = False  # the trainer knows how many steps its data has
+
     @property
     def memory_bytes(self) -> int:
         return 2 * sum(tensor.nbytes for tensor in self._tensors())

@@ -54,6 +54,7 @@ class TinyDense:
         self._saved = self.value.clone()
 
     memory_bytes = 2 * DENSE_WIDTH * 4
+    over = False
 
     def apply(self, total: Tensor, states: Mapping[int, Tensor]) -> None:
         self.value = (self.value * 0.9 + total).clamp(-8, 8)

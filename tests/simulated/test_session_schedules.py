@@ -8,6 +8,7 @@ import pytest
 
 import ecrm.session.slot_work as slot_work
 from ecrm.faults.without_undo import leave_updates_in_place
+from ecrm.session.streams import StreamSource
 from ecrm.simulate.promise import Violation
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.seed_range import run_range
@@ -73,3 +74,41 @@ def test_what_scripts_see_is_held_to_the_undisturbed_run():
         check_seen({1: right[1]}, seen(), first=())
     with pytest.raises(Violation, match=r"gave \(0.5,\), then \(0.6,\)"):
         seen().evaluate(2, (0.6,))
+
+
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [(24, "a second run that goes on"), (34, "Streams")],
+    ids=["one rank fails in the resume, another after it", "all streams ended before the resume"],
+)
+def test_runs_that_go_on(seed, what):
+    verdict = run_schedule(draw(seed, "sessions"))
+    assert verdict.deaths > 2 and verdict.refused is None
+    assert verdict.mix[f"sessions with {what}"] == 1
+
+
+def test_new_draws_are_there():
+    models = [draw(seed, "sessions").model for seed in range(60)]
+    kinds = {model.data for model in models}
+    assert kinds == {"a function", "Indexed", "Streams"}
+    assert all(
+        sum(bool(getattr(model, name)) for model in models) > 4
+        for name in ("epochs", "scales", "checkpoints", "stops")
+    )
+
+
+def test_states_of_streams_that_are_not_undone_are_caught(monkeypatch):
+    monkeypatch.setattr(StreamSource, "_begun", _begun_anew(StreamSource._begun))
+    with pytest.raises(Failed):
+        for seed in STREAMS:
+            run_schedule(draw(seed, "sessions"))
+
+
+STREAMS = [s for s in range(12) if draw(s, "sessions").model.data == "Streams"]
+
+
+def _begun_anew(begun):
+    """A stream that is begun with a state forgets it."""
+    return lambda self, step, slot, before: begun(self, 0, slot, None) if step else begun(
+        self, step, slot, before
+    )
