@@ -100,18 +100,19 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
         workload = replace(schedule.workload, folder=str(folder / "mapped"))
         kept = folder / "checkpoints" if model.checkpoints else None
 
-        def run(steps: int, resumes: bool) -> tuple[Verdict, SessionJob]:
+        def run(steps: int, resumes: bool) -> Verdict:
             true = SessionJob(model, folder / "alone")
             job = SessionJob(model, folder / "disturbed", kept, resumes)
             life = replace(schedule, workload=replace(workload, steps=steps))
-            return _run(life, breaks, true, job, lambda: _check_script(life, true, job)), job
+            found = _run(life, breaks, true, job, lambda: _check_script(life, true, job))
+            return replace(found, schedule=schedule)  # without the name of a folder
 
         if not model.stops:
-            return run(workload.steps, resumes=False)[0]
-        first, _ = run(model.stops, resumes=False)
+            return run(workload.steps, resumes=False)
+        first = run(model.stops, resumes=False)
         if first.refused is not None:
             return first
-        return first.then(run(workload.steps, resumes=True)[0])
+        return first.then(run(workload.steps, resumes=True))
 
 
 def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
