@@ -136,10 +136,6 @@ class Engine:
         """
         return self.step in (self._over_at, self.recovery.over_at)
 
-    def end_here(self) -> None:
-        """On all ranks, before a step: no slot has a part in it, as `over` says from now on."""
-        self._over_at = self.step
-
     @property
     def confirmed(self) -> bool:
         """Whether a step that begins again has the rows that the last `lookup` returned."""

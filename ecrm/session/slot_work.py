@@ -97,21 +97,6 @@ class SessionBatches:
         there = self._feed.slots_in(self._engine.step)
         return [slot for slot in there if slot not in streams or streams[slot].numel()]
 
-    @property
-    def streams_over(self) -> bool:
-        """Whether the streams of all slots had ended before the engine's step.
-
-        On a rank that holds the dense replica.
-        """
-        streams = replica_of(self._engine).streams
-        slots = range(len(self._engine.view.slots))
-        return all(slot in streams and not streams[slot].numel() for slot in slots)
-
-    @property
-    def streams(self) -> bool:
-        """Whether batches come from streams."""
-        return self._feed.streams
-
     def _drawn(self, step: int, slot: int) -> SessionBatch:
         engine = self._engine
         engine.enter("input")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ecrm.console import say
@@ -17,10 +16,7 @@ from ecrm.engine.slot_faults import EVERY, Place
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.run import Started, too_late
-from ecrm.session.save import undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
-from ecrm.transport.base import PeerFailure
-from ecrm.transport.message import tensors
 
 Result = TypeVar("Result")
 
@@ -181,7 +177,6 @@ class SessionLoop:
 
     def __iter__(self) -> Iterator[Any]:
         """The batch of every (step, slot) that this rank runs; steps that are redone once more."""
-        yield from self._end_where_streams_have()
         checking = self._check_until > self._engine.step
         for parts in self._loop:
             if checking and self._engine.step >= self._check_until:
@@ -202,37 +197,6 @@ class SessionLoop:
         if checking:
             self._tell_checked()
         self._over = True
-
-    def _end_where_streams_have(self) -> Iterator[Any]:
-        """Collective, before the first step: a run may go on after the end of all its streams.
-
-        No step is trained then. Yields nothing.
-        """
-        engine = self._engine
-        while engine.step and self._batches.streams:
-            try:
-                over = yield from self.stoppable(
-                    lambda: undisturbed(engine, self._streams_over, self.went_back)
-                )
-            except StepAborted:  # all have rolled back to an older step
-                self.went_back()
-                continue
-            if over:
-                engine.end_here()
-            return
-
-    def _streams_over(self) -> bool:
-        """Collective: whether all streams have ended, as the reporter knows.
-
-        Raises PeerFailure as transport calls do.
-        """
-        engine = self._engine
-        transport, reporter = engine.state.transport, engine.view.reporter
-        mine = engine.rank == reporter and self._batches.streams_over
-        shared = transport.share([torch.tensor([mine])])
-        if not transport.agree(True):
-            raise PeerFailure("a rank died while others asked whether all streams have ended")
-        return bool(tensors(shared[reporter])[0])
 
     def _tell_checked(self) -> bool:
         """Say that nothing was found; returns False: nothing is checked any more."""

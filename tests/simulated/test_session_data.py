@@ -20,9 +20,8 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.data import Indexed
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
-from ecrm.session.step_loop import SessionLoop
-from ecrm.session.streams import ENDED, Streams
-from ecrm.transport.simulated import PhaseFault, ProgramFailed, RankKilled
+from ecrm.session.streams import Streams
+from ecrm.transport.simulated import PhaseFault, ProgramFailed
 from support.sessions import Layout, Left, Train, run
 from support.stub_workers import StubWorker
 
@@ -249,51 +248,6 @@ def test_a_gradient_is_a_mean_over_the_slots_that_have_a_batch():
         train=script(lambda: Streams(lambda slot: Late(0, 2)), 50, 1),
     )
     assert two.tables == one.tables and two.dense == one.dense
-
-
-def resumed_at(step: int, states: dict[int, bytes], data: Callable[[], Any]) -> Train:
-    """The script on ranks that go on from a checkpoint with these states of streams."""
-
-    def train(start: Callable[[Wanted], Any]) -> Session:
-        def begin(wanted: Wanted) -> Any:
-            started = start(wanted)
-            state = started.run.engine.state
-            state.step = state.committed = step
-            if state.dense is not None:
-                state.dense.streams = {
-                    slot: torch.tensor(list(stream), dtype=torch.uint8)
-                    for slot, stream in states.items()
-                }
-                state.dense.commit()
-            return started
-
-        return script(data, 50)(begin)
-
-    return train
-
-
-@pytest.mark.parametrize("killed", [None, 3, 0], ids=["calm", "reporter", "server"])
-def test_a_run_that_goes_on_where_all_streams_have_ended_ends_with_the_same_model(
-    killed, monkeypatch
-):
-    asked: set[int] = set()
-
-    def once(self: SessionLoop) -> bool:
-        rank = self._engine.rank
-        if rank == killed and rank not in asked:
-            asked.add(rank)
-            raise RankKilled
-        return over(self)
-
-    over = SessionLoop._streams_over
-    monkeypatch.setattr(SessionLoop, "_streams_over", once)
-    untrained = run(layout=layout(), train=resumed_at(50, {}, DATA["indexed"][0]))
-    left = run(layout=layout(), train=resumed_at(6, {0: ENDED, 1: ENDED}, lambda: ending(0)))
-    assert left.deaths == len(asked) == (killed is not None)
-    assert left.logged == () and left.mismatches == 0
-    trained = run(layout=layout(), train=resumed_at(48, {}, DATA["indexed"][0]))
-    assert len(trained.logged) == 2
-    assert left.tables == untrained.tables != trained.tables
 
 
 MISTAKES = {
