@@ -36,7 +36,8 @@ class UndoLog:
 
     Deltas lie where they are sent from: in memory from `allocate`, which has room for all rows, of
     which the system hands out what is used. On a `device` other than the CPU all memory is real at
-    once: there they grow.
+    once: there they grow. There `deltas` waits for the device once, `clear` never, and `expect`
+    only where a log looks full.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class UndoLog:
         self._update: tuple[Tensor, Tensor] | None = None
         # a log for each unit once there were two updates between two commits
         self._merged: list[RecordLog] = []
+        # of the logs that grow; each begins at 16 bytes, so that one compiled kernel serves all
+        self._counters = torch.zeros(units if self._grows else 0, 2, dtype=torch.int64).to(device)
         self._most_space = 0  # rows
         self._most_merged = [0] * units
 
@@ -124,9 +127,8 @@ class UndoLog:
         order of their first update. Views: valid until the next call of another method.
         """
         if self._update is None and self._merged:
-            for log in self._merged:
-                log.settle()
-            return [(rows.cpu(), records) for rows, records in map(_held, self._merged)]
+            rows = self._settle() if self._grows else [_held(log)[0] for log in self._merged]
+            return [(some, _held(log)[1]) for some, log in zip(rows, self._merged, strict=True)]
         return [
             self._update or (torch.empty(0, dtype=torch.int64), self._space.of(0).view(torch.uint8))
         ]
@@ -135,12 +137,12 @@ class UndoLog:
         """Forget everything. The memory that it took is kept for the next time."""
         for unit, log in enumerate(self._merged):
             if log.count:
-                log.settle()
+                # a count that is too large adds rows of before, or row 0: all are forgotten anyway
                 self._most_merged[unit] = max(self._most_merged[unit], log.count)
-                log.places[_held(log)[0]] = 0
+                log.places.index_fill_(0, _held(log)[0], 0)
                 log.count = 0
-                if log.counter is not None:
-                    log.counter.zero_()
+        if self._merged:
+            self._counters.zero_()
         self._update = None
 
     def undo(self, store: Store) -> None:
@@ -156,10 +158,7 @@ class UndoLog:
         counts = split_by_unit(rows, self._units)[0]
         if not self._merged:
             places = self._zeros(self._rows, dtype=np.int32)
-            self._merged = [
-                self._new_log(len(range(unit, self._rows, self._units)), places)
-                for unit in range(self._units)
-            ]
+            self._merged = [self._new_log(unit, places) for unit in range(self._units)]
         self._update = None
         for log, some, change in zip(
             self._merged, rows.split(counts), delta.split(counts), strict=True
@@ -167,13 +166,23 @@ class UndoLog:
             self._make_room(log, len(some))
             merge_records(log, some.to(self._device), change)
 
-    def _new_log(self, rows: int, places: Tensor) -> RecordLog:
-        """A log with room for twice `rows`: all of them, and an update of all of them.
+    def _settle(self) -> list[Tensor]:
+        """Make all counts exact, and return the rows of each log, on the CPU, in one copy."""
+        ends = list(accumulate((log.count for log in self._merged), initial=self._counters.numel()))
+        parts = [self._counters.flatten(), *(_held(log)[0] for log in self._merged)]
+        copy = torch.cat(parts).cpu()
+        for log, count in zip(self._merged, copy[: ends[0] : 2].tolist(), strict=True):
+            log.count = count
+        return [copy[end : end + log.count] for end, log in zip(ends, self._merged)]
+
+    def _new_log(self, unit: int, places: Tensor) -> RecordLog:
+        """A log with room for twice a unit's rows: all of them, and an update of all of them.
 
         A kernel cannot tell which are there already. A log that grows begins without room.
         """
+        rows = len(range(unit, self._rows, self._units))
         room = 0 if self._grows else min(2 * rows, MOST_ROOM)
-        counter = torch.zeros(1, dtype=torch.int64, device=self._device) if self._grows else None
+        counter = self._counters[unit, :1] if self._grows else None
         return RecordLog(*self._room(room), places, counter=counter)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor]:
@@ -192,7 +201,7 @@ class UndoLog:
         if log.count + more <= len(log.rows) or not self._grows:
             return
         if log.count:  # an upper bound
-            log.settle()
+            self._settle()
         needed = log.count + more
         if needed <= len(log.rows):
             return
