@@ -32,6 +32,11 @@ MAY_CHANGE = ("train.sparse_lr", "train.dense_lr", HELD_OUT)
 """Keys that the bits of what is trained from then on depend on, too."""
 TOLD = ("train.steps", "train.epochs", "train.eval_every_steps", "data.path")
 """Keys that no bits depend on; recorded to say what has changed."""
+ON = "trained_on"
+"""What decides the bits of the dense part besides these, in words, of a run that has it on a GPU.
+
+Without it the dense part was trained on the CPU.
+"""
 ANEW = "start without --resume"
 
 
@@ -62,6 +67,19 @@ def identity(
         **(began_as or begun_as(keys)),
         "told": of(TOLD),
     }
+
+
+def on_gpu(said: str) -> dict[str, Any]:
+    """That part of an identity, of a run whose dense part is trained on a GPU; "" for the CPU."""
+    return {ON: said} if said else {}
+
+
+def device_changed(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    """One line where the dense part was trained on something else than it is now."""
+    before, now = said.get(ON, "the CPU"), mine.get(ON, "the CPU")
+    if before == now:
+        return []
+    return [f"the model is trained on {before} -> {now}: other bits from here on"]
 
 
 def begun_as(said: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +180,7 @@ def changes(said: dict[str, Any], mine: dict[str, Any]) -> list[str]:
             f"data.path {path} -> {now['data.path']}: {rows:,} -> {new:,} rows, "
             "from the first of them"
         )
-    return lines
+    return [*lines, *device_changed(said, mine)]
 
 
 def check_steps(path: Path, at: int, steps: int) -> None:

@@ -73,6 +73,11 @@ def trained_on(config: Config) -> str:
     return f"{where} with torch {torch.__version__}"
 
 
+def gpu_trained_on(config: Config) -> str:
+    """As `trained_on`, but "" where the dense part is on the CPU, whose bits stay the same."""
+    return "" if config.train.device == "cpu" else trained_on(config)
+
+
 def card_of(local_rank: int, cards: int) -> int:
     """The GPU of a local rank, of so many that a host has."""
     return local_rank % cards

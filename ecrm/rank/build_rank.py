@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrm.allocate import Allocate
+from ecrm.config.schema import Config
 from ecrm.console import say
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
@@ -22,6 +23,7 @@ from ecrm.rank.profile import Profile, ProfiledTransport
 from ecrm.rank.progress import MOST_FINISHED
 from ecrm.rank.reporter import Reporter
 from ecrm.rank.traffic import Traffic
+from ecrm.rank.warm_up import warm_up_kernels
 from ecrm.transport.base import Transport
 
 
@@ -63,11 +65,13 @@ def build_rank(
     waiting: Callable[[str], None],
     make_engine: MakeEngine,
     remedy: str = REMEDY,
+    features: int | None = None,
 ) -> Rank:
     """Collective: this rank with its tables, initial ones or those that the run goes on with.
 
-    `remedy` is what a person may do about losses that are not finite. Raises UsageError, DataError
-    and Unrecoverable, each on every rank.
+    `features` are those of the built-in model, where it is on a GPU. `remedy` is what a person may
+    do about losses that are not finite. Raises UsageError, DataError and Unrecoverable, each on
+    every rank.
     """
     config, protection = run.config, cluster.protection
     reporter = _reporter(run, cluster, remedy)
@@ -91,6 +95,8 @@ def build_rank(
     engine = make_engine(transport, hooks, memory.allocate)
     reporter.watch(engine)
     faults.watch(engine)
+    waiting("kernels of the GPU are compiled")
+    _warm_up(transport, config, engine, features)
     if run.loads_tables:
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
@@ -100,6 +106,16 @@ def build_rank(
             # a recovery's, once the step after it is done
             hooks.committed = lambda: memory.committed(engine)
     return Rank(transport, engine, reporter, watch, meters, began)
+
+
+def _warm_up(transport: Transport, config: Config, engine: Engine, features: int | None) -> None:
+    def say_on_first(line: str) -> None:
+        if transport.rank == transport.live[0]:
+            say(line)
+
+    state = engine.state
+    lost = state.protection.shape.m
+    warm_up_kernels(transport, config, state.spaces, lost, features, say_on_first)
 
 
 def _reporter(run: ClaimedRun, cluster: Cluster, remedy: str) -> Reporter:

@@ -74,9 +74,13 @@ def _steps(config: Config, train_rows: int, data_began: int) -> int:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """The built-in model over the data of a `config`: a `Trained`."""
+    """The built-in model over the data of a `config`: a `Trained`.
+
+    `on` is the GPU that its dense part is trained on, in words; "" for the CPU.
+    """
 
     config: Config
+    on: str = ""
 
     def steps(self, data_began: int = 0) -> int:
         return plan(self.config, (), data_began)
@@ -84,7 +88,8 @@ class BuiltIn:
     def identity(
         self, data_began: int = 0, began_as: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        return compatibility.identity(self.config, data_began, began_as)
+        said = compatibility.identity(self.config, data_began, began_as)
+        return {**said, **compatibility.on_gpu(self.on)}
 
     def about(self) -> dict[str, Any]:
         return about(self.config)

@@ -18,7 +18,7 @@ from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
-from ecrm.process.device import device_of
+from ecrm.process.device import device_of, gpu_trained_on
 from ecrm.process.preflight import host_name
 from ecrm.rank.announce import start_fields, start_in_words, tell_end
 from ecrm.rank.build_rank import Rank, build_rank
@@ -75,7 +75,7 @@ def start_run(wanted: Wanted) -> Started:
         started = len(transport.live)
         config = collective_check(transport, lambda: _config(rank.job.config, wanted, started))
         wanted = replace(wanted, tables=with_digests(transport, wanted.tables))
-        trained = _trained(wanted)
+        trained = _trained(wanted, config)
         _check(transport, rank, config, trained)
         run = claim_run(transport, replace(rank.job, config=config), trained, waiting)
         if run is None:
@@ -167,12 +167,14 @@ def _config(config: Config, wanted: Wanted, started: int) -> Config:
     return replace(config, train=train)
 
 
-def _trained(wanted: Wanted) -> TrainedModule:
+def _trained(wanted: Wanted, config: Config) -> TrainedModule:
     replica = wanted.make_dense()
     if not isinstance(replica, ModuleReplica):
         return TrainedModule(wanted, {}, {}, {})
     module, state = replica.module, replica.named_state
-    return TrainedModule(wanted, shapes_of(module), names_of(module), digests_of(state))
+    return TrainedModule(
+        wanted, shapes_of(module), names_of(module), digests_of(state), gpu_trained_on(config)
+    )
 
 
 def _check(transport: Transport, rank: ThisRank, config: Config, trained: TrainedModule) -> None:

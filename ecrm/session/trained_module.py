@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ecrm.checkpoint.compatibility import ANEW, begun_as
+from ecrm.checkpoint.compatibility import ANEW, ON, begun_as, device_changed, on_gpu
 from ecrm.checkpoint.folder import Checkpoint
 from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
@@ -58,13 +58,15 @@ class TrainedModule:
     """A `Trained` (`ecrm.checkpoint.trained`): what a session wants, and its module's `shapes`.
 
     `names` are as `names_of` has them. `weights` are digests of what the module, its optimizer and
-    all else begin with, by name.
+    all else begin with, by name. `on` is the GPU that the module is trained on,
+    in words; "" for the CPU.
     """
 
     wanted: Wanted
     shapes: Mapping[str, list[int]]
     names: Mapping[str, str]
     weights: Mapping[str, str]
+    on: str = ""
 
     def steps(self, data_began: int = 0) -> int:
         if self.wanted.steps < 1:
@@ -97,6 +99,7 @@ class TrainedModule:
             "data_began": data_began,
             **(began_as or begun_as({"rows_seed": wanted.seed})),
             "told": {"steps": wanted.steps, **self._loaded},
+            **on_gpu(self.on),
         }
 
     @property
@@ -110,6 +113,7 @@ class TrainedModule:
         said = self.identity()
         told = said.pop("told")
         del said["data_began"]
+        said.pop(ON, None)  # a run may go on elsewhere
         return {**said, "steps": told["steps"]}
 
     def check_identity(self, path: Path, said: dict[str, Any]) -> None:
@@ -143,6 +147,7 @@ class TrainedModule:
             for number, now in numbers.items()
             if number in before and before[number] != now
         ]
+        lines += device_changed(said, mine)
         steps = said["told"]["steps"], mine["told"]["steps"]
         return lines if steps[0] == steps[1] else [*lines, f"steps {steps[0]} -> {steps[1]}"]
 

@@ -8,6 +8,7 @@ from ecrm.allocate import Allocate
 from ecrm.data.dataset import CriteoDataset
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
+from ecrm.model.dlrm import resolve_dense_arch
 from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.build_rank import Rank
 from ecrm.rank.build_rank import build_rank as build_any_rank
@@ -40,4 +41,7 @@ def build_rank(
             run.start.identity["rows_seed"],
         )
 
-    return build_any_rank(transport, run, cluster, stop, waiting, make_engine)
+    config = run.config
+    own = resolve_dense_arch(config.model.dense_arch) == "native"
+    features = len(dataset.tables) if own and config.train.device == "cuda" else None
+    return build_any_rank(transport, run, cluster, stop, waiting, make_engine, features=features)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from ecrm.console import Waiting, say
+from ecrm.process.device import gpu_trained_on
 from ecrm.process.guard import Guarded
 from ecrm.process.run_rank import run_rank
 from ecrm.process.stop_signals import StopSignals
@@ -47,7 +48,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
     with Waiting(say_on_first) as waiting:
         waiting("the data and the config are checked")
         dataset = check_inputs(transport, job.config)
-        run = claim_run(transport, job, BuiltIn(job.config), waiting)
+        run = claim_run(transport, job, BuiltIn(job.config, gpu_trained_on(job.config)), waiting)
         if run is None:
             transport.close()
             return 0

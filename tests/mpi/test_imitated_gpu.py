@@ -6,6 +6,7 @@ from support.drilling import drill
 from support.gpu_faults import ON_GPU, run_with_fault
 
 
+@pytest.mark.drill
 def test_what_is_on_an_imitated_gpu_survives_kills(tmp_path, criteo_rows, undisturbed):
     """A server dies, then a trainer."""
     run = drill(tmp_path / "run", criteo_rows, ON_GPU, ("1@9:parity", "3@20:backward"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ecrm.allocate import CPU
+from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
@@ -76,3 +77,11 @@ def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
     assert not matmul.allow_tf32 and not cudnn.allow_tf32
     assert not torch.cuda.is_initialized()
     matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def test_going_on_elsewhere_is_named():
+    cpu, card = {"seed": 1, "told": {}}, {"seed": 1, "told": {}, **on_gpu("A Card")}
+    assert device_changed(cpu, cpu) == [] and cpu == {**cpu, **on_gpu("")}
+    said = "the model is trained on A Card -> the CPU: other bits from here on"
+    assert device_changed(card, cpu) == [said]
+    assert same_bits(card, card) and not same_bits(card, cpu)

@@ -1,0 +1,51 @@
+"""Kernels for the GPU, compiled before a run begins, so that no step waits for one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ecrm.config.schema import Config
+from ecrm.kernels.warm_up import Shapes, warm_up
+from ecrm.placement.tables import RowSpace
+from ecrm.process.device import DEVICES, device_of
+from ecrm.rank.collective_check import share_json
+from ecrm.transport.base import Transport
+
+
+def warm_up_kernels(
+    transport: Transport,
+    config: Config,
+    spaces: Iterable[RowSpace],
+    lost: int,
+    features: int | None,
+    say_on_first: Callable[[str], None],
+) -> None:
+    """Collective: compile what the run needs on this rank's GPU, and say how long it took.
+
+    `lost` is how many shards may be lost at once. `features` is how many embeddings of a sample the
+    built-in model multiplies on the GPU, None for none. Without a GPU there is nothing to do.
+    """
+    devices = [device_of(config, name) for name in DEVICES]
+    used = [device for device in devices if device.type == "cuda"]
+    interpreted = config.testing.imitated_gpu and config.kernels.backend != "reference"
+    if not used or interpreted:
+        return
+    began = time.monotonic()
+    shapes = {_shapes(config, space, lost, features) for space in spaces}
+    for shape in sorted(shapes, key=str):
+        warm_up(shape, used[0])
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    seconds = share_json(transport, time.monotonic() - began)
+    say_on_first(f"kernels of the GPU are ready after {max(seconds.values()):.1f} s")
+
+
+def _shapes(config: Config, space: RowSpace, lost: int, features: int | None) -> Shapes:
+    optimizer = space.optimizer
+    if optimizer is None:
+        return Shapes(space.dim, config.train.sparse_optimizer, False, lost, features)
+    l2 = optimizer.weight_decay > 0 and not optimizer.decoupled
+    return Shapes(space.dim, optimizer.name, l2, lost, features)
