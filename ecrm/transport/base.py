@@ -24,6 +24,11 @@ from ecrm.transport.shared_memory import SharedMemory
 ReceiveMemory = Callable[[int], np.ndarray]
 
 
+def new_memory(size: int) -> np.ndarray:
+    """So many bytes, uint8, holding anything."""
+    return np.empty(size, np.uint8)
+
+
 class PeerFailure(Exception):
     """A peer died, or another rank has begun to recover from a death.
 
@@ -61,7 +66,7 @@ class Transport(ABC):
     """Memory that ranks of a host share, for those who introduce them at the start, or None."""
     pulse: Pulse | None = None
     """The pulse of this rank's GPU, where a guard looks at it."""
-    receive_memory: ReceiveMemory = staticmethod(lambda size: np.empty(size, np.uint8))
+    receive_memory: ReceiveMemory = staticmethod(new_memory)
     """Gives memory for what comes, so many bytes, uint8, where the transport copies it at all."""
 
     def allocate_shared(self, *shape: int, dtype: type = np.float32) -> Tensor:

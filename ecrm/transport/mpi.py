@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ecrm.errors import UsageError
 from ecrm.transport import wire
-from ecrm.transport.base import PeerFailure, ReceiveMemory, Revoked, Transport
+from ecrm.transport.base import PeerFailure, ReceiveMemory, Revoked, Transport, new_memory
 from ecrm.transport.message import Part, Received
 from ecrm.transport.shared_memory import SharedMemory
 
@@ -350,7 +350,7 @@ class Delivery:
         call_number: int,
         kind: int,
         sleeps: bool,
-        receive_memory: ReceiveMemory,
+        receive_memory: ReceiveMemory = new_memory,
     ) -> None:
         self._mpi = mpi
         self._communicator = communicator
