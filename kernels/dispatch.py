@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,6 +21,18 @@ _on_gpu = ["triton"]
 def use_on_gpu(backend: str) -> None:
     """What "auto" takes for CUDA tensors: "triton", or "reference", also "auto" for the former."""
     _on_gpu[0] = "triton" if backend == "auto" else backend
+
+
+@contextmanager
+def used_on_gpu(backend: str | None) -> Iterator[None]:
+    """`use_on_gpu` for a while; None changes nothing."""
+    before = _on_gpu[0]
+    if backend is not None:
+        use_on_gpu(backend)
+    try:
+        yield
+    finally:
+        _on_gpu[0] = before
 
 
 def choose(operation: str, backend: str, device: torch.device, has_triton: bool = True) -> str:

@@ -47,6 +47,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(args: argparse.Namespace) -> int:
+    # kernels of an imitated GPU are interpreted; what triton is when it is imported, it stays
+    os.environ["TRITON_INTERPRET"] = "1"
     from ecrm.simulate.schedule import SUITES, parse_seed
 
     suites = SUITES if args.suite == "all" else (args.suite,)

@@ -24,6 +24,7 @@ from ecrm.errors import (
     UsageError,
 )
 from ecrm.faults.kill import Kill, check_script_kills, parse_kill
+from ecrm.launch.gpu_memory import free_on_gpus
 from ecrm.launch.machine import find_mpirun, physical_cores, require_fault_tolerance
 from ecrm.launch.memory_needs import check_memory, check_room, in_words
 from ecrm.launch.mpirun_command import mpirun_line, train_command
@@ -100,8 +101,10 @@ def launch(
     hosts = elsewhere.plan(config.world_size) if elsewhere is not None else None
     somewhere = hosts is not None or ELSEWHERE.intersection(mpirun_args)
     available = None if script or somewhere else memory_bytes()[1]
+    gpus: Sequence[int] = ()
     if available is not None:  # all on this machine, and what they need is known
-        warnings = [check_memory(config, start.steps, available)]
+        gpus = free_on_gpus(config)
+        warnings = [check_memory(config, start.steps, available, gpus)]
         if start.mapped is not None:
             warnings.append(check_room(config, start.steps, start.mapped))
         for warning in filter(None, warnings):
@@ -148,7 +151,7 @@ def launch(
             )
             return 0
         names = None if hosts is None else [host.name for host in hosts.placed]
-        for told in (*start.changed, *in_words(config, start.steps, names, available)):
+        for told in (*start.changed, *in_words(config, start.steps, names, available, gpus)):
             print(f"# {told}")
         return 0
     if hosts is not None:

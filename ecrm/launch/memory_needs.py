@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ecrm.checkpoint.compatibility import capped
 from ecrm.config.schema import Config
@@ -16,6 +17,10 @@ from ecrm.data.dataset_info import read_manifest
 from ecrm.data.layout import INTEGERS
 from ecrm.errors import UsageError
 from ecrm.run.plan import view_over
+from ecrm.wording import counted
+
+if TYPE_CHECKING:
+    from ecrm.placement.view import View
 
 PROCESS_BYTES = 165_000_000
 """What a rank holds for itself: Python, torch, MPI, its buffers (measured: 165 MB)."""
@@ -43,6 +48,10 @@ class Need:
     - `rows`, with their optimizer state, and `parity`: once every row was updated.
     - `undo`: undo logs at most.
     - `dense`: the dense replica.
+    - `staging`: copies on the host of what a GPU sends, at most.
+
+    Of a GPU it says what the rank needs there. `process` is then 0: what CUDA itself takes there
+    depends on the GPU and its driver.
     """
 
     process: int = PROCESS_BYTES
@@ -50,6 +59,7 @@ class Need:
     parity: int = 0
     undo: int = 0
     dense: int = 0
+    staging: int = 0
 
     @property
     def total(self) -> int:
@@ -70,7 +80,11 @@ class Need:
 
 
 class Needs:
-    """What the ranks of a config need: a `server`, a `trainer`, a `spare`, and all together."""
+    """What the ranks of a config need: a `server`, a `trainer`, a `spare`, and all together.
+
+    `server_on_gpu` and `dense_on_gpu` are what a server and a dense replica need of a GPU. What a
+    GPU is imitated in counts as memory of the host, which it is.
+    """
 
     def __init__(self, config: Config, steps: int) -> None:
         self.config = config
@@ -91,14 +105,27 @@ class Needs:
             if config.protection.name in ("none", "checkpoint", "mapped")
             else touched * record * (1 + m)
         )
-        self._dense = _dense_bytes(config, len(tables))
+        dense = _dense_bytes(config, len(tables))
+        self.dense_on_gpu = (
+            dense if _is_on_gpu(config, config.train.device) else 0
+        )
+        self._dense = dense - self.dense_on_gpu
         self.trainer = Need(dense=self._dense, parity=_last_seen(config, sum(tables.values())))
         self.server = Need(rows=rows, parity=parity, undo=undo)
+        self.server_on_gpu = Need(process=0)
+        rows_on_gpu = _is_on_gpu(config, config.storage.device)
+        if rows_on_gpu:
+            if undo:
+                undo = _grown_log_bytes(config, touched, record, periods * k) + touched * record * m
+            sent = touched * record if parity else 0
+            staging = looked_up // cluster.servers * 4 * dim + sent
+            self.server = Need(staging=staging)
+            self.server_on_gpu = Need(process=0, rows=rows, parity=parity, undo=undo)
         self.spare = Need()
         updated = sum(min(size, steps * train.global_batch) for size in tables.values())
         share = -(-updated // cluster.servers)
-        self._updated = min(rows, share * max(record, PAGE)) + min(
-            parity, share * config.failures_survived * max(record, PAGE)
+        self._updated = min(self.server.rows, share * max(record, PAGE)) + min(
+            self.server.parity, share * config.failures_survived * max(record, PAGE)
         )
         self._files = _mapped_bytes(config, periods * cluster.servers, updated, looked_up)
 
@@ -116,6 +143,15 @@ class Needs:
             needs[rank] += replace(self.trainer, process=0, dense=0)
         for rank in holders:
             needs[rank] = replace(needs[rank], dense=self._dense)
+        return needs
+
+    def on_gpu_of_ranks(self, servers: Sequence[int], holders: Sequence[int]) -> list[Need]:
+        """What each rank needs of its GPU; arguments as those of `of_ranks`."""
+        needs = [Need(process=0) for _ in range(self.config.world_size)]
+        for rank in servers:
+            needs[rank] += self.server_on_gpu
+        for rank in holders:
+            needs[rank] = replace(needs[rank], dense=self.dense_on_gpu)
         return needs
 
     @property
@@ -140,7 +176,7 @@ class Needs:
         if cluster.failure_domain == "host":  # all trainers may be in one
             holders = cluster.trainers + config.failures_survived
         of_slots = self._dense * holders + self.trainer.parity * cluster.trainers
-        of_shards = (rows + self.server.undo) * cluster.servers
+        of_shards = (rows + self.server.undo + self.server.staging) * cluster.servers
         return PROCESS_BYTES * config.world_size + of_slots + of_shards
 
     @property
@@ -160,6 +196,21 @@ def _mapped_bytes(config: Config, rows: int, updated: int, looked_up: int) -> in
     of_rows = sum(min(rows * size, updated * (size // PAGE + 2) * PAGE) for size in sizes)
     entry = 8 + sum(sizes)
     return of_rows + 2 * looked_up * config.protection.commit_interval * entry
+
+
+def _is_on_gpu(config: Config, device: str) -> bool:
+    return device == "cuda" and not config.testing.imitated_gpu
+
+
+def _grown_log_bytes(config: Config, touched: int, record: int, rows: int) -> int:
+    """Bytes of the log of a shard of so many `rows` on a GPU, where it grows as it is needed.
+
+    `touched` rows are updated between two commits. It has room for a quarter more than one step
+    updates. Where steps are merged, it also has room for twice all of them, and 4 bytes a row.
+    """
+    steps = config.protection.commit_interval
+    of_a_step = -(-touched // steps) * record * 5 // 4
+    return of_a_step if steps == 1 else of_a_step + 2 * touched * (record + 8) + 4 * rows
 
 
 def _stripes(config: Config) -> tuple[int, int]:
@@ -189,11 +240,12 @@ def _dense_bytes(config: Config, tables: int) -> int:
     return 2 * 4 * parameters * (1 + MOMENTS[config.train.dense_optimizer])
 
 
-def check_memory(config: Config, steps: int, available: int) -> str:
+def check_memory(config: Config, steps: int, available: int, gpus: Sequence[int] = ()) -> str:
     """A warning, or "", where a machine with so many bytes `available` is to run all ranks.
 
-    Raises UsageError where it cannot for certain: rows that are never updated need no memory, so
-    that a table larger than the machine is no reason, unless all of it is handed out at the start.
+    `gpus` are the bytes free on each GPU, none where that is not known. Raises UsageError where it
+    cannot for certain: rows that are never updated need no memory, so that a table larger than the
+    machine is no reason, unless all of it is handed out at the start, as on a GPU.
     """
     needs = Needs(config, steps)
     if needs.certain > available:
@@ -202,16 +254,57 @@ def check_memory(config: Config, steps: int, available: int) -> str:
             f"this run needs at least {needs.certain / MB:,.0f} MB of memory, "
             f"{available / MB:,.0f} MB are available here: "
             f"{config.world_size} ranks{rows if config.storage.prefault else ''}",
-            *_that_fit(config, steps, available),
+            *_that_fit(config, steps, available, gpus),
             otherwise="start the ranks on more machines with --hosts",
         )
+    for gpu, (ranks, need) in _on_gpus(needs, len(gpus)).items():
+        if _taken_at_start(need) > gpus[gpu]:
+            raise UsageError(
+                f"this run needs at least {_taken_at_start(need) / MB:,.0f} MB of memory on GPU "
+                f"{gpu}, {gpus[gpu] / MB:,.0f} MB are free there: {counted(ranks, 'rank')} with "
+                f"{' and '.join(_kinds(need))}",
+                *_that_fit(config, steps, available, gpus),
+                otherwise="start the ranks on more machines with --hosts",
+            )
     if needs.most > available:
         return (
             "if every row is trained that these data can reach, this run needs "
             f"{needs.most / MB:,.0f} MB of memory, {available / MB:,.0f} MB are available here: "
             "use more machines with --hosts, or a smaller model.max_rows_per_table"
         )
+    for gpu, (_, need) in _on_gpus(needs, len(gpus)).items():
+        if need.total > gpus[gpu]:
+            return (
+                f"with full undo logs this run needs {need.total / MB:,.0f} MB of memory on GPU "
+                f"{gpu}, {gpus[gpu] / MB:,.0f} MB are free there: use a smaller "
+                "train.global_batch or protection.commit_interval"
+            )
     return ""
+
+
+def _on_gpus(needs: Needs, gpus: int) -> dict[int, tuple[int, Need]]:
+    """Of each of this machine's GPUs on which something is needed: by how many ranks, and what.
+
+    Ranks share GPUs: rank r uses GPU r modulo their number.
+    """
+    if not gpus or not (needs.server_on_gpu.total or needs.dense_on_gpu):
+        return {}
+    view = _view(needs.config, None)
+    found: dict[int, tuple[int, Need]] = {}
+    for rank, need in enumerate(needs.on_gpu_of_ranks(view.shards, view.dense)):
+        if need.total:
+            ranks, before = found.get(rank % gpus, (0, Need(process=0)))
+            found[rank % gpus] = (ranks + 1, before + need)
+    return found
+
+
+def _taken_at_start(need: Need) -> int:
+    return need.rows + need.parity + need.dense
+
+
+def _kinds(need: Need) -> list[str]:
+    words = {"rows": need.rows, "redundancy": need.parity, "dense replicas": need.dense}
+    return [word for word, size in words.items() if size]
 
 
 def check_room(config: Config, steps: int, folder: Path) -> str:
@@ -232,21 +325,30 @@ def check_room(config: Config, steps: int, folder: Path) -> str:
     return ""
 
 
-def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, object]]:
+def _that_fit(
+    config: Config, steps: int, available: int, gpus: Sequence[int]
+) -> list[Mapping[str, object]]:
     """Settings with which what is certain fits."""
 
     def fits(section: str, **values: object) -> bool:
         changed = replace(config, **{section: replace(getattr(config, section), **values)})
-        return Needs(changed, steps).certain <= available
+        needs = Needs(changed, steps)
+        return needs.certain <= available and all(
+            _taken_at_start(need) <= gpus[gpu]
+            for gpu, (_, need) in _on_gpus(needs, len(gpus)).items()
+        )
 
     ways: list[Mapping[str, object]] = []
+    rows_on_gpu = bool(gpus) and _is_on_gpu(config, config.storage.device)
+    if rows_on_gpu and config.kernels.backend == "auto" and fits("storage", device="cpu"):
+        ways.append({"storage.device": "cpu"})
     if config.storage.prefault and fits("storage", prefault=False):
         ways.append({"storage.prefault": False})
     caps = (1 << power for power in range(30, 3, -1))
     ways += [
         {"model.max_rows_per_table": cap}
         for cap in caps
-        if config.storage.prefault and fits("model", max_rows_per_table=cap)
+        if (config.storage.prefault or rows_on_gpu) and fits("model", max_rows_per_table=cap)
     ][:1]
     if config.cluster.spares and fits("cluster", spares=0):
         ways.append({"cluster.spares": 0})
@@ -254,40 +356,77 @@ def _that_fit(config: Config, steps: int, available: int) -> list[Mapping[str, o
 
 
 def in_words(
-    config: Config, steps: int, hosts: Sequence[str] | None, available: int | None
+    config: Config,
+    steps: int,
+    hosts: Sequence[str] | None,
+    available: int | None,
+    gpus: Sequence[int] = (),
 ) -> list[str]:
     """Lines for `--dry-run`: what each rank needs, and each of the `hosts` of the ranks.
 
     None for hosts is this machine, and for the bytes `available` here that they are not known.
-    Raises UsageError, with what to type, where the hosts are too few for the config.
+    `gpus` are the bytes free on each GPU here, none where that is not known. Raises UsageError,
+    with what to type, where the hosts are too few for the config.
     """
-    from ecrm.protection import make_protection
-
-    needs, protection = Needs(config, steps), make_protection(config, Path("mapped"))
-    domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
-    if hosts is not None and config.cluster.failure_domain == "host":
-        domains = hosts
-    view = view_over(config, protection, domains)
-    hosts = ["this machine"] * config.world_size if hosts is None else hosts
+    needs, view = Needs(config, steps), _view(config, hosts)
+    names = ["this machine"] * config.world_size if hosts is None else hosts
     ranks = needs.of_ranks(view.shards, sorted(set(view.slots)), view.dense)
     lines = [
         "memory once every row is updated; rows never updated take none, "
-        "what a step works with is not counted:"
+        "what a step works with is not counted:",
+        *_by_need(ranks),
     ]
-    for need in dict.fromkeys(ranks):
-        those = [rank for rank, other in enumerate(ranks) if other == need]
-        lines.append(f"{_ranks(those)}: {need}{' each' if len(those) > 1 else ''}")
-    for host in dict.fromkeys(hosts):
-        on = sum(
-            (need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0)
-        )
+    for host in dict.fromkeys(names):
+        on = _of_host(ranks, names, host)
         here = "" if available is None else f", {available / MB:,.0f} MB are available"
         lines.append(f"{host}: {on.total / MB:,.1f} MB{here}")
     lines.append(
         f"at most {needs.most / MB:,.0f} MB in all for the rows that these data can reach "
         f"in {steps:,} steps"
     )
+    of_gpu = needs.on_gpu_of_ranks(view.shards, view.dense)
+    if any(need.total for need in of_gpu):
+        lines.append(
+            "memory of GPUs, all of it taken at the start but for undo logs; "
+            "what CUDA itself takes is not counted:"
+        )
+        lines += _by_need(of_gpu)
+        if gpus:
+            lines += [
+                f"GPU {gpu}: {need.total / MB:,.1f} MB, {gpus[gpu] / MB:,.0f} MB are free"
+                for gpu, (_, need) in _on_gpus(needs, len(gpus)).items()
+            ]
+        else:
+            lines += [
+                f"GPUs of {host}: {_of_host(of_gpu, names, host).total / MB:,.1f} MB"
+                for host in dict.fromkeys(names)
+            ]
     return lines
+
+
+def _view(config: Config, hosts: Sequence[str] | None) -> View:
+    """Where roles are at the start."""
+    from ecrm.protection import make_protection
+
+    domains: Sequence[str] = [f"rank {rank}" for rank in range(config.world_size)]
+    if hosts is not None and config.cluster.failure_domain == "host":
+        domains = hosts
+    return view_over(config, make_protection(config, Path("mapped")), domains)
+
+
+def _by_need(ranks: Sequence[Need]) -> list[str]:
+    """A line for all ranks that need the same; none for those that need nothing."""
+    lines = []
+    for need in dict.fromkeys(need for need in ranks if need.total):
+        those = [rank for rank, other in enumerate(ranks) if other == need]
+        lines.append(f"{_ranks(those)}: {need}{' each' if len(those) > 1 else ''}")
+    return lines
+
+
+def _of_host(ranks: Sequence[Need], hosts: Sequence[str], host: str) -> Need:
+    return sum(
+        (need for need, name in zip(ranks, hosts, strict=True) if name == host), Need(process=0)
+    )
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 
+import torch
+
 from ecrm.config.schema import Config
 from ecrm.errors import UsageError
 from ecrm.placement.stripes import StripeShape
@@ -16,6 +18,7 @@ from ecrm.rank.collective_check import collective_check, share_json
 from ecrm.rank.connect import Cluster
 from ecrm.storage.base import state_shapes
 from ecrm.transport.base import Transport
+from ecrm.wording import named
 
 MB = 1e6
 
@@ -27,11 +30,15 @@ def check_memory(
 
     Raises UsageError on every rank where they do for certain: with storage.prefault, and where the
     system refuses so large a table at all. Rows that are never updated need no memory else. Tables
-    in mapped files and on a GPU are not looked at. What a script has loaded before is not available
-    any more, and so counted; what it and the workers of its data take later is not.
+    on a GPU: as `check_gpu_memory`. Those in mapped files are not looked at. What a script has
+    loaded before is not available any more, and so counted; what it and the workers of its data
+    take later is not.
     """
+    if config.storage.device == "cuda":
+        check_gpu_memory(transport, config, cluster, spaces)
+        return ""
     available = share_json(transport, memory_bytes()[1])
-    if config.protection.name == "mapped" or config.storage.device != "cpu":
+    if config.protection.name == "mapped":
         return ""
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     each = shard_bytes(spaces, cluster.protection.shape)
@@ -47,6 +54,57 @@ def check_memory(
     host = hosts[transport.rank]
     collective_check(transport, lambda: reserve(spaces, cluster.protection.shape, shards, host))
     return warning
+
+
+def check_gpu_memory(
+    transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
+) -> None:
+    """Collective: raise UsageError on every rank where the tables do not fit on their GPUs.
+
+    There all their memory is taken at the start. Ranks that share a GPU are added up. Nothing is
+    looked at where rows are on the CPU or on an imitated GPU. Each rank must have chosen its GPU.
+    """
+    if config.storage.device != "cuda" or config.testing.imitated_gpu:
+        return
+    free_on_gpu()
+    share_json(transport, None)  # CUDA has taken its own memory, for every rank
+    shown = share_json(transport, free_on_gpu())
+    there = {rank: (name, free) for rank, (name, free) in shown.items()}
+    each = shard_bytes(spaces, cluster.protection.shape)
+    needed = {rank: each * len(cluster.view.shards_of(rank)) for rank in there}
+    hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
+    collective_check(transport, lambda: judge_gpus(needed, there, hosts))
+
+
+def free_on_gpu() -> tuple[str, int]:
+    """This rank's GPU, by a name that no other has, and the bytes that are free there."""
+    number = torch.cuda.current_device()
+    name = getattr(torch.cuda.get_device_properties(number), "uuid", number)
+    return str(name), torch.cuda.mem_get_info()[0]
+
+
+def judge_gpus(
+    needed: Mapping[int, int], there: Mapping[int, tuple[str, int]], hosts: Mapping[int, str]
+) -> None:
+    """Raise UsageError where ranks that share a GPU need more bytes of it than are free.
+
+    By rank: bytes needed, the GPU's name with the bytes free there, and the host.
+    """
+    sharing: dict[tuple[str, str], list[int]] = {}
+    for rank, (name, _) in there.items():
+        sharing.setdefault((hosts[rank], name), []).append(rank)
+    for (host, _), ranks in sharing.items():
+        wanted, free = (
+            sum(needed[rank] for rank in ranks),
+            min(there[rank][1] for rank in ranks),
+        )
+        if wanted > free:
+            raise UsageError(
+                f"the tables need {wanted / MB:,.0f} MB of memory on the GPU of "
+                f"{named('rank', ranks)} on {host}, {free / MB:,.0f} MB are free there",
+                {"storage.device": "cpu"},
+                otherwise="use more servers on more GPUs, or fewer rows",
+            )
 
 
 def reserve(spaces: Sequence[RowSpace], shape: StripeShape, shards: int, host: str) -> None:

@@ -75,6 +75,7 @@ def truth_of(
         skip_undo=False,
         backend="native",
         imitated_gpu=False,
+        gpu_kernels=None,
     )
     truth = Truth([], [], [], {}, job)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 
@@ -49,6 +50,16 @@ WIDE_SHARE = 0.08
 """Share of schedules with wider stripes: k up to 8, and m up to 4, whose code is the Cauchy one."""
 
 
+GPU_SHARE = 0.02
+"""Share of the schedules of the small job in which rows are on an imitated GPU."""
+
+INTERPRETED_SHARE = 0.03
+"""Share of those in which Triton's interpreter runs the kernels, ten times slower.
+
+Where triton is installed.
+"""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A job on a cluster and the faults to draw for it.
@@ -79,7 +90,8 @@ class Schedule:
         return (
             f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + "
             f"{counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, "
-            f"storage {w.backend}, {counted(w.slots, 'slot')}, {counted(w.steps, 'step')}, "
+            f"storage {w.backend}{_on_gpu(w)}, {counted(w.slots, 'slot')}, "
+            f"{counted(w.steps, 'step')}, "
             f"commit every {w.commit_interval}, "
             f"{_optimizers(w) if self.model is None else self.model}, "
             f"rebuild {counted(w.rebuild_rows_per_step, 'row')} a step, "
@@ -94,6 +106,10 @@ def _optimizers(workload: Workload) -> str:
     own = [table.optimizer for table in workload.tables]
     names = dict.fromkeys(workload.optimizer if one is None else one.name for one in own)
     return " and ".join(names) + (" with rates that fall" if workload.falls else "")
+
+
+def _on_gpu(workload: Workload) -> str:
+    return f" on an imitated GPU with {workload.gpu_kernels}" if workload.imitated_gpu else ""
 
 
 def parse_seed(text: str) -> int:
@@ -191,7 +207,22 @@ def draw(seed: int, suite: str) -> Schedule:
             else:  # it goes on from its files
                 model = replace(model, checkpoints=0, stops=0)
         schedule = replace(schedule, model=model, fatal=fatal)
+    else:
+        workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
     return replace(schedule, workload=workload)
+
+
+def _with_gpu(seed: str, workload: Workload) -> Workload:
+    """The same, seldom on an imitated GPU, drawn by itself: all else of a seed stays as it was.
+
+    FBGEMM's rows are on the CPU always.
+    """
+    rng = random.Random(seed)
+    if rng.random() >= GPU_SHARE or workload.backend == "fbgemm":
+        return workload
+    interprets = rng.random() < INTERPRETED_SHARE and find_spec("triton") is not None
+    kernels = "triton" if interprets else "reference"
+    return replace(workload, imitated_gpu=True, gpu_kernels=kernels)
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import Unrecoverable
+from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
@@ -248,7 +249,8 @@ def _run(
             engines.pop(rank, None)
 
     try:
-        outcome = cluster.run(program)
+        with dispatch.used_on_gpu(workload.gpu_kernels):
+            outcome = cluster.run(program)
         if alarms:  # nothing is corrupted in these schedules, whatever dies
             raise Violation(f"scrubbing found what is not there: {alarms[0]}")
         may_refuse = schedule.fatal and not fatal_left[0]
@@ -288,6 +290,8 @@ def _traits(schedule: Schedule) -> list[str]:
         traits += schedule.model.traits
     if workload.backend == "fbgemm":
         traits.append("schedules on FBGEMM's storage")
+    if workload.imitated_gpu:
+        traits.append("schedules on an imitated GPU")
     if workload.k > 4 or workload.m > 3:
         traits.append("schedules with wide stripes")
     return traits

@@ -98,7 +98,8 @@ class Workload:
     `folder` is for mapped files (`durable`: on the device), or for the checkpoints of stateless
     servers. `right_hints` says
     whether all ranks always say what rows they will ask for soon. `imitated_gpu` has rows and
-    redundancy on one. `looks_between` says whether rows
+    redundancy on one, where `gpu_kernels` run, as `kernels.backend` names them; None leaves that as
+    it is. `looks_between` says whether rows
     are looked up before some steps without being used, as an evaluation does.
     """
 
@@ -131,6 +132,7 @@ class Workload:
     skip_undo: bool = False
     backend: str = "native"
     imitated_gpu: bool = False
+    gpu_kernels: str | None = None
 
     @property
     def world_size(self) -> int:

@@ -14,7 +14,7 @@ from ecrm.engine.rollback import Durable
 from ecrm.model.dlrm import build_dense_parts, resolve_dense_arch
 from ecrm.model.replica import FlatDenseReplica
 from ecrm.placement.sparse_optimizer import SparseOptimizer
-from ecrm.placement.tables import Table
+from ecrm.placement.tables import RowSpace, Table, row_spaces
 from ecrm.placement.view import View
 from ecrm.process.device import device_of
 from ecrm.process.ready import Loading, ready_spares
@@ -31,6 +31,22 @@ def dense_of(engine: Engine) -> FlatDenseReplica:
     dense = engine.state.dense
     assert dense is not None
     return cast(FlatDenseReplica, dense)  # as `build_engine` makes it
+
+
+def spaces_of(config: Config, dataset: CriteoDataset) -> tuple[RowSpace, ...]:
+    """The row spaces of the tables, with their optimizer."""
+    return row_spaces(
+        [replace(table, optimizer=_optimizer(config)) for table in _tables(config, dataset)]
+    )
+
+
+def _tables(config: Config, dataset: CriteoDataset) -> list[Table]:
+    return [Table(name, rows, config.model.embedding_dim) for name, rows in dataset.tables]
+
+
+def _optimizer(config: Config) -> SparseOptimizer:
+    train = config.train
+    return SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
 
 
 def build_engine(
@@ -50,8 +66,7 @@ def build_engine(
     """
     model, train = config.model, config.train
     arch, backend = resolve_dense_arch(model.dense_arch), resolve_backend(config.storage.backend)
-    tables = [Table(name, rows, model.embedding_dim) for name, rows in dataset.tables]
-    optimizer = SparseOptimizer(train.sparse_optimizer, train.sparse_lr, train.sparse_eps)
+    tables, optimizer = _tables(config, dataset), _optimizer(config)
     loading = Loading(transport.rank, view, ready_spares(protection), arch, backend, optimizer)
 
     def event(fields: dict[str, Any]) -> None:

@@ -17,8 +17,10 @@ from ecrm.rank.build_rank import Rank
 from ecrm.rank.claim import ClaimedRun, Job, claim_run
 from ecrm.rank.connect import Cluster, connect
 from ecrm.rank.ending import Record
+from ecrm.rank.memory_check import check_gpu_memory
 from ecrm.run.plan import BuiltIn
 from ecrm.train.announce import own_fields, pace, start_in_words
+from ecrm.train.build_engine import spaces_of
 from ecrm.train.build_rank import build_rank
 from ecrm.train.check_inputs import check_inputs
 from ecrm.train.keep import keep
@@ -53,6 +55,7 @@ def _run(transport: Transport, job: Job, stop: StopSignals) -> int:
             transport.close()
             return 0
         cluster = connect(transport, run)
+        check_gpu_memory(transport, run.config, cluster, spaces_of(run.config, dataset))
         rank = build_rank(transport, run, dataset, cluster, stop, waiting)
         fields = start_fields(run, cluster, rank, own_fields(run.config))
     _tell_start(run, cluster, rank, fields)

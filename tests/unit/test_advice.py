@@ -31,7 +31,7 @@ from ecrm.protection import make_protection
 from ecrm.rank.check_start import use_device, use_instruction_set
 from ecrm.rank.claim import check_shared
 from ecrm.rank.connect import start_view
-from ecrm.rank.memory_check import judged
+from ecrm.rank.memory_check import judge_gpus, judged
 from ecrm.run.plan import kept_by, plan, plan_start
 from ecrm.storage import prefault, resolve_backend
 from ecrm.train.check_inputs import _open
@@ -211,6 +211,8 @@ def test_every_refusal_that_gives_advice_is_refused_no_more_once_it_is_followed(
     ]
     for overrides in (["storage.prefault=true", "cluster.spares=0"], ["cluster.spares=40"]):
         check_advice(_fits_into_700_mb, [*large, *overrides])
+    check_advice(_fits_a_gpu_of_10_mb, [*large, "storage.device=cuda"])
+    check_advice(_tables_of_a_script_fit_a_gpu, [*data, "storage.device=cuda"])
     check_advice(_opens, [*data, "train.check_determinism=2"])
     check_advice(_tables_of_a_script_fit, [*data, "storage.prefault=true"])
     # neither TorchRec nor FBGEMM
@@ -265,6 +267,10 @@ def _fits_into_700_mb(overrides: Sequence[str]) -> None:
     check_memory(load_config("tiny", overrides), 20, 700_000_000)
 
 
+def _fits_a_gpu_of_10_mb(overrides: Sequence[str]) -> None:
+    check_memory(load_config("tiny", overrides), 20, 10**12, (10_000_000,))
+
+
 def _opens(overrides: Sequence[str]) -> None:
     config = load_config("tiny", overrides)
     _open(config.world_size, config)
@@ -272,6 +278,11 @@ def _opens(overrides: Sequence[str]) -> None:
 
 def _tables_of_a_script_fit(overrides: Sequence[str]) -> None:
     judged({"a": 2000}, {"a": 1000}, load_config("tiny", overrides).storage.prefault)
+
+
+def _tables_of_a_script_fit_a_gpu(overrides: Sequence[str]) -> None:
+    if load_config("tiny", overrides).storage.device == "cuda":
+        judge_gpus({0: 2000}, {0: ("one", 1000)}, {0: "a"})
 
 
 def _only_portable(name: str) -> None:

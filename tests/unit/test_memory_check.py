@@ -1,12 +1,17 @@
 """What a script's tables need of its hosts' memory, and what is said where it is not there."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from ecrm.errors import UsageError
+from ecrm.config import load_config
+from ecrm.errors import EcrmError, UsageError
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces
-from ecrm.rank.memory_check import judged, reserve, shard_bytes
+from ecrm.rank import memory_check
+from ecrm.rank.memory_check import check_gpu_memory, judge_gpus, judged, reserve, shard_bytes
+from ecrm.transport.simulated import SimulatedCluster
 
 MB = 1_000_000
 
@@ -40,3 +45,42 @@ def test_a_shard_that_the_system_refuses_is_refused_in_one_line():
     assert str(said.value).count("\n") == 0
     reserve(huge, StripeShape(2, 1, 1), shards=0, host="b")
     reserve(row_spaces([Table("ads", 500, 8, optimizer)]), StripeShape(2, 1, 1), 2, "b")
+
+
+def test_ranks_that_share_a_gpu_need_it_together():
+    needed, hosts = {0: 60 * MB, 1: 60 * MB, 2: 0}, {0: "a", 1: "a", 2: "b"}
+    judge_gpus(needed, {0: ("x", 60 * MB), 1: ("y", 60 * MB), 2: ("x", 1)}, hosts)
+    there = {0: ("x", 120 * MB), 1: ("x", 119 * MB), 2: ("x", 1)}
+    said = "need 120 MB of memory on the GPU of ranks 0, 1 on a, 119 MB are free there: set stor"
+    with pytest.raises(UsageError, match=said) as caught:
+        judge_gpus(needed, there, hosts)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("room, refused", [(2, False), (1, True)])
+def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, room, refused):
+    spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
+    shape = StripeShape(3, 2, 1)
+    free = room * shard_bytes(spaces, shape)
+    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", free))
+    view = SimpleNamespace(shards_of=lambda rank: [[0], [1], []][rank])
+    processes = {rank: {"host": "a"} for rank in range(3)}
+    about = SimpleNamespace(view=view, processes=processes, protection=SimpleNamespace(shape=shape))
+    config = load_config("tiny", ["data.path=x", "storage.device=cuda"])
+
+    def program(transport):
+        try:
+            check_gpu_memory(transport, config, about, spaces)
+        except EcrmError as error:
+            return str(error)
+        return None
+
+    said = SimulatedCluster(3, 0).run(program).results
+    assert [bool(said[rank]) for rank in range(3)] == [refused] * 3
+    assert not refused or "on the GPU of ranks 0, 1, 2 on a" in said[2]
+    imitated = load_config(
+        "tiny", ["data.path=x", "storage.device=cuda", "testing.imitated_gpu=true"]
+    )
+    assert imitated.testing.imitated_gpu
+    monkeypatch.setattr(memory_check, "free_on_gpu", None)  # is not called
+    check_gpu_memory(None, imitated, about, spaces)

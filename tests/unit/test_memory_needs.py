@@ -10,9 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ecrm.allocate import zeros_on
 from ecrm.config import load_config
 from ecrm.errors import UsageError
-from ecrm.launch.memory_needs import Needs, check_memory, check_room, in_words
+from ecrm.imitated_gpu import imitated_gpu
+from ecrm.kernels.records import merge_records
+from ecrm.launch import gpu_memory
+from ecrm.launch.gpu_memory import free_on_gpus
+from ecrm.launch.memory_needs import Needs, _grown_log_bytes, check_memory, check_room, in_words
 from ecrm.mapped.shard_file import ShardFile
 from ecrm.model.dlrm import build_dense_parts
 from ecrm.model.replica import FlatDenseReplica
@@ -23,6 +28,7 @@ from ecrm.placement.tables import Table, row_spaces
 from ecrm.protection import make_protection
 from ecrm.requests.stand_in import LastSeen
 from ecrm.storage.base import NativeStore
+from ecrm.storage.undo import UndoLog
 from support.advice import check_advice, dataset
 
 GB = 10**9
@@ -213,3 +219,102 @@ def test_mapped_files_that_may_outgrow_their_disk_are_warned_of(tmp_path, monkey
     (folder / "shard0-space0.rows").write_bytes(bytes(8192))
     # where a run goes on, some is there already
     assert check_room(config, 20, folder) == ""
+
+
+ON_GPU = ["storage.device=cuda", "cluster.servers=4", "model.max_rows_per_table=0"]
+
+
+def test_rows_on_gpus_are_counted_there_and_copies_of_what_they_send_here(tmp_path):
+    data = [f"data.path={dataset(tmp_path / 'data', table_rows=300)}", "cluster.servers=4"]
+    on_cpu = Needs(load_config("tiny", data), 20)
+    needs = Needs(load_config("tiny", [*data, *ON_GPU]), 20)
+    assert needs.server_on_gpu.rows == on_cpu.server.rows > 0
+    assert needs.server_on_gpu.parity == on_cpu.server.parity > 0
+    assert needs.server_on_gpu.undo > on_cpu.server.undo > 0
+    assert needs.server.rows == needs.server.parity == needs.server.undo == 0
+    assert needs.server.staging > 0 and needs.most < on_cpu.most
+    imitated = [*data, *ON_GPU, "testing.imitated_gpu=true"]
+    assert Needs(load_config("tiny", imitated), 20).server == on_cpu.server
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_logs_on_a_gpu_take_no_more_than_is_said(tmp_path, interval):
+    data = dataset(tmp_path / "data", table_rows=300)
+    sets = [
+        f"data.path={data}",
+        f"protection.commit_interval={interval}",
+        "protection.m=1",
+        *ON_GPU,
+    ]
+    config, rows = load_config("tiny", [*sets, "train.global_batch=32"]), 2000
+    store = NativeStore(rows, 8, SparseOptimizer(config.train.sparse_optimizer, 0.1), lambda r: r)
+    updated = config.train.global_batch * 26 // 4
+    with imitated_gpu() as device:
+        taken, allocate = [], zeros_on(device)
+
+        def counting(*shape, **of):
+            taken.append(allocate(*shape, **of))
+            return taken[-1]
+
+        log = UndoLog(rows, store.record_bytes, 1, counting, device)
+        for step in range(interval):
+            numbers = torch.arange(updated) + step * updated
+            merging, sums = log.expect(numbers), log.space(updated)
+            for some, merged in merging:
+                merge_records(merged, numbers[some].to(device), sums.view(torch.uint8)[some])
+            if not merging:
+                log.keep(numbers, sums.view(torch.uint8))
+    largest: dict[tuple[int, ...], int] = {}
+    for memory in taken:  # each grows in the place of a smaller one
+        key = (memory.element_size(), *memory.shape[1:])
+        largest[key] = max(largest.get(key, 0), memory.nbytes)
+    said = _grown_log_bytes(config, updated * interval, store.record_bytes, rows)
+    assert 0.5 * said <= sum(largest.values()) <= said
+
+
+def test_ranks_that_share_a_gpu_are_added_up_and_what_does_not_fit_is_refused(tmp_path):
+    data = [f"data.path={dataset(tmp_path / 'data', table_rows=100_000)}", *ON_GPU]
+    needs = Needs(load_config("tiny", data), 20)
+    each = needs.server_on_gpu.rows + needs.server_on_gpu.parity
+    full = needs.server_on_gpu.total
+
+    def accept(overrides, gpus=(2 * each, 2 * each)) -> str:
+        return check_memory(load_config("tiny", overrides), 20, 90 * GB, gpus)
+
+    assert accept(data, (2 * full, 2 * full)) == "" == accept(data, ())
+    assert "with full undo logs this run needs" in accept(data)
+    with pytest.raises(UsageError, match="on GPU 1, .* free there: 2 ranks with rows and redund"):
+        accept(data, (2 * each, 2 * each - 1))
+    # four servers on one GPU, and on two of three
+    for gpus in ((4 * each - 1,), (2 * each, each, each - 1)):
+        with pytest.raises(UsageError, match="set storage.device=cpu or model.max_rows") as no:
+            accept(data, gpus)
+        assert str(no.value).count("\n") == 0
+        check_advice(lambda sets, gpus=gpus: accept(sets, gpus), data)
+
+
+def test_a_dry_run_says_what_each_gpu_needs(tmp_path):
+    config = load_config("tiny", [f"data.path={dataset(tmp_path / 'data')}", *ON_GPU])
+    need = Needs(config, 20).server_on_gpu
+    lines = in_words(config, 20, None, 5 * GB, (8 * GB, 9 * GB))
+    at = next(number for number, line in enumerate(lines) if line.startswith("memory of GPUs"))
+    assert lines[at + 1] == f"ranks 0-3: {need} each" and "process" not in lines[at + 1]
+    two = f"{2 * need.total / 1e6:,.1f} MB"
+    assert lines[at + 2 :] == [
+        f"GPU 0: {two}, 8,000 MB are free",
+        f"GPU 1: {two}, 9,000 MB are free",
+    ]
+    elsewhere = in_words(config, 20, ["a", "b"] * 3 + ["a"], None)
+    assert elsewhere[-2:] == [f"GPUs of a: {two}", f"GPUs of b: {two}"]
+
+
+def test_the_memory_of_gpus_is_asked_for_in_a_process_that_ends(tmp_path, monkeypatch):
+    data = f"data.path={dataset(tmp_path / 'data')}"
+    config = load_config("tiny", [data, *ON_GPU])
+    monkeypatch.setattr(gpu_memory, "PROGRAM", "print([7, 8])")
+    assert free_on_gpus(config) == [7, 8]
+    monkeypatch.setattr(gpu_memory, "PROGRAM", "raise RuntimeError")
+    assert free_on_gpus(config) == []
+    monkeypatch.setattr(gpu_memory, "PROGRAM", None)  # asks for nothing
+    assert free_on_gpus(load_config("tiny", [data])) == []
+    assert free_on_gpus(load_config("tiny", [data, *ON_GPU, "testing.imitated_gpu=true"])) == []
