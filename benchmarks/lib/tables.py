@@ -125,6 +125,37 @@ def scrub(rows: Sequence[Row]) -> list[str]:
     return markdown(header, lines)
 
 
+def gpu(rows: Sequence[Row]) -> list[str]:
+    """Bandwidth of the kernels on a GPU, beside that of a copy and the time of a peer."""
+    header = ("kernel", "dtype", "rows", "bytes a row", "ms", "GB/s", "of a copy", "FBGEMM, ms")
+    fields = ("case", "dtype", "rows", "row_bytes", "median_ms", "gb_per_second", "of_copy")
+    return markdown(
+        header,
+        (
+            [*(row[field] for field in fields), row["peer_ms"] or "-"]
+            for row in rows
+            if row["part"] == "kernels"
+        ),
+    )
+
+
+def gpu_steps(rows: Sequence[Row]) -> list[str]:
+    """A step with rows on a GPU, protected and not, over the rounds."""
+    header = ("protection", "step, ms", "over unprotected")
+    steps = [row for row in rows if row["part"] == "step"]
+    return markdown(
+        header,
+        (
+            [
+                name,
+                spread(numbers(mine, "median_ms"), 1),
+                spread(numbers(mine, "over_unprotected"), 3),
+            ]
+            for (name,), mine in groups(steps, "case").items()
+        ),
+    )
+
+
 def checkpoint(rows: Sequence[Row]) -> list[str]:
     """What a checkpoint of one rank takes, by mode."""
     header = (
@@ -505,6 +536,8 @@ def picture(name: str, text: str, csv: str = "") -> Picture:
 
 
 TABLES: dict[str, Table | Picture] = {
+    "gpu": Table("gpu.csv", gpu),
+    "gpu_steps": Table("gpu.csv", gpu_steps),
     "headline": Table(
         "step.csv",
         headline,

@@ -23,10 +23,7 @@ def free_on_gpus(config: Config) -> list[int]:
     Empty, too, where the config uses no GPU. A process that ends asks for it: whoever asks takes
     hundreds of megabytes of a GPU until its end, and must not fork afterwards.
     """
-    if (
-        "cuda" not in (config.storage.device, config.train.device)
-        or config.testing.imitated_gpu
-    ):
+    if "cuda" not in (config.storage.device, config.train.device) or config.testing.imitated_gpu:
         return []
     try:
         asked = subprocess.run(

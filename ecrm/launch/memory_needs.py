@@ -106,9 +106,7 @@ class Needs:
             else touched * record * (1 + m)
         )
         dense = _dense_bytes(config, len(tables))
-        self.dense_on_gpu = (
-            dense if _is_on_gpu(config, config.train.device) else 0
-        )
+        self.dense_on_gpu = dense if _is_on_gpu(config, config.train.device) else 0
         self._dense = dense - self.dense_on_gpu
         self.trainer = Need(dense=self._dense, parity=_last_seen(config, sum(tables.values())))
         self.server = Need(rows=rows, parity=parity, undo=undo)
