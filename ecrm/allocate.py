@@ -65,6 +65,3 @@ class ZerosOn:
         """Zeros of that shape."""
         of_torch = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.zeros(*shape, dtype=of_torch, device=self.device)
-
-
-zeros_on = ZerosOn

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ecrm.allocate import zeros_on
+from ecrm.allocate import ZerosOn
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import imitated_gpu
@@ -250,7 +250,7 @@ def test_logs_on_a_gpu_take_no_more_than_is_said(tmp_path, interval):
     store = NativeStore(rows, 8, SparseOptimizer(config.train.sparse_optimizer, 0.1), lambda r: r)
     updated = config.train.global_batch * 26 // 4
     with imitated_gpu() as device:
-        taken, allocate = [], zeros_on(device)
+        taken, allocate = [], ZerosOn(device)
 
         def counting(*shape, **of):
             taken.append(allocate(*shape, **of))

@@ -75,7 +75,9 @@ def score(rows: Rows, hosts: tuple[int, ...]) -> Evaluation:
             },
             state=SimpleNamespace(
                 dense=SimpleNamespace(
-                    module=Model(), loss_sum=torch.tensor([12.5], dtype=torch.float64)
+                    module=Model(),
+                    device=torch.device("cpu"),
+                    loss_sum=torch.tensor([12.5], dtype=torch.float64),
                 ),
                 spaces=row_spaces([Table("t", 1, 4)]),
                 transport=SimpleNamespace(exchange=exchange, share=share, agree=lambda flag: True),
