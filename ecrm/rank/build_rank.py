@@ -95,8 +95,9 @@ def build_rank(
     engine = make_engine(transport, hooks, memory.allocate)
     reporter.watch(engine)
     faults.watch(engine)
-    waiting("kernels of the GPU are compiled")
-    _warm_up(transport, config, engine, features)
+    if "cuda" in (config.storage.device, config.train.device):
+        waiting("kernels of the GPU are compiled")
+        _warm_up(transport, config, engine, features)
     if run.loads_tables:
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:
