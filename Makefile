@@ -22,8 +22,9 @@ CPP := $(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h
 # Named after what was installed: any change of dependencies, packages or C++ installs and builds again, nothing else does.
 STAMP := $(VENV)/installed-$(shell cat pyproject.toml setup.py Makefile $(CPP) | sha256sum | cut -c1-16)
 
+# make gpu [OUTPUT=DIR]             all that an NVIDIA GPU has to show, in under ten minutes; see benchmarks/gpu_check.py
 # make simulate [SEEDS=A:B]         fault schedules on the simulated cluster; 20,000 of each suite by default, some hours on 2 cores
-.PHONY: train lint test drill drill-long demo simulate coverage bench bench-protections figures docs clean venv
+.PHONY: train lint test drill drill-long gpu demo simulate coverage bench bench-protections figures docs clean venv
 venv: $(STAMP)
 
 $(STAMP):
@@ -80,6 +81,9 @@ test: lint
 
 drill: $(STAMP)
 	$(BIN)/python -m pytest -m drill $(ARGS)
+
+gpu: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py --output $(or $(OUTPUT),runs/gpu_check) $(ARGS)
 
 # make drill-long                   46 ranks, 40 killed at random in one run, against an undisturbed one; some minutes
 drill-long: dataset

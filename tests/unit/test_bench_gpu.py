@@ -36,3 +36,29 @@ def test_protected_steps_are_compared_with_plain_ones_of_their_round(tmp_path):
     )
     found = {row["case"]: (row["median_ms"], row["over_unprotected"]) for row in rows}
     assert found == {"none": ("1000.000", "1.0000"), "erasure": ("2000.000", "2.0000")}
+
+
+def test_gpu_check_says_that_there_is_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"gpu_check\.py needs an NVIDIA GPU: torch .* finds none"):
+        program("gpu_check").main(["--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_part_of_gpu_check_is_told_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    check = program("gpu_check")
+
+    def killed(place):
+        raise check.PartFailed("rows on the CPU a, on the GPU b")
+
+    for name in check.PARTS:
+        monkeypatch.setitem(check.PARTS, name, lambda place: "well")
+    monkeypatch.setitem(check.PARTS, "killed", killed)
+    assert check.main(["--output", str(tmp_path), "--imitated"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in told] == [
+        [name, "failed" if name == "killed" else "passed"] for name in check.PARTS
+    ]
+    assert "killed,failed," in (tmp_path / "gpu_check.csv").read_text()
+    monkeypatch.setitem(check.PARTS, "killed", lambda place: "well")
+    assert check.main(["--output", str(tmp_path), "--imitated", "--part", "killed"]) == 0
