@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from ecrm.allocate import CPU
+
 
 class _CountedScale:
     """The `scale` method of a scaler, which counts how often it is called."""
@@ -25,13 +27,13 @@ class LossScaler:
 
     The scaler gets another `scale`, which counts its calls. Gradients are divided by the scale
     where they are computed. So torch's scaler never sees them, but a stand-in that is finite or
-    not.
+    not. It lies on the `device` of the losses: between devices the scaler copies without a wait.
     """
 
-    def __init__(self, scaler: GradScaler) -> None:
+    def __init__(self, scaler: GradScaler, device: torch.device = CPU) -> None:
         self.scaler, self._counted = scaler, _CountedScale(scaler)
         scaler.scale = self._counted  # type: ignore[method-assign]
-        self._stand_in = nn.Parameter(torch.zeros(1))
+        self._stand_in = nn.Parameter(torch.zeros(1, device=device))
         self._optimizer = torch.optim.SGD([self._stand_in], lr=0.0)
 
     @property
@@ -46,7 +48,7 @@ class LossScaler:
 
     def update(self, skipped: bool) -> None:
         """A step is over: it was `skipped` for a gradient that was not finite, or it was done."""
-        self.scaler.scale(torch.zeros(1))  # before its first use it has no memory
-        self._stand_in.grad = torch.full((1,), float("inf") if skipped else 0.0)
+        self.scaler.scale(torch.zeros_like(self._stand_in))  # before its first use it has no memory
+        self._stand_in.grad = torch.full_like(self._stand_in, float("inf") if skipped else 0.0)
         self.scaler.step(self._optimizer)
         self.scaler.update()

@@ -103,6 +103,8 @@ class ModuleReplica:
         self._extra: dict[str, Stateful] = dict(extra)
         if scaler is not None:
             self._extra["grad_scaler"] = scaler.scaler
+        self.with_streams = True
+        """Whether streams are loaded with the rest: not where the data is no streams any more."""
         self.streams: dict[int, Tensor] = {}
         """By slot, uint8 [N]: the state of its data before the present step."""
         self.skipped = 0
@@ -442,7 +444,8 @@ class ModuleReplica:
         self._buffers = placed(state["buffers"], self._buffers)
         put_buffers(self.module, self._buffers)
         rest = state["rest"]
-        self.streams, self.skipped = placed(rest.get("streams", {})), rest.get("skipped", 0)
+        self.streams = placed(rest.get("streams", {})) if self.with_streams else {}
+        self.skipped = rest.get("skipped", 0)
         self._optimizer_state.put(rest["optimizers"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))

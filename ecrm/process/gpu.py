@@ -23,8 +23,13 @@ def is_lost(error: BaseException) -> bool:
 
     That is so after every error of CUDA but the lack of memory.
     """
-    return isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and str(error).startswith("CUDA error")
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    said = str(error)
+    return (
+        isinstance(error, RuntimeError)
+        and said.startswith(("CUDA error", "Triton Error [CUDA]"))
+        and "CUBLAS_STATUS_" not in said  # an error of a library, after which CUDA goes on
     )
 
 
@@ -70,8 +75,10 @@ class GpuPulse:
 
     def ask(self) -> None:
         with self._lock:
-            self._number.fill_(self._pulse.question())
+            # counted once it is there: to get it there may take a while, with the GPU well
+            self._number.fill_(self._pulse.asked + 1)
             self._answer.copy_(self._number, non_blocking=True)
+            self._pulse.questioned()
 
     def _ask_for_ever(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -67,7 +68,11 @@ class Indexed:
         epochs: int | None = None,
         workers: int = 0,
     ) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
+        try:
+            batch_size = operator.index(batch_size)  # also one of numpy's
+        except TypeError:
+            raise UsageError(f"Indexed(batch_size={batch_size!r}): give a whole number") from None
+        if batch_size < 1:
             raise UsageError(f"Indexed(batch_size={batch_size}): at least 1 is needed")
         if workers < 0:
             raise UsageError(f"Indexed(workers={workers}): at least 0 are needed")

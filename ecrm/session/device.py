@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ecrm.allocate import CPU
 from ecrm.errors import UsageError
+from ecrm.imitated_gpu import imitating
 from ecrm.model.determinism import prepare_cuda
 from ecrm.process.device import device_of
 from ecrm.session.rank import is_rank, this_rank
@@ -21,6 +22,12 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
     It is that of train.device on a rank. In a process alone it is the one that is `wanted`, or the
     CPU. Raises UsageError where there is no such device, or a rank has another one.
     """
+    try:
+        torch.device(wanted or CPU)
+    except RuntimeError:
+        raise UsageError(
+            f"Session(device={str(wanted)!r}) is no device", otherwise="give 'cpu' or 'cuda'"
+        ) from None
     if is_rank():
         config = this_rank().job.config
         device = device_of(config, "train.device")
@@ -36,7 +43,10 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
         return CPU
     prepare_cuda()
     try:
-        return torch.empty(0, device=device).device
+        device = torch.empty(0, device=device).device
+        if not imitating():
+            torch.cuda.set_device(device)  # of which the generator is seeded
+        return device
     except (RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0]
         raise UsageError(

@@ -27,7 +27,7 @@ def check_indexable(dataset: Any) -> None:
         )
     try:
         size = len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         raise UsageError(
             f"{name}: nobody knows how many samples it has", otherwise="give it a __len__"
         ) from None

@@ -137,7 +137,7 @@ class Session:
     def _scaler(self, scaler: torch.amp.GradScaler | None) -> LossScaler | None:
         """What scales losses; None where nothing does, as without a GPU for a scaler of GPUs."""
         self._skips = scaler is not None and scaler.is_enabled()
-        return LossScaler(scaler) if scaler is not None and self._skips else None
+        return LossScaler(scaler, self.device) if scaler is not None and self._skips else None
 
     def _before_step(self, parameters: Sequence[nn.Parameter]) -> None:
         """Just before the dense part steps, alike on all ranks that hold it."""
@@ -186,14 +186,15 @@ class Session:
         must give the same batch whenever it is asked, on whatever rank. Without `steps` training
         goes on to the end of the `epochs` of Indexed. It ends before `steps` where the data does.
         A slot whose data has ended before that of others contributes nothing, and the loop's body
-        gets no batch of it. The loop's body calls the model and
-        `backward`, and nothing that waits for other ranks. A step that a failure has undone is
-        given again. Ranks without slots get no batch: their loop ends when training does.
+        gets no batch of it. The loop's body calls the model and `backward`, and nothing that waits
+        for other ranks. A step that a failure has undone is given again. Ranks without slots get no
+        batch: their loop ends when training does.
         """
         if self._loop is not None:
             raise UsageError("session.steps was called before: one session trains once")
         steps = steps_of(batches, self._slots, steps)
         feed = feed_of(batches, self._slots, steps, self._seed)
+        self._replica.with_streams = feed.streams
         try:
             started = self._started = self._begin(steps, open_end=feed.streams)
             doing, engine = started.doing, started.run.engine

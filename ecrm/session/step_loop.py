@@ -98,7 +98,7 @@ class WorkBetweenSteps:
         """A recovery is through: steps may have been undone. Work may be under way.
 
         What was done after this step is done again if a rank has died in it: it may have been the
-        main one.
+        main one. Not after the last step: who is through with that asks no more what is due.
         """
         step = self._engine.step
         self._done_at = [min(done, step) for done in self._done_at]

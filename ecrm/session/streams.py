@@ -151,7 +151,14 @@ class StreamSource:
         if before is None:
             return self._made(step, slot, 0)
         state, epoch = read(torch.frombuffer(bytearray(before), dtype=torch.uint8)), 0
-        if self._all.epochs is not None:
+        in_epochs = isinstance(state, dict) and state.keys() == {"epoch", "stream"}
+        if in_epochs != (self._all.epochs is not None):
+            had = "with" if in_epochs else "without"
+            raise UsageError(
+                f"the stream of slot {slot} goes on from one {had} epochs",
+                otherwise=f"give ecrm.Streams {had} epochs=",
+            )
+        if in_epochs:
             state, epoch = state["stream"], state["epoch"]
         return self._made(step, slot, epoch, [state])
 

@@ -116,10 +116,13 @@ class HostedShard:
         """
         if not keep_delta or not rows.numel():
             return
-        nothing = torch.zeros(rows.numel(), self.store.record_bytes, dtype=torch.uint8)
+        device = self.store.device
+        nothing = torch.zeros(
+            rows.numel(), self.store.record_bytes, dtype=torch.uint8, device=device
+        )
         merging = self._log.expect(rows)
         for some, log in merging:
-            merge_records(log, rows[some], nothing[some])
+            merge_records(log, rows[some].to(device), nothing[some])
         if not merging:
             space = self._log.space(rows.numel()).view(torch.uint8)
             self._log.keep(rows, space.copy_(nothing))

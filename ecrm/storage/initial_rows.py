@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ecrm.allocate import CPU
 from ecrm.kernels.hash_uniform import begin_rows, hash_uniform
+from ecrm.kernels.records import scatter_records
 from ecrm.placement.initial_values import FileValues, InitFunction, Uniform, Values
 from ecrm.placement.tables import RowSpace, Table
 
@@ -66,7 +67,9 @@ class InitialRows:
             return
         fresh = (touched[targets] == 0).nonzero().squeeze(1)
         if fresh.numel():
-            values[targets[fresh]] = self(rows[fresh])
+            new = self(rows[fresh]).view(torch.uint8)
+            # index_put_, where it is deterministic, copies all of a matrix with a stride
+            scatter_records(values, (), targets[fresh], new)
 
     def _given(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of each row: place of its table in the space, table, row of the table, and bound.

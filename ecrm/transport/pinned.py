@@ -121,7 +121,8 @@ class Arena:
         ends = np.cumsum([-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors]).tolist()
         memory, total = self._memory, ends[-1] if ends else 0
         if total > len(memory):
-            self._memory = memory[:0]
+            # given back before the larger one is asked for
+            self._memory = memory = torch.empty(0, dtype=torch.uint8)
             memory = pinned(min(total + total // 4, max(total, self._most)), self._most)
             if total <= self._most:
                 self._memory = memory

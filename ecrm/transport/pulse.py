@@ -41,10 +41,9 @@ class Pulse:
     def answered(self) -> int:
         return self._words[1]
 
-    def question(self) -> int:
-        """Count a question; its number is the answer to it."""
+    def questioned(self) -> None:
+        """The question after the last one has been given to the GPU; its number is the answer."""
         self._words[0] += 1
-        return self._words[0]
 
 
 class Unanswered:

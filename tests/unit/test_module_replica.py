@@ -527,3 +527,17 @@ def test_the_state_of_another_optimizer_is_refused():
     )
     with pytest.raises(UsageError, match="is another optimizer's: its numbers are dampening"):
         ours.load(theirs.export())
+
+
+def test_streams_are_loaded_only_where_the_data_is_streams():
+    def replica() -> ModuleReplica:
+        return ModuleReplica(nn.Linear(2, 1), lambda ps: torch.optim.SGD(ps, lr=0.1))
+
+    first, with_them, without = replica(), replica(), replica()
+    first.streams = {0: torch.empty(0, dtype=torch.uint8)}
+    first.commit()
+    without.with_streams = False
+    for other in with_them, without:
+        other.load(first.export())
+    assert with_them.over and with_them.streams.keys() == {0}
+    assert not without.over and not without.streams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -66,6 +67,7 @@ def test_what_cannot_work_is_refused():
         numbers(5, 1, workers=-1)
     with pytest.raises(UsageError, match="epochs=0"):
         numbers(5, 1, epochs=0)
+    assert Indexed([1, 2], numpy.int64(2)).batch_size == 2
     with pytest.raises(UsageError, match="batch_size=0.5"):
         numbers(5, 0.5)
 

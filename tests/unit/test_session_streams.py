@@ -119,3 +119,17 @@ def test_what_cannot_work_is_refused():
         state = feed.draw(step, 0, [0], state).after
     with pytest.raises(UsageError, match="slot 0 has no batch in epoch 1"):
         feed.draw(11, 0, [0], state)
+
+
+@pytest.mark.parametrize("before, now", [(2, None), (None, 2)])
+def test_streams_with_and_without_epochs_do_not_go_on_from_each_other(before, now):
+    def streams(epochs):
+        if epochs is None:
+            return Streams(lambda slot: indexed(slot, 0))
+        return Streams(indexed, epochs=epochs)
+
+    state = feed_of(streams(before), 1, 99, 0).draw(0, 0, [0], None).after
+    had = "without" if before is None else "with"
+    with pytest.raises(UsageError, match=f"slot 0 goes on from one {had} epochs"):
+        feed_of(streams(now), 1, 99, 0).draw(1, 0, [0], state)
+    assert not feed_of(streams(before), 1, 99, 0).draw(1, 0, [0], state).over

@@ -114,3 +114,18 @@ def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer):
         assert store.weights.cpu().view(torch.int32).sum() == DIM * 0x07070707
         assert store.last_bytes(slice(2, 5)).cpu().tolist() == [0, 7, 0]
         assert store.last_bytes(slice(3, 4)).cpu().tolist() == [7]
+
+
+def test_an_update_that_is_passed_over_after_one_that_is_not_is_taken_back():
+    with imitated_gpu() as device:
+        hosted = shard("rowwise_adagrad", None, ZerosOn(device))
+        sums = hosted.gradient_space(2, keep_delta=True)
+        sums.fill_(1.0)
+        sums[:, DIM:] = 0
+        hosted.update(torch.tensor([1, 4]), sums, True, 0)
+        hosted.pass_over(torch.tensor([4, 9]), True)
+        (rows, deltas), *_ = hosted.deltas_since_commit()
+        assert rows.tolist() == [1, 4, 9] and deltas.cpu()[:2].any(1).all()
+        assert not deltas.cpu()[2].any()
+        hosted.undo()
+        assert not hosted.store.read(torch.arange(ROWS)).cpu().any()

@@ -50,7 +50,15 @@ def orphans() -> list[str]:
     """The workers whose parents have gone, and that have not."""
     pairs = [path.name.split("-") for path in Path("workers").iterdir()]
     there = [worker for parent, worker in pairs if not Path("/proc", parent).exists()]
-    return [worker for worker in there if Path("/proc", worker).exists()]
+    return [worker for worker in there if runs(worker)]
+
+
+def runs(worker: str) -> bool:
+    """Whether a process is there, and not only not yet buried by whoever has inherited it."""
+    try:
+        return Path("/proc", worker, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 model = Model()
