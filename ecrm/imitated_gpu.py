@@ -244,8 +244,8 @@ def _fails(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def _wait_for_ever() -> NoReturn:
-    """As a call of C that never comes back, and in which no other thread runs Python."""
-    sleep = ctypes.PyDLL(None).sleep
+    """As a call of C that never comes back. Other threads run Python meanwhile, as torch has it."""
+    sleep = ctypes.CDLL(None).sleep
     while True:
         sleep(1_000_000)
 

@@ -75,10 +75,9 @@ class GpuPulse:
 
     def ask(self) -> None:
         with self._lock:
-            # counted once it is there: to get it there may take a while, with the GPU well
-            self._number.fill_(self._pulse.asked + 1)
+            # counted before: to give it to a GPU that hangs may never return
+            self._number.fill_(self._pulse.question())
             self._answer.copy_(self._number, non_blocking=True)
-            self._pulse.questioned()
 
     def _ask_for_ever(self) -> None:
         try:

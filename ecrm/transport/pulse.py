@@ -41,9 +41,10 @@ class Pulse:
     def answered(self) -> int:
         return self._words[1]
 
-    def questioned(self) -> None:
-        """The question after the last one has been given to the GPU; its number is the answer."""
+    def question(self) -> int:
+        """Count a question; its number is the answer to it."""
         self._words[0] += 1
+        return self._words[0]
 
 
 class Unanswered:

@@ -162,7 +162,7 @@ def test_a_guard_gives_up_a_gpu_that_does_not_answer_and_no_other():
         gpu.ask()
         assert pulse.answered == 4
         assert not guard.look()
-        pulse.questioned()
+        pulse.question()
         assert not guard.look()
         now[0] = 204.0
         assert guard.look()
