@@ -37,9 +37,9 @@ class Store(ABC):
     A record is a row's bytes, its optimizer state's bytes, and a float that is 1 once the row has
     been updated: what parity protects, what undo restores, what travels when a row is rebuilt.
     `initial` gives initial values of local rows, float32 [R, dim], contiguous. Where it `Begins`, a
-    lookup or an update does not wait for a GPU. `allocate` gives the memory, as `lazy_zeros` does:
-    zeros unless it holds a store of the same shape already. `rate` gives a factor on the learning
-    rate by step.
+    lookup or an update waits for the copy of row numbers to a GPU alone. `allocate` gives the
+    memory, as `lazy_zeros` does: zeros unless it holds a store of the same shape already. `rate`
+    gives a factor on the learning rate by step.
 
     All lies on one `device`: that of the memory. On the CPU each part of all records lies together.
     Elsewhere each record does, in rows that begin at multiples of 16 bytes. `memory` is the tensors

@@ -1,4 +1,4 @@
-"""Rows on a GPU: the bits of the CPU, and nobody waits for the GPU in a lookup or an update."""
+"""Rows on a GPU: the bits of the CPU, and no wait for it but for the copy of row numbers."""
 
 import traceback
 
