@@ -79,7 +79,9 @@ def supervise(
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **variables, **name},
-            preexec_fn=lambda: when_parent_ends(signal.SIGTERM),  # should this process be SIGKILLed
+            # Should this process be SIGKILLed. Linux sends it once per thread of this process, and
+            # mpirun leaves its ranks alone at the second; their guards see it go and end them.
+            preexec_fn=lambda: when_parent_ends(signal.SIGTERM),
             **watch.streams,
         )
         try:

@@ -28,6 +28,13 @@ time.sleep(100)
 """
 
 
+GUARDED = """
+from ecrm.process.guard import guard
+guard(hang_seconds=100, start_seconds=100)
+"""
+"""What every rank of a run begins with."""
+
+
 def ranks_of(folder: Path, program: str = STUBBORN) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [
@@ -107,7 +114,7 @@ def test_ranks_do_not_outlive_a_killed_mpirun(tmp_path):
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path):
     program = (
         "from pathlib import Path; from ecrm.launch.supervise import supervise; "
-        f"supervise({ranks_of(tmp_path)!r}, Path({str(tmp_path)!r}))"
+        f"supervise({ranks_of(tmp_path, GUARDED + STUBBORN)!r}, Path({str(tmp_path)!r}))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", program])
     pids = started(tmp_path)
