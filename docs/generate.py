@@ -13,6 +13,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
@@ -310,12 +311,25 @@ def public(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def described(name: str, thing: Callable[..., Any]) -> list[str]:
-    """A function or class: its signature and its docstring, and those of a class's methods."""
+    """A function or class: its signature and docstring, a class's attributes and methods."""
     blocks = [f"#### {name}", f"```python\n{signature(thing)}\n```", *paragraphs(thing)]
+    for attribute, meaning in attributes(thing):
+        blocks += [f"##### {name}.{attribute}", wrapped(meaning)]
     for method, function in methods(thing):
         text = signature(function)
         blocks += [f"##### {name}.{method}", f"```python\n{text}\n```", *paragraphs(function)]
     return blocks
+
+
+def attributes(thing: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """What `__init__` gives a class's objects and says something about, in a string below."""
+    source = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+    for function in source.body if isinstance(source, ast.ClassDef) else ():
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+            for line, below in itertools.pairwise(function.body):
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                    target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+                    yield target.attr, below.value.value
 
 
 def methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -358,22 +372,33 @@ def argument_texts(arguments: ast.arguments) -> Iterator[str]:
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     for argument, default in zip(positional, defaults):
         yield ast.unparse(argument) + (f" = {ast.unparse(default)}" if default else "")
-    if arguments.kwonlyargs:
+    if arguments.vararg is not None:
+        yield f"*{ast.unparse(arguments.vararg)}"
+    elif arguments.kwonlyargs:
         yield "*"
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
         yield ast.unparse(argument) + (f" = {ast.unparse(default)}" if default else "")
+    if arguments.kwarg is not None:
+        yield f"**{ast.unparse(arguments.kwarg)}"
 
 
 def paragraphs(thing: object) -> list[str]:
-    """The docstring, each paragraph wrapped; what follows `Args:` is a list."""
+    """The docstring, each paragraph wrapped; what follows `Args:` or begins with `- ` is a list."""
     first_line(thing)
-    return [
-        arguments_list(paragraph) if paragraph.startswith(ARGUMENTS) else wrapped(paragraph)
-        for paragraph in (inspect.getdoc(thing) or "").split("\n\n")
-    ]
+    return [paragraph_of(text) for text in (inspect.getdoc(thing) or "").split("\n\n")]
 
 
-ARGUMENTS = "Args:\n"
+ARGUMENTS, POINT = "Args:\n", "- "
+
+
+def paragraph_of(text: str) -> str:
+    """One paragraph of a docstring, or one list."""
+    if text.startswith(ARGUMENTS):
+        return arguments_list(text)
+    if text.startswith(POINT):
+        points = re.split(f"^{POINT}", text, flags=re.MULTILINE)[1:]
+        return "\n".join(wrapped(point, POINT) for point in points)
+    return wrapped(text)
 
 
 def arguments_list(paragraph: str) -> str:

@@ -6,15 +6,19 @@ another rank tries the slot once more. Else all leave, with the same exit code.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import runpy
 import sys
+import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import ecrm
 from ecrm.config.script import Script
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.slot_faults import OF_SLOTS, Place
@@ -114,7 +118,8 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
     sys.argv = [path, *script.arguments]
     sys.path.insert(0, str(script.path.absolute().parent))
     try:
-        runpy.run_path(path, run_name="__main__")
+        with _argparse_of(first=rank.transport.rank == 0):
+            runpy.run_path(path, run_name="__main__")
     except RunStopped:
         raise
     except (StepAborted, StopAgreed):  # after its loop: the end of the run sees to it
@@ -133,11 +138,40 @@ def _execute(script: Script, rank: ThisRank) -> Failure | None:
             raise  # nothing that this rank has on its GPU can be told to others
         if rank.met and rank.part is None:
             raise  # the others wait for this rank in a call that only its death ends
-        last = traceback.format_exception_only(error)[-1].strip()
-        return Failure(
-            _said(rank, last), _own_traceback(error, script.path), _where_to_retry(rank, error)
-        )
+        return _failed_by(rank, error)
     return None
+
+
+def _say_nothing(*_: object) -> None:
+    """Another rank says it."""
+
+
+@contextlib.contextmanager
+def _argparse_of(first: bool) -> Iterator[None]:
+    """Let one rank alone print what argparse has to say, such as a usage: all have the same words.
+
+    `first`: this rank is the one.
+    """
+    printing = argparse.ArgumentParser._print_message
+    if not first:
+        argparse.ArgumentParser._print_message = _say_nothing  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._print_message = printing  # type: ignore[method-assign]
+
+
+def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
+    """What an error that a script has raised comes to.
+
+    An EcrmError says itself what is wrong and what would be right: the line that it came from
+    stands in for a traceback.
+    """
+    path, place = rank.script.path, _where_to_retry(rank, error)
+    if isinstance(error, EcrmError):
+        return Failure(_said(rank, str(error), _own_line(error, path)), place=place)
+    last = traceback.format_exception_only(error)[-1].strip()
+    return Failure(_said(rank, last), _own_traceback(error, path), place)
 
 
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
@@ -148,11 +182,27 @@ def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:
     return rank.place
 
 
-def _said(rank: ThisRank, problem: str) -> str:
+def _said(rank: ThisRank, problem: str, came_from: str = "") -> str:
     """A failure in one line."""
     place = f" in {rank.place}" if rank.place else ""
+    place += f" ({came_from})" if came_from else ""
     line = " ".join(problem.split())
     return f"{rank.script.path} failed on rank {rank.transport.rank}{place}: {line}"
+
+
+def _own_line(error: BaseException, script: Path) -> str:
+    """The user's own line that an error came from, the innermost one: FILE:LINE, "" for none."""
+    lines = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+    ]
+    of_others = (str(Path(ecrm.__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib")))
+    own = [
+        f"{Path(file).name}:{number}"
+        for file, number in lines
+        if file == str(script) or not file.startswith((*of_others, "<"))
+    ]
+    return own[-1] if own else ""
 
 
 def _own_traceback(error: BaseException, script: Path) -> str:

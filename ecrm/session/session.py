@@ -361,9 +361,7 @@ class Session:
     @property
     def engine(self) -> Engine:
         """This rank's engine, once `steps` has begun."""
-        if self._started is None:
-            raise UsageError("session.engine is there once the loop over session.steps has begun")
-        return self._started.run.engine
+        return self._begun("engine").run.engine
 
     @property
     def is_main(self) -> bool:
@@ -371,7 +369,17 @@ class Session:
 
         It is true on exactly one rank, once `steps` has begun.
         """
-        return self.engine.rank == self.engine.view.reporter
+        engine = self._begun("is_main").run.engine
+        return engine.rank == engine.view.reporter
+
+    def _begun(self, what: str) -> Started:
+        if self._started is None:
+            raise UsageError(
+                f"session.{what} is there once the loop over session.steps has begun",
+                otherwise="use it in the loop's body, in a function for session.every, or after "
+                "the loop",
+            )
+        return self._started
 
     def _check_before(self, what: str) -> None:
         if self._loop is not None:

@@ -47,3 +47,10 @@ def test_lines_are_at_most_100_columns_but_for_tables_and_links(generate):
         if len(line) > generate.COLUMNS and not line.startswith(("|", "    ")) and "](" not in line
     ]
     assert long == []
+
+
+def test_lists_attributes_and_open_arguments_of_the_code_are_on_the_page(generate):
+    page = generate.api_page()
+    assert "\n- `batch_size`: samples of a batch" in page
+    assert "gather(**tensors: Tensor) -> None" in page
+    assert "##### Session.gathered\n\nWhat the last loop over" in page

@@ -144,10 +144,10 @@ def test_only_a_rank_that_leaves_says_so(script, capsys, error, leaves):
 class FakeRank:
     """What `_execute` needs of a rank that has met nobody."""
 
-    met, part, place = False, None, ""
+    met, part, place, number = False, None, "", 4
 
     def __init__(self, script: Script) -> None:
-        self.script, self.transport = script, type("Transport", (), {"rank": 4})()
+        self.script, self.transport = script, type("Transport", (), {"rank": self.number})()
 
 
 def execute(tmp_path, monkeypatch, text: str, *arguments: str):
@@ -182,6 +182,28 @@ def test_an_error_in_a_script_is_one_line_and_its_own_traceback(tmp_path, monkey
         "sys.exit: exit code 3"
     )
     assert "SyntaxError" in execute(tmp_path, monkeypatch, "def (:\n").traceback
+
+
+def test_a_mistake_that_ecrm_has_found_is_one_line_that_says_where(tmp_path, monkeypatch):
+    text = "import ecrm\n\ndef train():\n    ecrm.Indexed([], batch_size=4)\n\ntrain()\n"
+    failure = execute(tmp_path, monkeypatch, text)
+    assert failure.problem.endswith(
+        "train.py failed on rank 4 (train.py:4): ecrm.Indexed(list): the dataset is empty, at "
+        "least 1 sample is needed"
+    )
+    assert failure.traceback == ""
+
+
+def test_words_that_a_script_refuses_are_told_by_one_rank(tmp_path, monkeypatch, capsys):
+    text = (
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float)\nparser.parse_args()\n"
+    )
+    for rank, told in ((0, 1), (4, 0)):
+        monkeypatch.setattr(FakeRank, "number", rank)
+        failure = execute(tmp_path, monkeypatch, text, "--lr", "much")
+        assert failure.problem.endswith("sys.exit: exit code 2")
+        assert capsys.readouterr().err.count("invalid float value: 'much'") == told
 
 
 def test_a_script_that_has_no_gpu_memory_left_fails_in_its_slot(tmp_path, monkeypatch):
