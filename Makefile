@@ -106,7 +106,7 @@ coverage: $(STAMP)
 	$(BIN)/python -m coverage report --data-file=$(VENV)/coverage --show-missing
 
 bench: $(STAMP)
-	@for program in benchmarks/bench_*.py; do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
+	@for program in $(filter-out %/bench_gpu.py,$(wildcard benchmarks/bench_*.py)); do echo "$$program"; $(BIN)/python "$$program" $(ARGS); done
 	$(MAKE) --no-print-directory figures
 
 # make bench-protections            every protection beside every other, and a model of larger clusters

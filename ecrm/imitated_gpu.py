@@ -42,6 +42,8 @@ registered: dict[int, int] = {}
 """Memory of the host that is registered with the imitated GPU: bytes by address."""
 
 _imitating = [0]
+_interprets = [False]
+"""Whether Triton's variable was set for the imitation."""
 
 
 def imitating() -> bool:
@@ -157,22 +159,29 @@ class _Factories(TorchFunctionMode):
 def imitated_gpu() -> Iterator[torch.device]:
     """Imitate a GPU in this thread. Gives the device.
 
-    Triton interprets kernels that are loaded from now on.
+    Triton interprets kernels that are loaded meanwhile.
     """
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    _imitating[0] += 1
+    _begin()
     try:
         with _Factories():
             yield IMITATED_GPU
     finally:
         _imitating[0] -= 1
+        if _interprets[0] and not imitating():  # what is started later may have a real GPU
+            os.environ.pop("TRITON_INTERPRET", None)
+            _interprets[0] = False
 
 
 def imitate_gpu() -> None:
     """`imitated_gpu` for the rest of this thread."""
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    _imitating[0] += 1
+    _begin()
     _Factories().__enter__()  # type: ignore[no-untyped-call]
+
+
+def _begin() -> None:
+    _imitating[0] += 1
+    if "TRITON_INTERPRET" not in os.environ:
+        os.environ["TRITON_INTERPRET"], _interprets[0] = "1", True
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -66,6 +66,7 @@ session = ecrm.Session(
     before_step=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0),
 )
 for dense, ids, labels in session.steps(batch, typed.steps):
+    dense, labels = dense.to(session.device), labels.to(session.device)  # as train.device says
     loss = F.binary_cross_entropy_with_logits(session.model(dense, ids).squeeze(1), labels)
     loss.backward()
     session.log(loss=loss)

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 from support.benchmarking import BENCHMARKS, program
 from support.datasets import prepared
 from support.drilling import BASE, LONG, Run, drill, launch
+from support.gpus import NAMES, Gpu
 
 MARKS = {"unit": "parallel", "simulated": "parallel", "processes": "waiting", "drills": "drill"}
 """Of all tests of a folder; those of tests/mpi have none."""
@@ -52,6 +53,15 @@ def undisturbed(undisturbed_run: Run) -> str:
 def undisturbed_long(tmp_path_factory: pytest.TempPathFactory, criteo_rows: Path) -> str:
     """The model_sha256 of a run of `LONG` in which nothing failed."""
     return launch(tmp_path_factory.mktemp("undisturbed_long") / "run", criteo_rows, LONG).model
+
+
+@pytest.fixture(params=NAMES)
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    """Each GPU that a test can run on: an imitated one, and with -k cuda a real one."""
+    gpu = Gpu(request.param)
+    if gpu.missing is not None:
+        pytest.skip(gpu.missing)
+    return gpu
 
 
 @pytest.fixture

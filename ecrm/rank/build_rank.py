@@ -97,7 +97,7 @@ def build_rank(
     faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):
         waiting("kernels of the GPU are compiled")
-        _warm_up(transport, config, engine, features)
+    _warm_up(transport, config, engine, features)
     if run.loads_tables:
         _load_tables(transport, run, engine, waiting)
     if config.storage.prefault:

@@ -15,6 +15,8 @@ from typing import Any
 from ecrm.config.schema import Config
 
 STEPS = "number of steps"
+MAY_DIFFER = ("data.path", "storage.device", "kernels.backend", "testing.imitated_gpu")
+"""Keys of which each rank may have its own: no bits depend on them."""
 _SHOWN = 8
 
 
@@ -22,8 +24,8 @@ _SHOWN = 8
 class Given:
     """What one rank was started with: its host, and digests of it by name.
 
-    The digests are SHA-256 of every config key, by "section.key", of the number of STEPS, and of
-    other things that ranks must have alike.
+    The digests are SHA-256 of every config key that may not differ, by "section.key", of the number
+    of STEPS, and of other things that ranks must have alike.
     """
 
     host: str
@@ -45,16 +47,13 @@ class Alike:
 
 
 def given_of(host: str, config: Config, steps: int, **others: Any) -> Given:
-    """What a rank has, by its config and number of steps, and by `others`, which JSON has.
-
-    data.path may differ where the data does not.
-    """
+    """What a rank has, by its config and number of steps, and by `others`, which JSON has."""
     keys = {
         f"{section}.{key}": value
         for section, values in config.to_dict().items()
         for key, value in values.items()
+        if f"{section}.{key}" not in MAY_DIFFER
     }
-    del keys["data.path"]
     parts = {**others, **keys, STEPS: steps}
     return Given(host, {name: _digest(part) for name, part in parts.items()})
 

@@ -34,9 +34,7 @@ def check_memory(
     loaded before is not available any more, and so counted; what it and the workers of its data
     take later is not.
     """
-    if config.storage.device == "cuda":
-        check_gpu_memory(transport, config, cluster, spaces)
-        return ""
+    on_gpu = check_gpu_memory(transport, config, cluster, spaces)
     available = share_json(transport, memory_bytes()[1])
     if config.protection.name == "mapped":
         return ""
@@ -44,13 +42,15 @@ def check_memory(
     each = shard_bytes(spaces, cluster.protection.shape)
     needed: dict[str, int] = {}
     for rank in cluster.view.shards:
-        needed[hosts[rank]] = needed.get(hosts[rank], 0) + each
+        if rank not in on_gpu:
+            needed[hosts[rank]] = needed.get(hosts[rank], 0) + each
     there = {
         host: min(available[rank] for rank in available if hosts[rank] == host) for host in needed
     }
     prefault = config.storage.prefault
     warning: str = collective_check(transport, lambda: judged(needed, there, prefault))
-    shards = len(cluster.view.shards_of(transport.rank))
+    on_host = transport.rank not in on_gpu
+    shards = len(cluster.view.shards_of(transport.rank)) if on_host else 0
     host = hosts[transport.rank]
     collective_check(transport, lambda: reserve(spaces, cluster.protection.shape, shards, host))
     return warning
@@ -58,22 +58,25 @@ def check_memory(
 
 def check_gpu_memory(
     transport: Transport, config: Config, cluster: Cluster, spaces: Sequence[RowSpace]
-) -> None:
+) -> set[int]:
     """Collective: raise UsageError on every rank where the tables do not fit on their GPUs.
 
-    There all their memory is taken at the start. Ranks that share a GPU are added up. Nothing is
-    looked at where rows are on the CPU or on an imitated GPU. Each rank must have chosen its GPU.
+    There all their memory is taken at the start. Ranks that share a GPU are added up. Ranks with
+    rows on the CPU or on an imitated GPU are not looked at; returns the others. Each must have
+    chosen its GPU.
     """
-    if config.storage.device != "cuda" or config.testing.imitated_gpu:
-        return
-    free_on_gpu()
-    share_json(transport, None)  # CUDA has taken its own memory, for every rank
-    shown = share_json(transport, free_on_gpu())
-    there = {rank: (name, free) for rank, (name, free) in shown.items()}
+    looks = config.storage.device == "cuda" and not config.testing.imitated_gpu
+    if looks:
+        free_on_gpu()  # CUDA takes its own memory, on every rank before any looks
+    if not any(share_json(transport, looks).values()):
+        return set()
+    shown = share_json(transport, free_on_gpu() if looks else None)
+    there = {rank: (said[0], said[1]) for rank, said in shown.items() if said is not None}
     each = shard_bytes(spaces, cluster.protection.shape)
     needed = {rank: each * len(cluster.view.shards_of(rank)) for rank in there}
     hosts = {rank: str(process["host"]) for rank, process in cluster.processes.items()}
     collective_check(transport, lambda: judge_gpus(needed, there, hosts))
+    return set(there)
 
 
 def free_on_gpu() -> tuple[str, int]:

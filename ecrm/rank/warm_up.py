@@ -26,21 +26,23 @@ def warm_up_kernels(
     """Collective: compile what the run needs on this rank's GPU, and say how long it took.
 
     `lost` is how many shards may be lost at once. `features` is how many embeddings of a sample the
-    built-in model multiplies on the GPU, None for none. Without a GPU there is nothing to do.
+    built-in model multiplies on the GPU, None for none. A rank without a GPU has nothing to do.
     """
     devices = [device_of(config, name) for name in DEVICES]
     used = [device for device in devices if device.type == "cuda"]
     interpreted = config.testing.imitated_gpu and config.kernels.backend != "reference"
-    if not used or interpreted:
-        return
-    began = time.monotonic()
-    shapes = {_shapes(config, space, lost, features) for space in spaces}
-    for shape in sorted(shapes, key=str):
-        warm_up(shape, used[0])
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    seconds = share_json(transport, time.monotonic() - began)
-    say_on_first(f"kernels of the GPU are ready after {max(seconds.values()):.1f} s")
+    seconds = None
+    if used and not interpreted:
+        began = time.monotonic()
+        shapes = {_shapes(config, space, lost, features) for space in spaces}
+        for shape in sorted(shapes, key=str):
+            warm_up(shape, used[0])
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds = time.monotonic() - began
+    took = [each for each in share_json(transport, seconds).values() if each is not None]
+    if took:
+        say_on_first(f"kernels of the GPU are ready after {max(took):.1f} s")
 
 
 def _shapes(config: Config, space: RowSpace, lost: int, features: int | None) -> Shapes:

@@ -74,7 +74,7 @@ def truth_of(
         scrub_rows_per_step=0,
         skip_undo=False,
         backend="native",
-        imitated_gpu=False,
+        rows_on="cpu",
         gpu_kernels=None,
     )
     truth = Truth([], [], [], {}, job)

@@ -109,7 +109,10 @@ def _optimizers(workload: Workload) -> str:
 
 
 def _on_gpu(workload: Workload) -> str:
-    return f" on an imitated GPU with {workload.gpu_kernels}" if workload.imitated_gpu else ""
+    if workload.rows_on == "cpu":
+        return ""
+    but = f", but for ranks {', '.join(map(str, workload.on_cpu))}" if workload.on_cpu else ""
+    return f" on an imitated GPU with {workload.gpu_kernels}{but}"
 
 
 def parse_seed(text: str) -> int:
@@ -215,14 +218,16 @@ def draw(seed: int, suite: str) -> Schedule:
 def _with_gpu(seed: str, workload: Workload) -> Workload:
     """The same, seldom on an imitated GPU, drawn by itself: all else of a seed stays as it was.
 
-    FBGEMM's rows are on the CPU always.
+    In half of these, ranks here and there have theirs on the CPU. FBGEMM's are there always.
     """
     rng = random.Random(seed)
     if rng.random() >= GPU_SHARE or workload.backend == "fbgemm":
         return workload
     interprets = rng.random() < INTERPRETED_SHARE and find_spec("triton") is not None
     kernels = "triton" if interprets else "reference"
-    return replace(workload, imitated_gpu=True, gpu_kernels=kernels)
+    mixed = rng.random() < 0.5
+    on_cpu = tuple(rank for rank in range(workload.world_size) if mixed and rng.random() < 0.5)
+    return replace(workload, rows_on="imitated", gpu_kernels=kernels, on_cpu=on_cpu)
 
 
 def _hosts(rng: random.Random, workload: Workload) -> tuple[int, ...] | None:

@@ -290,8 +290,10 @@ def _traits(schedule: Schedule) -> list[str]:
         traits += schedule.model.traits
     if workload.backend == "fbgemm":
         traits.append("schedules on FBGEMM's storage")
-    if workload.imitated_gpu:
+    if workload.rows_on == "imitated":
         traits.append("schedules on an imitated GPU")
+    if workload.on_cpu:
+        traits.append("schedules with some ranks on a GPU")
     if workload.k > 4 or workload.m > 3:
         traits.append("schedules with wide stripes")
     return traits

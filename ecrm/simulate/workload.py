@@ -97,10 +97,11 @@ class Workload:
     tables without their own; `falls` says whether the rates of all rows fall from step to step.
     `folder` is for mapped files (`durable`: on the device), or for the checkpoints of stateless
     servers. `right_hints` says
-    whether all ranks always say what rows they will ask for soon. `imitated_gpu` has rows and
-    redundancy on one, where `gpu_kernels` run, as `kernels.backend` names them; None leaves that as
-    it is. `looks_between` says whether rows
-    are looked up before some steps without being used, as an evaluation does.
+    whether all ranks always say what rows they will ask for soon. `rows_on` is where rows and
+    redundancy lie: on the "cpu", on an "imitated" GPU, or by "cuda" on a real one. On a GPU
+    `gpu_kernels` run, as `kernels.backend` names them; None leaves that as it is. The ranks of
+    `on_cpu` have theirs on the CPU all the same. `looks_between` says whether rows are looked up
+    before some steps without being used, as an evaluation does.
     """
 
     seed: int = 0
@@ -131,8 +132,9 @@ class Workload:
     looks_between: bool = False
     skip_undo: bool = False
     backend: str = "native"
-    imitated_gpu: bool = False
+    rows_on: str = "cpu"
     gpu_kernels: str | None = None
+    on_cpu: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -142,6 +144,10 @@ class Workload:
             else max(self.servers, self.trainers)
         )
         return busy + self.spares
+
+    def device_of(self, rank: int) -> torch.device:
+        """Where a rank has its rows."""
+        return CPU if self.rows_on == "cpu" or rank in self.on_cpu else IMITATED_GPU
 
     def initial_view(self) -> View:
         protection = self.make_protection()
@@ -249,7 +255,7 @@ def make_engine(
         clock=clock,
         durable=durable,
         allocate=allocate,
-        device=IMITATED_GPU if workload.imitated_gpu else CPU,
+        device=workload.device_of(transport.rank),
         sparse_rate=falling if workload.falls else None,
     )
     if workload.skip_undo:
@@ -350,7 +356,7 @@ def run_workload(
     `resume` starts from it. `make_checkpoints` writes it. `report` gets the digests of the finished
     tables, on the reporter, before the ranks agree that all is done.
     """
-    with imitated_gpu() if workload.imitated_gpu else nullcontext():
+    with imitated_gpu() if workload.rows_on == "imitated" else nullcontext():
         engine = make_engine(workload, transport, hooks or Hooks(), clock, durable, allocate)
         after_start(engine)
         if resume:

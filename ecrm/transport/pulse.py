@@ -50,16 +50,19 @@ class Pulse:
 class Unanswered:
     """The guard's side: tells when the GPU has not answered for `pulse.limit_seconds`.
 
-    Call `look()` now and then.
+    Call `look()` now and then. The time begins at the look that first sees the question: a guard
+    that gets no core for a while does not count it.
     """
 
     def __init__(self, pulse: Pulse, clock: Callable[[], float]) -> None:
         self._pulse, self._clock = pulse, clock
-        self._answered, self._since = 0, clock()
+        self._seen = (False, 0)
+        self._since = clock()
 
     def look(self) -> bool:
         """Whether the rank is to be given up."""
-        asked, answered, now = self._pulse.asked, self._pulse.answered, self._clock()
-        if answered != self._answered or asked <= answered:
-            self._answered, self._since = answered, now
-        return now - self._since >= self._pulse.limit_seconds
+        answered, now = self._pulse.answered, self._clock()
+        seen = (self._pulse.asked > answered, answered)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return seen[0] and now - self._since >= self._pulse.limit_seconds

@@ -1,4 +1,4 @@
-"""Sessions whose module is on an imitated GPU: what is left of them is what the CPU leaves."""
+"""Sessions whose module is on a GPU: what is left is what one without kills leaves, or the CPU."""
 
 from functools import partial
 
@@ -20,10 +20,8 @@ from support.sessions import Layout, run, train_two_tower
 @pytest.fixture(autouse=True)
 def reference():
     """Plain operations of torch in the place of interpreted kernels, which take a while."""
-    dispatch.use_on_gpu("reference")
-    with prepared_torch(threads=1):
+    with dispatch.used_on_gpu("reference"), prepared_torch(threads=1):
         yield
-    dispatch.use_on_gpu("auto")
 
 
 FAULTS = (PhaseFault(4, 1, "dense"), PhaseFault(1, 3, "parity"))
@@ -44,7 +42,8 @@ def is_there(session):
 
 # the model alone, and all of it; in the second case the script moves ids, too
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_session_on_a_gpu_leaves_what_one_on_the_cpu_leaves(on_cpu, everything):
+def test_a_session_on_a_gpu_leaves_what_one_without_kills_leaves(on_cpu, everything, gpu):
+    """On an imitated GPU it is what one on the CPU leaves."""
     train = partial(
         train_two_tower,
         steps=STEPS,
@@ -52,12 +51,14 @@ def test_a_session_on_a_gpu_leaves_what_one_on_the_cpu_leaves(on_cpu, everything
         device=IMITATED_GPU,
         moves_ids=everything,
     )
-    left = run(FAULTS, Layout(spares=2, gpu=everything), train, on_gpu=True)
+    layout = Layout(spares=2, gpu=everything)
+    calm = on_cpu if gpu.is_imitated else run((), layout, train, on_gpu=gpu)
+    left = run(FAULTS, layout, train, on_gpu=gpu)
     assert left.deaths == 2
-    assert (left.tables, left.dense, left.logged) == (on_cpu.tables, on_cpu.dense, on_cpu.logged)
+    assert (left.tables, left.dense, left.logged) == (calm.tables, calm.dense, calm.logged)
 
 
-def test_state_goes_between_cpu_and_gpu():
+def test_state_goes_between_cpu_and_gpu(gpu):
     def model():
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -76,17 +77,19 @@ def test_state_goes_between_cpu_and_gpu():
         held.commit()
         return [tensor.clone() for tensor in held.state_tensors]
 
-    with imitated_gpu() as gpu:
-        one, other = replica(CPU), replica(gpu)
+    with gpu.used() as device:
+        one, other = replica(CPU), replica(device)
         step(one), step(other)
-        for giver, taker in ((one, gpu), (other, gpu), (other, CPU)):
+        for giver, taker in ((one, device), (other, device), (other, CPU)):
             heir = replica(taker)
             exported = giver.export()
             assert all(type(tensor) is torch.Tensor for tensor in exported)
             heir.load(exported)
             moments = heir.optimizer.state[heir.parameters[0]]
             assert moments["exp_avg"].device == taker and moments["step"].is_cpu
-            expected = step(replica_of(giver, replica(CPU)))
+            # the CPU's bits are those of an imitated GPU alone
+            twin = replica(CPU if gpu.is_imitated else taker)
+            expected = step(replica_of(giver, twin))
             assert all(map(torch.equal, step(heir), expected))
 
 
@@ -103,12 +106,12 @@ def test_what_is_left_on_the_host_is_refused_by_the_device():
             module(torch.ones(1, 2))
 
 
-def test_moving_keeps_parameters_and_what_is_shared():
+def test_moving_keeps_parameters_and_what_is_shared(gpu):
     module, other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     other.weight, other.running_mean = module.weight, module.running_mean
     both, weight = nn.Sequential(module, other), module.weight
-    with imitated_gpu() as gpu:
-        move(both, gpu)
+    with gpu.used() as device:
+        move(both, device)
         assert module.weight is weight is other.weight and weight.is_cuda
         assert module.running_mean is other.running_mean and module.running_mean.is_cuda
         assert isinstance(weight, nn.Parameter) and weight.requires_grad

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,12 +76,12 @@ def launch_words(
     sets: dict[str, Any] | None = None,
     kills: tuple[str, ...] = (),
     config: str = "tiny",
+    program: Sequence[str] = ("-m", "ecrm"),
 ) -> list[str]:
-    """The words of an `ecrm launch`."""
+    """The words of an `ecrm launch`, by `program` in its place."""
     words = [
         sys.executable,
-        "-m",
-        "ecrm",
+        *program,
         "launch",
         config,
         "--run-dir",
@@ -161,9 +161,10 @@ def launch(
     sets: dict[str, Any] | None = None,
     kills: tuple[str, ...] = (),
     config: str = "tiny",
+    program: Sequence[str] = ("-m", "ecrm"),
 ) -> Run:
     """Run to the end, bounded in time; nothing of the run is left alive."""
-    words = launch_words(folder, data, sets, kills, config)
+    words = launch_words(folder, data, sets, kills, config, program)
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -179,10 +180,15 @@ def launch(
 
 
 def drill(
-    folder: Path, data: Path, sets: dict[str, Any] | None = None, kills: tuple[str, ...] = ()
+    folder: Path,
+    data: Path,
+    sets: dict[str, Any] | None = None,
+    kills: tuple[str, ...] = (),
+    program: Sequence[str] = ("-m", "ecrm"),
 ) -> Run:
     """A run that must complete: all kills fired and were recovered; parity is right at the end."""
-    run = launch(folder, data, {"protection.verify_parity_at_end": True, **(sets or {})}, kills)
+    sets = {"protection.verify_parity_at_end": True, **(sets or {})}
+    run = launch(folder, data, sets, kills, program=program)
     assert run.code == 0, run.output
     fired = {event["scheduled"] for event in run.events_of("kill")}
     assert fired == {kill if ":" in kill else f"{kill}:input" for kill in kills}, run.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from ecrm.allocate import CPU
 from ecrm.engine.dense import DenseReplica
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
 from ecrm.engine.table_digest import table_digests
-from ecrm.imitated_gpu import IMITATED_GPU, imitated_gpu
+from ecrm.imitated_gpu import IMITATED_GPU
 from ecrm.placement.assignment import initial_view
 from ecrm.protection.base import Protection
 from ecrm.protection.erasure import ErasureProtection
@@ -34,6 +35,7 @@ from ecrm.session.session import Session
 from ecrm.simulate.session_job import SimulatedRun, session_engine
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from support.gpus import Gpu
 
 META = torch.device("meta")
 
@@ -141,7 +143,7 @@ class Layout:
     commit_interval: int = 1
     protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
     gpu: bool = False
-    """Whether rows are on an imitated GPU; the test's script says where the model is."""
+    """Whether rows are on a GPU; the test's script says where the model is."""
 
     @property
     def world(self) -> int:
@@ -229,11 +231,11 @@ def run(
     layout: Layout = Layout(),
     train: Train = train_two_tower,
     seed: int = 5,
-    on_gpu: bool = False,
+    on_gpu: Gpu | None = None,
 ) -> Left:
     """Train on simulated ranks, with those killed that `faults` name.
 
-    With `on_gpu` there is an imitated GPU to be used.
+    `on_gpu` is the GPU to be used, if any.
     """
     cluster = SimulatedCluster(layout.world, seed, list(faults), most_calls=300_000)
 
@@ -257,10 +259,10 @@ def run(
         return tables, dense, verified.mismatches, deaths, session.delivered, evaluated
 
     def with_a_gpu(transport: Transport) -> tuple[Any, ...]:
-        with imitated_gpu():
+        with nullcontext() if on_gpu is None else on_gpu.used():
             return program(transport)
 
-    results = cluster.run(with_a_gpu if on_gpu else program).results
+    results = cluster.run(with_a_gpu).results
     values = list(results.values())
     (evaluated,) = {value[5] for value in values}  # every rank has the same
     (tables,) = [value[0] for value in values if value[0] is not None]

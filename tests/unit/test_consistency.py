@@ -33,6 +33,14 @@ def test_all_the_same_is_no_problem_wherever_the_data_lies():
     assert unlike({0: has(), 3: has("b", "data.path=elsewhere", sources=[{"path": "b"}])}) is None
 
 
+def test_rows_may_lie_on_a_gpu_of_some_ranks_but_the_model_not():
+    on_gpu = ("storage.device=cuda", "kernels.backend=reference")
+    ranks = {0: has(), 1: has("b", *on_gpu), 2: has("b", *on_gpu, "testing.imitated_gpu=true")}
+    assert unlike(ranks) is None
+    said = unlike({**ranks, 3: has("c", "train.device=cuda")})
+    assert "rank 3 on c has another config (train.device): " in said
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from ecrm import imitated_gpu as imitation
+from ecrm.allocate import lazy_zeros
 from ecrm.imitated_gpu import imitated_gpu
 from ecrm.process.gpu import GpuPulse, fault_in_words, is_lost
 from ecrm.transport import pinned
@@ -20,6 +22,14 @@ from ecrm.transport.pinned import Arena, lend, pieces
 from ecrm.transport.pulse import Pulse, Unanswered
 from ecrm.transport.shared_memory import SharedMemory
 from ecrm.transport.staged import StagedTransport
+
+
+def is_registered(gpu, address):
+    """Whether memory of the host is registered with the GPU, from its beginning."""
+    if gpu.is_imitated:
+        return address in imitation.registered
+    memory = torch.frombuffer((ctypes.c_uint8 * 1).from_address(address), dtype=torch.uint8)
+    return memory.is_pinned()
 
 
 def test_an_arena_keeps_its_memory_up_to_a_limit():
@@ -38,10 +48,11 @@ def test_an_arena_keeps_its_memory_up_to_a_limit():
     assert len(arena._memory) <= 10_000
 
 
-def test_pinned_memory_has_a_limit_and_is_counted_while_it_is_used():
+def test_pinned_memory_has_a_limit_and_is_counted_while_it_is_used(gpu):
     before = pinned._in_use
-    with imitated_gpu():
+    with gpu.used():
         memory = pinned.pinned(1000)
+        assert gpu.is_imitated or memory.is_pinned()
         view = memory.numpy()[10:]
         del memory
         assert pinned._in_use == before + 1000
@@ -52,6 +63,7 @@ def test_pinned_memory_has_a_limit_and_is_counted_while_it_is_used():
 
 
 def test_lent_memory_is_registered_as_it_is_copied_and_no_longer_before_it_goes(monkeypatch):
+    """The bytes of each registration, which a real GPU does not tell."""
     monkeypatch.setattr(pinned, "CHUNK", 4096)
     with imitated_gpu() as device:
         memory = np.arange(10_000, dtype=np.uint8)
@@ -73,9 +85,9 @@ def test_lent_memory_is_registered_as_it_is_copied_and_no_longer_before_it_goes(
         assert not any(0 <= address - start < 10_000 for address in imitation.registered)
 
 
-def test_what_a_dead_rank_lent_can_be_copied_and_is_registered_until_nothing_uses_it():
+def test_what_a_dead_rank_lent_can_be_copied_and_is_registered_until_nothing_uses_it(gpu):
     owner, reader = SharedMemory(2), SharedMemory(2)
-    with imitated_gpu() as device:
+    with gpu.used() as device:
         staged = StagedTransport(LoneTransport(), device)
         lent = owner.allocate(300, 8)
         lent += 7
@@ -90,11 +102,12 @@ def test_what_a_dead_rank_lent_can_be_copied_and_is_registered_until_nothing_use
         values, picked = matrix_on(device, Picked(came, torch.tensor([5, 299])), 2)
         assert picked is None and values.cpu().tolist() == [[7.0] * 8] * 2
         assert (on_device(device, came).cpu() == 7).all()
-        assert start in imitation.registered
+        assert is_registered(gpu, start)
         del came
-        assert start in imitation.registered, "a copy may still read it"
+        assert is_registered(gpu, start), "a copy may still read it"
         staged.shrink()
-        assert start not in imitation.registered
+        if gpu.is_imitated:  # else it is unmapped by now
+            assert start not in imitation.registered
 
 
 class Lending(LoneTransport):
@@ -113,9 +126,9 @@ class Lending(LoneTransport):
         return super().share(tensors)
 
 
-def test_what_lies_in_memory_lent_on_a_gpu_is_staged_in_its_twin():
+def test_what_lies_in_memory_lent_on_a_gpu_is_staged_in_its_twin(gpu):
     inner = Lending()
-    with imitated_gpu() as device:
+    with gpu.used() as device:
         staged = StagedTransport(inner, device)
         buffer = staged.lend_on_device(10, 4)
         buffer[2:5] = 3.0
@@ -130,12 +143,30 @@ def test_what_lies_in_memory_lent_on_a_gpu_is_staged_in_its_twin():
         assert not staged._twins
 
 
-def test_large_messages_are_received_in_pinned_memory():
-    with imitated_gpu() as device:
+def test_large_messages_are_received_in_pinned_memory(gpu):
+    with gpu.used() as device:
         staged, before = StagedTransport(LoneTransport(), device), pinned._in_use
         small, large = staged.receive_memory(100), staged.receive_memory(1 << 20)
         assert pinned._in_use == before + (1 << 20)
         assert (len(small), len(large)) == (100, 1 << 20)
+
+
+def test_memory_lent_in_pieces_is_copied_both_ways(monkeypatch, gpu):
+    monkeypatch.setattr(pinned, "CHUNK", 4096)
+    lent = lazy_zeros(10_000, dtype=np.uint8).numpy()  # begins at a page, as shared memory does
+    with gpu.used() as device:
+        lend(lent, read_only=False)
+        host = torch.from_numpy(lent)
+        host[:] = torch.arange(10_000) % 251
+        copies = copies_of(device)
+        there = on_device(device, host[100:9000])
+        assert is_registered(gpu, lent.ctypes.data)
+        there += 1
+        copies.to_host([(there[:5000], host[4000:9000])])
+        copies.wait()
+        assert host[4000:9000].tolist() == [(at % 251 + 1) for at in range(100, 5100)]
+        assert host[:4000].tolist() == [at % 251 for at in range(4000)]
+        del host, lent
 
 
 def test_a_guard_gives_up_a_gpu_that_does_not_answer_and_no_other():
@@ -163,9 +194,22 @@ def test_a_guard_gives_up_a_gpu_that_does_not_answer_and_no_other():
         assert pulse.answered == 4
         assert not guard.look()
         pulse.question()
+        now[0] = 300.0
+        assert not guard.look(), "the guard had no core itself"
+        now[0] = 301.9
         assert not guard.look()
-        now[0] = 204.0
+        now[0] = 302.0
         assert guard.look()
+
+
+def test_a_gpu_answers_and_its_answer_lies_in_memory_of_the_guard(gpu):
+    pulse = Pulse(2.0)
+    with gpu.used() as device:
+        GpuPulse(device, pulse, rank=0)
+        pulse.ask()
+        if not gpu.is_imitated:
+            torch.cuda.synchronize()
+    assert (pulse.asked, pulse.answered) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.stripes import StripeShape
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.rank import memory_check
-from ecrm.rank.memory_check import check_gpu_memory, judge_gpus, judged, reserve, shard_bytes
+from ecrm.rank.memory_check import (
+    check_gpu_memory,
+    check_memory,
+    judge_gpus,
+    judged,
+    reserve,
+    shard_bytes,
+)
 from ecrm.transport.simulated import SimulatedCluster
 
 MB = 1_000_000
@@ -59,28 +66,53 @@ def test_ranks_that_share_a_gpu_need_it_together():
 
 @pytest.mark.parametrize("room, refused", [(2, False), (1, True)])
 def test_tables_that_do_not_fit_a_gpu_are_refused_on_every_rank(monkeypatch, room, refused):
+    """Rank 3 has rows on the CPU, rank 4 on an imitated GPU: theirs need no GPU."""
     spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
     shape = StripeShape(3, 2, 1)
     free = room * shard_bytes(spaces, shape)
     monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", free))
-    view = SimpleNamespace(shards_of=lambda rank: [[0], [1], []][rank])
-    processes = {rank: {"host": "a"} for rank in range(3)}
+    view = SimpleNamespace(shards_of=lambda rank: [[0], [1], [], [2], [3]][rank])
+    processes = {rank: {"host": "a"} for rank in range(5)}
     about = SimpleNamespace(view=view, processes=processes, protection=SimpleNamespace(shape=shape))
-    config = load_config("tiny", ["data.path=x", "storage.device=cuda"])
+    on_gpu = ["storage.device=cuda"]
+    sets = {3: [], 4: [*on_gpu, "testing.imitated_gpu=true"]}
 
     def program(transport):
+        config = load_config("tiny", ["data.path=x", *sets.get(transport.rank, on_gpu)])
         try:
-            check_gpu_memory(transport, config, about, spaces)
+            return check_gpu_memory(transport, config, about, spaces)
         except EcrmError as error:
             return str(error)
-        return None
 
-    said = SimulatedCluster(3, 0).run(program).results
-    assert [bool(said[rank]) for rank in range(3)] == [refused] * 3
-    assert not refused or "on the GPU of ranks 0, 1, 2 on a" in said[2]
-    imitated = load_config(
-        "tiny", ["data.path=x", "storage.device=cuda", "testing.imitated_gpu=true"]
+    said = SimulatedCluster(5, 0).run(program).results
+    if refused:
+        assert all("on the GPU of ranks 0, 1, 2 on a" in said[rank] for rank in range(5))
+    else:
+        assert all(said[rank] == {0, 1, 2} for rank in range(5))
+
+
+def test_a_host_has_the_rows_that_are_not_on_a_gpu(monkeypatch):
+    spaces = row_spaces([Table("one", 500, 8, SparseOptimizer("rowwise_adagrad", 0.1))])
+    shape = StripeShape(3, 2, 1)
+    each = shard_bytes(spaces, shape)
+    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", each))
+    monkeypatch.setattr(memory_check, "memory_bytes", lambda: (each, each))
+    view = SimpleNamespace(shards=[0, 1, 2], shards_of=lambda rank: [[0], [1], [2]][rank])
+    about = SimpleNamespace(
+        view=view,
+        processes={rank: {"host": "a"} for rank in range(3)},
+        protection=SimpleNamespace(shape=shape),
     )
-    assert imitated.testing.imitated_gpu
-    monkeypatch.setattr(memory_check, "free_on_gpu", None)  # is not called
-    check_gpu_memory(None, imitated, about, spaces)
+
+    def warned(*on_gpu):
+        def program(transport):
+            sets = ["storage.device=cuda"] if transport.rank in on_gpu else []
+            config = load_config("tiny", ["data.path=x", *sets])
+            return check_memory(transport, config, about, spaces)
+
+        (warning,) = set(SimulatedCluster(3, 0).run(program).results.values())
+        return warning
+
+    assert warned(0).startswith("once every row is trained the tables need")
+    monkeypatch.setattr(memory_check, "free_on_gpu", lambda: ("one", 3 * each))
+    assert warned(0, 1) == "" == warned(0, 1, 2)

@@ -7,7 +7,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ecrm.allocate import ZerosOn
-from ecrm.imitated_gpu import imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -69,10 +68,10 @@ def left(hosted, device, found):
 
 @pytest.mark.parametrize("initial", [None, Uniform(-0.1, 0.4)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial):
+def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial, gpu):
     here = shard(optimizer, initial)
     expected = left(here, torch.device("cpu"), used(here, torch.device("cpu")))
-    with imitated_gpu() as device:
+    with gpu.used("auto") as device:
         there = shard(optimizer, initial, ZerosOn(device))
         found = left(there, device, used(there, device))
     assert len(found) == len(expected) > 4
@@ -81,9 +80,8 @@ def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial):
     assert (expected[0][2].view(torch.int32) == 0).all()  # padding
 
 
-def test_no_lookup_and_no_update_waits_for_the_gpu():
-    dispatch.use_on_gpu("auto")
-    with imitated_gpu() as device:
+def test_no_lookup_and_no_update_waits_for_the_gpu(gpu):
+    with gpu.used("auto") as device:
         hosted = shard("rowwise_adagrad", None, ZerosOn(device))
         with Waits() as waits:
             used(hosted, device)
@@ -91,8 +89,8 @@ def test_no_lookup_and_no_update_waits_for_the_gpu():
     assert dispatch.taken()["begin_rows"] == dispatch.taken()["sparse_update"] == "triton"
 
 
-def test_waiting_is_noticed():
-    with imitated_gpu() as device:
+def test_waiting_is_noticed(gpu):
+    with gpu.used("auto") as device:
         hosted = shard("sgd", Uniform(-0.1, 0.4), ZerosOn(device))
         with Waits() as waits:
             hosted.lookup(torch.arange(3))
@@ -100,8 +98,8 @@ def test_waiting_is_noticed():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer):
-    with imitated_gpu() as device:
+def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer, gpu):
+    with gpu.used("auto") as device:
         store = shard(optimizer, None, ZerosOn(device)).store
         (matrix,) = store.memory
         assert matrix.stride(0) % 4 == 0 and matrix.stride(0) - store.record_bytes // 4 < 4
@@ -116,8 +114,8 @@ def test_a_record_on_a_gpu_lies_in_one_row_that_begins_at_16_bytes(optimizer):
         assert store.last_bytes(slice(3, 4)).cpu().tolist() == [7]
 
 
-def test_an_update_that_is_passed_over_after_one_that_is_not_is_taken_back():
-    with imitated_gpu() as device:
+def test_an_update_that_is_passed_over_after_one_that_is_not_is_taken_back(gpu):
+    with gpu.used("auto") as device:
         hosted = shard("rowwise_adagrad", None, ZerosOn(device))
         sums = hosted.gradient_space(2, keep_delta=True)
         sums.fill_(1.0)

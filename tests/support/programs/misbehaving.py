@@ -1,7 +1,7 @@
 """The `ecrm` command, with one rank that misbehaves.
 
 It does what MPI does not report, or what looks like a failure; it finds garbage or makes it; or it
-was started with another config (`set KEY=VALUE`).
+was started with another config (`set KEY=VALUE KEY=VALUE`).
 
 Arguments: HOW or HOW:RANK (rank 1), then those of `ecrm`. As `ecrm launch` it starts its ranks as
 this same program, and through noting.py with the variable ECRM_TEST_CODES as FOLDER, if there is
@@ -98,7 +98,7 @@ elif how == "bad disk":
         CriteoDataset._read = read_or_fail
 elif how.startswith("set "):
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
-        arguments += ["--set", how.removeprefix("set ")]
+        arguments += [word for one in how.split()[1:] for word in ("--set", one)]
 elif os.environ["OMPI_COMM_WORLD_RANK"] == rank:
     from ecrm.engine.engine import Engine
 

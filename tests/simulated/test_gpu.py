@@ -1,5 +1,6 @@
-"""Rows on an imitated GPU under faults: the bits of the CPU, and no tensor where it cannot be."""
+"""Rows on a GPU under faults: the bits of the CPU, and no tensor where it cannot be."""
 
+import random
 import re
 from dataclasses import replace
 
@@ -21,68 +22,111 @@ from ecrm.transport.base import PeerFailure, Transport
 from ecrm.transport.message import Picked
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
 from ecrm.transport.staged import StagedTransport
+from support.gpus import Gpu
 from support.training import train
+
+IMITATED = Gpu("imitated")
 
 
 @pytest.fixture
 def reference():
     """Plain operations of torch in the place of interpreted kernels, which take a while."""
-    dispatch.use_on_gpu("reference")
-    yield
-    dispatch.use_on_gpu("auto")
+    with dispatch.used_on_gpu("reference"):
+        yield
 
 
-def on_gpu(seed):
-    """A drawn schedule whose rows are on a GPU. The oracle that watches it has its on the CPU."""
-    drawn = draw(seed, "survivable")
-    return replace(drawn, workload=replace(drawn.workload, imitated_gpu=True, backend="native"))
+def on_gpu(seed, gpu=IMITATED, share_on_cpu=0.0):
+    """A drawn schedule whose rows are on a GPU, but for those of a share of all ranks.
+
+    The oracle that watches it has its on the CPU.
+    """
+    drawn, rng = draw(seed, "survivable"), random.Random(seed)
+    ranks = range(drawn.workload.world_size)
+    on_cpu = tuple(rank for rank in ranks if rng.random() < share_on_cpu)
+    where = {"rows_on": gpu.name, "gpu_kernels": gpu.kernels, "on_cpu": on_cpu}
+    return replace(drawn, workload=replace(drawn.workload, backend="native", **where))
 
 
 # replication; a chain that scrubs; parity of three units, and updates that are merged
 @pytest.mark.parametrize("seed", [35, 10, 26])
-def test_schedules_end_with_the_bits_of_the_cpu(seed, reference):
-    verdict = run_schedule(on_gpu(seed))
+def test_schedules_end_with_the_bits_of_the_cpu(seed, gpu):
+    verdict = run_schedule(on_gpu(seed, gpu))
     assert verdict.deaths and verdict.recoveries
     assert verdict.rows_checked and (verdict.parity_rows_checked or seed == 35)
-    assert dispatch.taken()["sparse_update"] == "reference"
+    assert dispatch.taken()["sparse_update"] == gpu.kernels
 
 
 @pytest.mark.drill
-def test_many_schedules_end_with_the_bits_of_the_cpu(reference):
-    verdicts = [run_schedule(on_gpu(seed)) for seed in range(100, 200)]
+@pytest.mark.parametrize("share_on_cpu", [0.0, 0.5])
+def test_many_schedules_end_with_the_bits_of_the_cpu(gpu, share_on_cpu):
+    verdicts = [run_schedule(on_gpu(seed, gpu, share_on_cpu)) for seed in range(100, 200)]
     assert sum(verdict.deaths for verdict in verdicts) > 200
     assert sum(verdict.reshapes for verdict in verdicts) > 10
 
 
+SMALL = Workload(
+    tables=(Table("a", 20, 8),),
+    slots=1,
+    trainers=1,
+    servers=3,
+    k=2,
+    steps=3,
+    ids_per_slot=3,
+    commit_interval=3,
+    rebuild_rows_per_step=1000,
+)
+"""Ranks 0 to 2 are servers, 3 is a trainer, 4 a spare."""
+
+
 def finished(workload):
-    """(digests of tables, deaths) of a run in which a server dies after steps not committed."""
+    """A run in which server 1 dies after steps not committed.
+
+    (digests of tables, who died, what type of device each rank has shards on at the end).
+    """
     cluster = SimulatedCluster(workload.world_size, 0, [PhaseFault(1, 2, "update")])
+    found = {}
 
     def program(transport):
         hooks = Hooks(phase=lambda step, name: cluster.enter_phase(transport.rank, step, name))
-        return run_workload(workload, transport, hooks)
+
+        def note(engine):
+            for hosted in engine.state.hosted.values():
+                found[engine.rank] = hosted.store.device.type
+
+        return run_workload(workload, transport, hooks, after_step=note)
 
     outcome = cluster.run(program)
     (digests,) = [result.tables for result in outcome.results.values() if result.tables]
     assert not any(result.verified.mismatches for result in outcome.results.values())
-    return digests, len(outcome.killed)
+    return digests, [kill.rank for kill in outcome.killed], found
 
 
-def test_interpreted_kernels_end_with_the_digests_of_the_cpu():
-    on_cpu = Workload(
-        tables=(Table("a", 20, 8),),
-        slots=1,
-        trainers=1,
-        servers=3,
-        k=2,
-        steps=3,
-        ids_per_slot=3,
-        commit_interval=3,
-        rebuild_rows_per_step=1000,
-    )
-    expected = finished(on_cpu)
-    assert finished(replace(on_cpu, imitated_gpu=True)) == expected
-    assert expected[1] == 1
+@pytest.mark.parametrize("protection", ["erasure", "chain", "replicate"])
+@pytest.mark.parametrize(
+    "on_cpu, spare_on",
+    [((4,), "cpu"), ((0, 1, 2, 3), "cuda"), ((0, 3), "cuda")],
+    ids=["a CPU spare takes over", "a GPU spare takes over", "servers on both"],
+)
+def test_ranks_with_a_gpu_and_without_work_together(gpu, on_cpu, spare_on, protection):
+    copies = {} if protection == "erasure" else {"protection": protection, "k": 1, "m": 1}
+    small = replace(SMALL, **copies)
+    expected, died, _ = finished(small)
+    mixed = replace(small, rows_on=gpu.name, gpu_kernels=gpu.kernels, on_cpu=on_cpu)
+    with dispatch.used_on_gpu(gpu.kernels):
+        found, also_died, held = finished(mixed)
+    assert died == also_died == [1]
+    assert held[4] == spare_on
+    assert {held[rank] for rank in (0, 2)} == {
+        "cpu" if rank in on_cpu else "cuda" for rank in (0, 2)
+    }
+    assert found == expected
+
+
+def test_kernels_end_with_the_digests_of_the_cpu(gpu):
+    """Interpreted ones on an imitated GPU."""
+    expected, died, _ = finished(SMALL)
+    assert finished(replace(SMALL, rows_on=gpu.name))[:2] == (expected, died)
+    assert died == [1]
     taken = dispatch.taken()
     for operation in ("sparse_update", "scatter_add", "parity_apply", "decode", "merge_records"):
         assert taken[operation] == "triton", operation
@@ -196,20 +240,48 @@ def test_logs_on_a_gpu_take_only_the_memory_that_they_use(reference):
         assert found.tolist() == [0, 1, 2] and records.cpu().view(torch.float32).sum() == 6
 
 
+SHORT = ("train.steps=5", "train.global_batch=16", "model.max_rows_per_table=40")
+
+
+def words(sets):
+    """Keys of a config as `train` has them."""
+    return [f"{key}={value}".lower() for key, value in sets.items()]
+
+
+@pytest.fixture(scope="module")
+def trained_on_cpu(tmp_path_factory, criteo_rows):
+    return train(tmp_path_factory.mktemp("cpu"), criteo_rows, *SHORT)
+
+
 @pytest.mark.parametrize(
     "devices", [("train",), pytest.param(("train", "storage"), marks=pytest.mark.drill)]
 )
 def test_the_built_in_trainer_ends_with_the_model_of_the_cpu(
-    tmp_path, criteo_rows, devices, reference
+    tmp_path, criteo_rows, devices, trained_on_cpu, reference
 ):
-    sets = ("train.steps=5", "train.global_batch=16", "model.max_rows_per_table=40")
-    calm = train(tmp_path / "cpu", criteo_rows, *sets)
-    on_gpu = [f"{device}.device=cuda" for device in devices]
-    on_gpu += ["testing.imitated_gpu=true", "kernels.backend=reference"]
+    on_gpu = words({**{f"{device}.device": "cuda" for device in devices}, **IMITATED.sets})
     # a trainer in its backward, and its heir
     faults = [PhaseFault(3, 2, "backward"), PhaseFault(5, 3, "forward")]
-    with_gpu = train(tmp_path / "gpu", criteo_rows, *sets, *on_gpu, faults=faults)
+    with_gpu = train(tmp_path / "gpu", criteo_rows, *SHORT, *on_gpu, faults=faults)
     assert sorted(with_gpu.killed) == [3, 5]
-    assert with_gpu.summary["model_sha256"] == calm.summary["model_sha256"]
-    assert with_gpu.summary["eval_auc"] == calm.summary["eval_auc"]
+    assert with_gpu.summary["model_sha256"] == trained_on_cpu.summary["model_sha256"]
+    assert with_gpu.summary["eval_auc"] == trained_on_cpu.summary["eval_auc"]
     assert with_gpu.summary["kernels_ran"]["dot_interaction"] == "reference"
+
+
+@pytest.mark.parametrize(
+    "devices", [("storage",), pytest.param(("storage", "train"), marks=pytest.mark.drill)]
+)
+@pytest.mark.parametrize("first", ["cpu", "gpu"])
+def test_a_run_goes_on_from_a_checkpoint_of_the_other_device(
+    tmp_path, criteo_rows, trained_on_cpu, gpu, first, devices
+):
+    if "train" in devices and not gpu.is_imitated:
+        pytest.skip("a model trained on a GPU has other bits than on the CPU")
+    on_gpu = words({**{f"{device}.device": "cuda" for device in devices}, **gpu.sets})
+    before, after = ([], on_gpu) if first == "cpu" else (on_gpu, [])
+    with dispatch.used_on_gpu(gpu.kernels):
+        half = train(tmp_path / "half", criteo_rows, *SHORT, "train.steps=3", *before)
+        run = train(tmp_path / "run", criteo_rows, *SHORT, *after, resume=tmp_path / "half")
+    assert half.summary["steps"] == 3 and run.of("progress")[0]["step"] > 3
+    assert run.summary["model_sha256"] == trained_on_cpu.summary["model_sha256"]
