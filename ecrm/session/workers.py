@@ -142,9 +142,13 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
         os._exit(1)  # it died before the line above
     for other in close:
         other.close()
-    _open_files_anew()
+    try:
+        _open_files_anew()
+    except UsageError as error:
+        told = _Failed.of(error)
+        make = lambda task: told.raise_it()  # noqa: E731
     gc.freeze()  # a collection would copy every page of what is shared with the rank
-    torch.set_num_threads(1)  # the threads of before the fork are not here
+    torch.set_num_threads(1)  # OpenMP waits for ever for the threads of before the fork
     while True:
         try:
             task = link.recv()
@@ -161,19 +165,39 @@ def _work(make: Callable[[Any], Any], link: Connection, close: list[Connection],
 
 
 def _open_files_anew() -> None:
-    """Open each file again that is open for reading: a fork shares the place with its parent.
+    """Open each file again that may be read: a fork shares the place with its parent.
 
-    Two processes that read by seek and read would else get what lies at the other's place.
+    Two processes that read by seek and read would else get what lies at the other's place. What
+    both print to stays shared. Raises UsageError for a file that cannot be opened again.
     """
+    left = {None, _file(1), _file(2)}
     for name in os.listdir("/proc/self/fd"):
-        descriptor = int(name)
-        with contextlib.suppress(OSError):
-            reads = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-            if reads and stat.S_ISREG(os.fstat(descriptor).st_mode):
-                own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
-                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-                os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
-                os.close(own)
+        descriptor, path = int(name), f"/proc/self/fd/{name}"
+        if _file(descriptor) in left:
+            continue
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND)
+        if flags & os.O_ACCMODE == os.O_WRONLY:
+            continue
+        try:
+            own = os.open(path, flags)
+            os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        except OSError as error:
+            raise UsageError(
+                f"{os.readlink(path)} is open, and a worker cannot open it once more: "
+                f"{error.strerror}",
+                otherwise="close it before the first batch, or leave out workers",
+            ) from None
+        os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
+        os.close(own)
+
+
+def _file(descriptor: int) -> tuple[int, int] | None:
+    """What tells a regular file from others; None for anything else, and for what is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def _made(make: Callable[[Any], Any], task: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -146,9 +147,9 @@ def test_workers_start_with_the_first_batch_and_end_with_the_feed():
 class InAFile:
     """Samples that are read at their places in a file that stays open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: str = "rb") -> None:
         path.write_bytes(b"".join(number.to_bytes(8, "little") for number in range(6000)))
-        self.file = path.open("rb", buffering=0)
+        self.file = path.open(mode, buffering=0)
 
     def __len__(self) -> int:
         return 6000
@@ -159,8 +160,9 @@ class InAFile:
         return int.from_bytes(self.file.read(8), "little")
 
 
-def test_workers_read_an_open_file_each_at_its_own_place(tmp_path):
-    data = Indexed(InAFile(tmp_path / "samples"), 100, list, shuffle=False, workers=2)
+@pytest.mark.parametrize("mode", ["rb", "r+b", "a+b"])
+def test_workers_read_an_open_file_each_at_its_own_place(tmp_path, mode):
+    data = Indexed(InAFile(tmp_path / "samples", mode), 100, list, shuffle=False, workers=2)
     feed = feed_of(data, 2, 30, 0)
     try:
         for step in range(30):
@@ -169,6 +171,56 @@ def test_workers_read_an_open_file_each_at_its_own_place(tmp_path):
                 assert feed.draw(step, slot, [0, 1]).batch == list(range(first, first + 100))
     finally:
         feed.close()
+
+
+def test_a_file_that_workers_cannot_open_once_more_is_named(tmp_path, monkeypatch):
+    path, opened = tmp_path / "samples", os.open
+
+    def refuse(name: str, flags: int) -> int:
+        if os.path.realpath(name) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(name, flags)
+
+    feed = feed_of(Indexed(InAFile(path), 4, list, workers=1), 1, 100, 0)
+    monkeypatch.setattr(os, "open", refuse)
+    told = f"^{path} is open, and a worker cannot open it once more: Permission denied: close it"
+    try:
+        with pytest.raises(UsageError, match=told):
+            feed.draw(0, 0, [0])
+    finally:
+        feed.close()
+
+
+def test_rank_and_workers_print_to_one_file_one_after_the_other(capfd):
+    worker = Worker(lambda task: print("in the worker"), "worker")
+    try:
+        for _ in range(2):
+            worker.ask("a line")
+            worker.answer()
+            print("in the rank")
+    finally:
+        worker.close()
+    assert capfd.readouterr().out.splitlines() == ["in the worker", "in the rank"] * 2
+
+
+def test_workers_use_torch_though_the_rank_has_used_its_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        numbers, ones = torch.arange(1 << 22, dtype=torch.int64), torch.ones(512, 512)
+
+        def work(task: str) -> list[float]:
+            return [numbers.sum().item(), (ones @ ones).sum().item()]
+
+        expected = work("here")  # teams of threads are there from now on, and are not forked
+        worker = Worker(work, "worker")
+        try:
+            worker.ask("there")
+            assert worker.answer(patience=20) == expected
+        finally:
+            worker.close()
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_workers_do_not_have_the_memory_of_tables():
