@@ -44,15 +44,17 @@ class Indexed:
       An evaluation has as many of its own, from its first batch to its last.
 
     Samples follow each other: a batch may hold the last ones of an epoch and the first ones of the
-    next, and every epoch has each sample once. After the last of `epochs` the last batch may be
-    smaller, and slots after it have none in that step. Gradients of a step are divided by the
-    number of slots that have a batch, whatever its size.
+    next, and every epoch has each sample once. So there is no `drop_last`. There is no sampler
+    either: have the dataset give its samples in the order that is wanted, with shuffle=False. After
+    the last of `epochs` the last batch may be smaller, and slots after it have none in that step.
+    Gradients of a step are divided by the number of slots that have a batch, whatever its size.
 
     Workers are forked when a rank needs its first batch, with the dataset as it is then. They have
-    one thread each, and die with their rank. Files that are open for reading have places of their
-    own in each. What `collate` raises in one is raised here, with the traceback from there. What
-    they return must be what pickle can write. Not checked: that dataset and collate stand a fork,
-    which a connection does not.
+    one thread each, and die with their rank. Files that are open, but for those that can only be
+    written, have places of their own in each; one that cannot be opened once more is an error.
+    What `collate` raises in one is raised here, with the traceback from there. What they return
+    must be what pickle can write. Not checked: that dataset and collate stand a fork, which a
+    connection does not.
 
     The order of an epoch takes 8 bytes a sample of memory. Raises UsageError for an empty dataset
     or batch, and for fewer than 0 workers or 1 epoch.

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from ecrm.errors import UsageError
 
@@ -19,6 +27,7 @@ def check_indexable(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
         raise UsageError(
             f"{name}: give it the dataset of the DataLoader, as in {_in_place_of(dataset)}"
+            f"{_left_out(dataset)}"
         )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UsageError(
@@ -44,7 +53,8 @@ def no_batches(data: Any, method: str) -> UsageError:
         call = f"session.{method}({_in_place_of(data, trains)}{', steps' if trains else ''})"
         return UsageError(
             f"{name}: no rank could take over its place in the data",
-            otherwise=f"type {call}{', ' + _MADE if streams else ''}",
+            otherwise=f"type {call}{', ' + _MADE if streams else ''}"
+            f"{_left_out(data) if trains else ''}",
         )
     ways = (
         ", ecrm.Streams(make) or a function of (step, slot) that returns a batch"
@@ -58,10 +68,59 @@ def _in_place_of(loader: DataLoader[Any], trains: bool = True) -> str:
     """What to write in place of a DataLoader."""
     if isinstance(loader.dataset, IterableDataset):
         return "ecrm.Streams(make)" if trains else "list(loader)"
-    parts = ["dataset", f"batch_size={loader.batch_size or 1}"]
+    if not trains and _own_order(loader):
+        return "list(loader)"
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
+    parts = ["dataset", f"batch_size={size}"]
     if loader.collate_fn is not default_collate:
         name = getattr(loader.collate_fn, "__name__", "")
-        parts.append(f"collate={name if name.isidentifier() else 'collate_fn'}")
-    parts += ["shuffle=False"] if isinstance(loader.sampler, SequentialSampler) and trains else []
+        name = name if name.isidentifier() else "collate_fn"
+        single = loader.batch_sampler is None  # samples are not made into batches
+        parts.append(f"collate={f'lambda samples: {name}(samples[0])' if single else name}")
+    parts += ["shuffle=False"] if trains and _in_order(loader) else []
     parts += [f"workers={loader.num_workers}"] if loader.num_workers else []
     return f"ecrm.Indexed({', '.join(parts)})"
+
+
+def _left_out(loader: DataLoader[Any]) -> str:
+    """What becomes of those parts of a DataLoader that Indexed does not have."""
+    if isinstance(loader.dataset, IterableDataset):
+        return ""
+    said = ""
+    if isinstance(_sampler(loader), DistributedSampler):
+        said += "; leave out DistributedSampler, for slots share the samples"
+    if own := _own_order(loader):
+        said += (
+            f"; the order of {own} is not kept: put it into the dataset and type shuffle=False, "
+            "or give a function of (step, slot) that returns a batch"
+        )
+    if getattr(loader.batch_sampler, "drop_last", False):
+        said += "; leave out drop_last, for a batch goes on with samples of the next epoch"
+    return said
+
+
+def _own_order(loader: DataLoader[Any]) -> str:
+    """The class that gives a DataLoader an order which Indexed does not have; "" for none."""
+    batches, samples = loader.batch_sampler, _sampler(loader)
+    if batches is not None and not isinstance(batches, BatchSampler):
+        return type(batches).__name__
+    shuffled = (
+        isinstance(samples, RandomSampler)
+        and not samples.replacement
+        and samples.num_samples == len(samples.data_source)
+    )
+    usual = shuffled or isinstance(samples, (SequentialSampler, DistributedSampler))
+    return "" if usual else type(samples).__name__
+
+
+def _in_order(loader: DataLoader[Any]) -> bool:
+    """Whether each sample comes once, and in the order of the dataset."""
+    samples = _sampler(loader)
+    distributed = isinstance(samples, DistributedSampler) and not samples.shuffle
+    in_order = distributed or isinstance(samples, SequentialSampler)
+    return in_order and not _own_order(loader)
+
+
+def _sampler(loader: DataLoader[Any]) -> Any:
+    """What gives the order of samples."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)

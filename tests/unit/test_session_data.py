@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import numpy
 import pytest
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ecrm.errors import UsageError
@@ -98,6 +107,55 @@ LOADERS = {
     "place, such as torchdata's StatefulDataLoader": StatefulDataLoader(Iterated()),
     "give ecrm.Indexed(dataset, batch_size, ...), ecrm.Streams(make) or a function": range(9),
 }
+
+
+DATA = range(99)
+SHARED = "; leave out DistributedSampler, for slots share the samples"
+NEXT_EPOCH = "; leave out drop_last, for a batch goes on with samples of the next epoch"
+NOT_KEPT = "; the order of {} is not kept: put it into the dataset and type shuffle=False, or give"
+
+
+class InPairs:
+    """Batches of two samples, by numbers."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+
+# what a loader is made with, what to write in its place, and what becomes of the rest
+SAMPLERS = [
+    ({"batch_size": 4, "shuffle": True, "drop_last": True}, "batch_size=4)", NEXT_EPOCH),
+    ({"sampler": DistributedSampler(DATA, 2, 0), "drop_last": True}, "=1)", SHARED + NEXT_EPOCH),
+    ({"sampler": DistributedSampler(DATA, 2, 0, shuffle=False)}, "=1, shuffle=False)", SHARED),
+    (
+        {"sampler": WeightedRandomSampler([1.0] * 99, 99)},
+        "=1)",
+        NOT_KEPT.format("WeightedRandomSampler"),
+    ),
+    ({"sampler": SubsetRandomSampler([1, 2])}, "=1)", NOT_KEPT.format("SubsetRandomSampler")),
+    ({"sampler": RandomSampler(DATA, True)}, "=1)", NOT_KEPT.format("RandomSampler")),
+    ({"sampler": RandomSampler(DATA, False, 10)}, "=1)", NOT_KEPT.format("RandomSampler")),
+    ({"batch_sampler": InPairs()}, "=1)", NOT_KEPT.format("InPairs")),
+    ({"batch_sampler": BatchSampler(RandomSampler(DATA), 8, True)}, "=8)", NEXT_EPOCH),
+    (
+        {"batch_size": None},
+        "=1, collate=lambda samples: default_convert(samples[0]), shuffle=False)",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "instead", "left_out"), SAMPLERS)
+def test_what_becomes_of_samplers_and_of_drop_last_is_told(given, instead, left_out):
+    loader = DataLoader(DATA, **given)
+    told = str(no_batches(loader, "steps"))
+    assert f"{instead}, steps){left_out}" in told
+    assert left_out or told.endswith(", steps)")
+    with pytest.raises(UsageError, match=re.escape(f"{instead}{left_out}")):
+        Indexed(loader, 4)
+    keeps = left_out.startswith("; the order")
+    told = str(no_batches(loader, "eval_batches"))
+    assert told.endswith(")") and ("eval_batches(list(loader))" in told) == keeps
 
 
 @pytest.mark.parametrize("told", LOADERS)
