@@ -31,11 +31,18 @@ def session_device(wanted: torch.device | str | None) -> torch.device:
     if is_rank():
         config = this_rank().job.config
         device = device_of(config, "train.device")
-        if wanted is not None and torch.device(wanted).type != device.type:
+        asked = device if wanted is None else torch.device(wanted)
+        if asked.type != device.type:
             raise UsageError(
                 f"the script has Session(device={str(wanted)!r}), but train.device is "
                 f"{config.train.device}",
                 otherwise="leave the argument out, and say it by train.device",
+            )
+        if asked.index not in (None, device.index or 0):
+            raise UsageError(
+                f"the script has Session(device={str(wanted)!r}), but this rank has {device}: "
+                "ranks of a host share its GPUs in turn",
+                otherwise=f"type Session(device={asked.type!r})",
             )
         return device
     device = torch.device(wanted or CPU)

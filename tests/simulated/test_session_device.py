@@ -1,17 +1,20 @@
 """Sessions whose module is on a GPU: what is left is what one without kills leaves, or the CPU."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from ecrm.allocate import CPU
+from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.imitated_gpu import IMITATED_GPU, HostMemoryExpected, imitated_gpu
 from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.session import device
 from ecrm.session.device import move, session_device
 from ecrm.transport.simulated import PhaseFault
 from support.sessions import Layout, run, train_two_tower
@@ -115,6 +118,26 @@ def test_moving_keeps_parameters_and_what_is_shared(gpu):
         assert module.weight is weight is other.weight and weight.is_cuda
         assert module.running_mean is other.running_mean and module.running_mean.is_cuda
         assert isinstance(weight, nn.Parameter) and weight.requires_grad
+
+
+def test_a_rank_refuses_another_device_than_its_own(monkeypatch):
+    def device_on_a_rank(wanted, where):
+        imitated = str(where == "cuda").lower()
+        typed = [f"train.device={where}", "data.path=x", f"testing.imitated_gpu={imitated}"]
+        this = SimpleNamespace(job=SimpleNamespace(config=load_config("tiny", typed)))
+        monkeypatch.setattr(device, "is_rank", lambda: True)
+        monkeypatch.setattr(device, "this_rank", lambda: this)
+        return session_device(wanted)
+
+    for same in (None, "cuda", "cuda:0", torch.device("cuda")):
+        assert device_on_a_rank(same, "cuda") == IMITATED_GPU
+    for same in (None, "cpu", "cpu:0"):
+        assert device_on_a_rank(same, "cpu") == CPU
+    told = r"device='cuda:1'\), but this rank has cuda:0: .*: type Session\(device='cuda'\)$"
+    with pytest.raises(UsageError, match=told):
+        device_on_a_rank("cuda:1", "cuda")
+    with pytest.raises(UsageError, match="but train.device is cuda: leave the argument out"):
+        device_on_a_rank("cpu", "cuda")
 
 
 def test_a_device_that_is_not_there_is_one_line():
