@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+MOST_SHOWN = 8
+"""The most things that a message lists."""
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -17,6 +20,12 @@ def named(noun: str, which: Iterable[object]) -> str:
     """Things by number or name, such as "rank 3" or "ranks 3, 5"."""
     names = [str(one) for one in which]
     return f"{noun}{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
+def listed(lines: Sequence[str]) -> str:
+    """The first of several things that differ, and how many more there are."""
+    more = f"; and {len(lines) - MOST_SHOWN} more" if len(lines) > MOST_SHOWN else ""
+    return "; ".join(lines[:MOST_SHOWN]) + more
 
 
 def duration(seconds: float) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ecrm.config.schema import Config
+from ecrm.wording import MOST_SHOWN
 
 STEPS = "number of steps"
 MAY_DIFFER = ("data.path", "storage.device", "kernels.backend", "testing.imitated_gpu")
 """Keys of which each rank may have its own: no bits depend on them."""
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,12 @@ def unlike(ranks: Mapping[int, Given], alike: Alike) -> str | None:
             f"{_named(those, ranks)} {'has' if len(those) == 1 else 'have'} "
             f"{_difference(dict(kind), dict(most), alike.others)}"
         )
-    more = f"; {len(said) - _SHOWN} more differ in another way" if len(said) > _SHOWN else ""
+    more = (
+        f"; {len(said) - MOST_SHOWN} more differ in another way" if len(said) > MOST_SHOWN else ""
+    )
     return (
         f"not all ranks have the same {alike.things}: unlike {_named([usual], ranks)}, "
-        f"{'; '.join(said[:_SHOWN])}{more}: {alike.remedy}"
+        f"{'; '.join(said[:MOST_SHOWN])}{more}: {alike.remedy}"
     )
 
 
@@ -102,6 +104,6 @@ def _named(those: Sequence[int], ranks: Mapping[int, Given]) -> str:
 
 
 def _cut(words: Sequence[str]) -> str:
-    return ", ".join(words[:_SHOWN]) + (
-        f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:MOST_SHOWN]) + (
+        f" and {len(words) - MOST_SHOWN} more" if len(words) > MOST_SHOWN else ""
     )

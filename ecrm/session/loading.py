@@ -15,9 +15,7 @@ from ecrm.placement.tables import Table
 from ecrm.process.preflight import host_name
 from ecrm.rank.collective_check import share_json
 from ecrm.transport.base import Transport
-
-SHOWN = 8
-"""The most tensors that a message names."""
+from ecrm.wording import listed
 
 
 def load(
@@ -73,8 +71,7 @@ def _check(here: Mapping[str, Tensor], state: Mapping[str, Any], where: str) -> 
         if ours != theirs:
             lines.append(f"{name} is {theirs} there, {ours} here")
     if lines:
-        more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-        raise UsageError(f"{where} is of another model: {'; '.join(lines[:SHOWN])}{more}")
+        raise UsageError(f"{where} is of another model: {listed(lines)}")
 
 
 def _in_words(tensor: Tensor | None) -> str:

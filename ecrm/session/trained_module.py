@@ -16,9 +16,8 @@ from ecrm.errors import UsageError
 from ecrm.model.nested_state import bytes_of
 from ecrm.placement.initial_values import FileValues, Initial, Uniform, Values
 from ecrm.session.run import Wanted
+from ecrm.wording import listed
 
-SHOWN = 8
-"""The most tensors that a message names."""
 KEPT = {"slots": "Session(slots={})", "seed": "Session(seed={})"}
 """Numbers that must stay when a run goes on, and how they are typed."""
 
@@ -189,8 +188,7 @@ def differences(said: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
             for name in {**theirs, **ours}
             if theirs.get(name) != ours.get(name)
         ]
-    more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-    return "; ".join(lines[:SHOWN]) + more
+    return listed(lines)
 
 
 def _in_words(value: Any) -> str:

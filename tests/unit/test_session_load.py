@@ -19,10 +19,11 @@ from ecrm.placement import initial_values
 from ecrm.placement.initial_values import FileValues, Values
 from ecrm.placement.tables import Table, row_spaces
 from ecrm.session import loading
-from ecrm.session.loading import SHOWN, check_names, load, with_digests
+from ecrm.session.loading import check_names, load, with_digests
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import TrainedModule
 from ecrm.storage.initial_rows import InitialRows
+from ecrm.wording import MOST_SHOWN
 
 KINDS = {
     torch.float32: "F32",
@@ -199,8 +200,8 @@ def test_a_model_that_does_not_fit_is_refused_tensor_by_tensor(what):
 
 
 def test_no_more_tensors_are_named_than_one_can_read():
-    others = {f"layer{number}": torch.zeros(1) for number in range(SHOWN + 3)}
-    with pytest.raises(UsageError, match=f"layer{SHOWN - 1} is .*; and 3 more$"):
+    others = {f"layer{number}": torch.zeros(1) for number in range(MOST_SHOWN + 3)}
+    with pytest.raises(UsageError, match=f"layer{MOST_SHOWN - 1} is .*; and 3 more$"):
         load(module(), [TABLE], {}, {**state(), **others}, "m.pt")
 
 

@@ -19,7 +19,8 @@ from ecrm.placement.tables import Table
 from ecrm.session.build import LastWords, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
-from ecrm.session.trained_module import SHOWN, TrainedModule, digests_of, names_of, shapes_of
+from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
+from ecrm.wording import MOST_SHOWN
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
 PATH = Path("run/checkpoints/step-5")
@@ -66,8 +67,10 @@ def test_weights_to_begin_with_may_be_of_another_optimizer_but_not_of_another_sh
 
 
 def test_no_more_tensors_are_named_than_one_can_read():
-    module = TrainedModule(trained().wanted, {f"layer{i}": [i] for i in range(SHOWN + 3)}, {}, {})
-    with pytest.raises(UsageError, match=f"layer{SHOWN - 1} is .*, and 10 more: start"):
+    module = TrainedModule(
+        trained().wanted, {f"layer{i}": [i] for i in range(MOST_SHOWN + 3)}, {}, {}
+    )
+    with pytest.raises(UsageError, match=f"layer{MOST_SHOWN - 1} is .*; and 10 more: start"):
         trained().check_identity(PATH, module.identity())
 
 
