@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ecrm.allocate import Allocate
 from ecrm.config.schema import Config
 from ecrm.console import Waiting, say
@@ -36,7 +38,7 @@ from ecrm.rank.whereabouts import Whereabouts
 from ecrm.run.run_folder import RunFolder
 from ecrm.session.loading import with_digests
 from ecrm.session.progress import SessionProgress, steps_skipped
-from ecrm.session.rank import ThisRank, this_rank
+from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
 from ecrm.storage import resolve_backend, store_factory
@@ -63,6 +65,7 @@ def start_run(wanted: Wanted) -> Started:
     transport = rank.transport
     if rank.met:
         raise UsageError("session.steps was called before: a script trains one session, once")
+    _check_no_group()
     rank.met = True
     collective_check(transport, lambda: None)
 
@@ -111,6 +114,15 @@ def start_run(wanted: Wanted) -> Started:
 
     check_steps = max(config.train.check_determinism, wanted.check_steps)
     return Started(rank_run, doing, progress.logged, check_steps)
+
+
+def _check_no_group() -> None:
+    """Raise UsageError where the script has a process group, which a killed rank would break."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise UsageError(
+            "the script has a process group, which does not survive a killed rank",
+            otherwise=WITHOUT_GROUPS,
+        )
 
 
 def _rank_run(

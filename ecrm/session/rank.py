@@ -14,6 +14,8 @@ from ecrm.process.stop_signals import StopSignals
 from ecrm.rank.claim import Job
 from ecrm.transport.base import Transport
 
+WITHOUT_GROUPS = "leave out process groups, for a session has ranks of its own"
+
 
 class Part(Protocol):
     """One rank's part in a run that is built: what the end of the script needs of it."""

@@ -32,7 +32,7 @@ from ecrm.rank.check_start import check_kernels
 from ecrm.rank.claim import Job
 from ecrm.rank.collective_check import collective_check
 from ecrm.rank.rank_run import RunStopped
-from ecrm.session.rank import ThisRank, be
+from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, be
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,17 @@ def _failed_by(rank: ThisRank, error: BaseException) -> Failure:
     if isinstance(error, EcrmError):
         return Failure(_said(rank, str(error), _own_line(error, path)), place=place)
     last = traceback.format_exception_only(error)[-1].strip()
+    last += f": {WITHOUT_GROUPS}" if _is_of_groups(error) else ""
     return Failure(_said(rank, last), _own_traceback(error, path), place)
+
+
+def _is_of_groups(error: BaseException) -> bool:
+    """Whether torch's process groups have raised an error."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(
+        frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+        for frame, _ in frames
+    )
 
 
 def _where_to_retry(rank: ThisRank, error: BaseException) -> Place | None:

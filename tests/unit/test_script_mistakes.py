@@ -1,0 +1,154 @@
+"""What a script does with its session, on one rank: it works, or one line says what to change."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ecrm.config.script import Script
+from ecrm.errors import EcrmError
+from ecrm.model.determinism import prepared_torch
+from ecrm.rank.claim import Job
+from ecrm.session import rank as session_rank
+from ecrm.session.rank import ThisRank
+from ecrm.session.run_script import _run
+from ecrm.transport.alone import LoneTransport
+
+ONE_RANK = [
+    "cluster.layout=colocated",
+    "cluster.servers=1",
+    "cluster.trainers=1",
+    "cluster.spares=0",
+    "protection.name=none",
+]
+HEAD = """
+import torch
+import torchrec
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+import ecrm
+
+def ids(step, slot):
+    ones = torch.ones(2, dtype=torch.int64)
+    return torchrec.KeyedJaggedTensor(["f"], torch.tensor([step, slot]), lengths=ones)
+
+def made():
+    table = torchrec.EmbeddingBagConfig(
+        name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"]
+    )
+    bags = torchrec.EmbeddingBagCollection([table], device=torch.device("meta"))
+    apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+    return ecrm.Session(bags, slots=2)
+
+def loss(session, batch):
+    return session.model(batch).values().square().mean()
+
+session = made()
+"""
+LOOP = """
+for batch in session.steps(ids, 3):
+    loss(session, batch).backward()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a script that begins with HEAD, as `ecrm launch` does on one rank."""
+
+    def run(text: str) -> int:
+        path = tmp_path / "train.py"
+        path.write_text(HEAD + text)
+        script = Script(path)
+        job = Job(script.load_config(ONE_RANK))
+        return _run(ThisRank(LoneTransport(), job, script, SimpleNamespace(received=None)))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session_rank, "_this", [])
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    with prepared_torch(threads=1):
+        yield run
+    gc.unfreeze()
+
+
+WORKS = {
+    "a second session that is not trained": "other = made()" + LOOP,
+    "a print": LOOP + "print('done', session.engine.step)",
+    "a model that is copied and not called": LOOP + "import copy; copy.deepcopy(session.model)",
+}
+
+
+@pytest.mark.parametrize("what", WORKS)
+def test_what_a_script_may_do_does_not_disturb_its_training(run, what, capsys):
+    assert run(WORKS[what]) == 0
+    assert "finished 3 steps" in capsys.readouterr().out
+
+
+LEFT = """
+def main():
+    for batch in session.steps(ids, 3):
+        loss(session, batch).backward()
+        if session.engine.step == 1:
+            {}
+"""
+MISTAKES = {
+    "break": (
+        LEFT.format("break") + "main()",
+        "has left a loop in step 1, slot 0: let loops over session.steps and ",
+    ),
+    "return": (LEFT.format("return") + "main()", "has left a loop in step 1, slot 0: let loops"),
+    "a loop that goes on elsewhere": (
+        "batches = session.steps(ids, 3)\nloss(session, next(batches)).backward()",
+        "has left a loop in step 0, slot 0: let loops",
+    ),
+    "break, and then save": (
+        LEFT.format("break") + "main()\nsession.save('model.pt')",
+        "session.save is called while step 1 is under way: call it after the loop",
+    ),
+    "steps twice": (LOOP + LOOP, "session.steps was called before: one session trains once"),
+    "two sessions that train": (
+        LOOP + "session = made()" + LOOP,
+        "session.steps was called before: a script trains one session, once",
+    ),
+    "no session": ("", "has ended without training: no session.steps() ran"),
+    "no loop": ("session.steps(ids, 3)", "has ended without training: no session.steps() ran"),
+    "a model before the loop": (
+        "session.model(ids(0, 0))",
+        "no step fetched any: call the model inside session.steps or session.eval_batches",
+    ),
+    "a model after the loop": (
+        LOOP + "session.model(ids(0, 0))",
+        "no step fetched any: call the model inside session.steps or session.eval_batches",
+    ),
+    "a process group": (
+        "torch.distributed.init_process_group('gloo')",
+        "leave out process groups, for a session has ranks of its own",
+    ),
+    "a DistributedDataParallel": (
+        "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
+        "leave out process groups, for a session has ranks of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_in_a_script_is_told_in_one_line(run, what):
+    text, said = MISTAKES[what]
+    with pytest.raises(EcrmError) as told:
+        run(text)
+    assert said in str(told.value) and "\n" not in str(told.value)
+    assert told.value.speaker == 0, "all ranks end with it"
+
+
+def test_a_process_group_of_several_is_refused(run, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(EcrmError, match="has a process group, which does not survive a killed r"):
+        run(LOOP)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(session_rank, "_this", [])
+    assert run(LOOP) == 0
