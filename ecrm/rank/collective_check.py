@@ -1,4 +1,4 @@
-"""What ranks tell one another at the start, before there is an engine."""
+"""What ranks tell one another at the start, before the first step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ecrm.transport.message import tensors
 def share_at_start(
     transport: Transport, mine: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.Tensor]]:
-    """`Transport.share` before there is an engine, without the ranks that have died by then.
+    """`Transport.share` before the first step, without the ranks that have died by then.
 
+    An engine that is there already notices them in its first call, and recovers. All survivors
+    must see an agreement end alike, as MPI has it: else some would be here, and others further on.
     Raises LostTouch where it keeps failing though no rank dies.
     """
     log = FailureLog()
@@ -37,7 +39,7 @@ def share_at_start(
 
 
 def share_json(transport: Transport, mine: Any) -> dict[int, Any]:
-    """Every rank's own `mine`, something that JSON has, before there is an engine."""
+    """Every rank's own `mine`, something that JSON has, before the first step."""
     shared = share_at_start(
         transport, [torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8)]
     )

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from shutil import copy
 
 import pytest
 
@@ -60,9 +59,10 @@ def test_an_error_on_one_rank_ends_all_with_its_traceback_once(tmp_path):
 LAYOUT = ("--servers", "3", "--trainers", "2", "--spares", "1", "-k", "2", "-m", "1")
 
 
-def train(tmp_path, *words: str, script: tuple[str, ...] = ("12",)):
-    """`ecrm launch` of the script that drives a session's run by hand."""
-    copy(PROGRAMS / "hand_loop.py", tmp_path / "train.py")
+def train(tmp_path, *words: str, script: tuple[str, ...] = ("12",), first: str = ""):
+    """`ecrm launch` of the script that drives a session's run by hand, once `first` is done."""
+    text = (PROGRAMS / "hand_loop.py").read_text()
+    (tmp_path / "train.py").write_text(first + text)
     line = ("launch", "train.py", *LAYOUT, "--set", "train.log_every_steps=4", *words)
     return ecrm(*line, "--", *script, cwd=tmp_path, timeout=100)
 
@@ -123,6 +123,31 @@ def test_a_script_goes_on_where_it_was_stopped_and_its_model_must_be_the_same(tm
     assert summary(tmp_path / "run")["model_sha256"] == summary(calm)["model_sha256"]
     once_more = train(tmp_path, "--run-dir", "run", "--resume", "auto")
     assert (once_more.returncode, "nothing is left to do" in once_more.stdout) == (0, True)
+
+
+DIES_ONCE_RESUMED = """
+import os, signal
+from ecrm.process.ready import ReadyMemory
+
+def start(self, engine, right=ReadyMemory.start):
+    if engine.step and engine.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    right(self, engine)
+
+ReadyMemory.start = start
+"""
+
+
+@pytest.mark.drill
+def test_a_rank_that_dies_when_all_is_loaded_and_no_step_has_begun_is_recovered(tmp_path, calm):
+    done = train(tmp_path, "--run-dir", "run", script=("12", "--stop-in", "6"))
+    assert done.returncode == 130, done.stdout + done.stderr
+    words = ("--run-dir", "run", "--resume", "auto", "--set", "storage.prefault=true")
+    again = train(tmp_path, *words, first=DIES_ONCE_RESUMED)
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = summary(tmp_path / "run")
+    assert [failure["ranks"] for failure in after["failures"]] == [[1]]
+    assert after["model_sha256"] == summary(calm)["model_sha256"]
 
 
 def events(folder: Path) -> list[dict]:
