@@ -76,7 +76,14 @@ COEFFICIENT = 29
 FLOOR_SOURCE = """
 #include <cstdint>
 #include <cstring>
-typedef uint64_t Line __attribute__((vector_size(64), aligned(1)));
+#if defined(__AVX512F__)
+constexpr int64_t line = 64;
+#elif defined(__AVX__)
+constexpr int64_t line = 32;
+#else
+constexpr int64_t line = 16;
+#endif
+typedef uint64_t Line __attribute__((vector_size(line), aligned(1)));
 static inline void keep(Line& kept, Line read) { asm volatile("" : "+x"(kept) : "x"(read)); }
 extern "C" void touch(uint8_t* parity, const int64_t* rows, int64_t n, const uint8_t* delta) {
   constexpr int64_t width = WIDTH;
@@ -92,12 +99,12 @@ extern "C" void touch(uint8_t* parity, const int64_t* rows, int64_t n, const uin
     }
     Line kept, read;
 #pragma GCC unroll 16
-    for (int64_t at = 0; at < width; at += 64) {
-      const int64_t place = at + 64 <= width ? at : width - 64;
-      memcpy(&kept, row + place, 64);
-      memcpy(&read, from + place, 64);
+    for (int64_t at = 0; at < width; at += line) {
+      const int64_t place = at + line <= width ? at : width - line;
+      memcpy(&kept, row + place, line);
+      memcpy(&read, from + place, line);
       keep(kept, read);
-      memcpy(row + place, &kept, 64);
+      memcpy(row + place, &kept, line);
     }
   }
 }

@@ -47,6 +47,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _run(args: argparse.Namespace) -> int:
+    seeds = range(0) if args.seeds is None else _range(args.seeds)
+    if args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: at least 1")
     # kernels of an imitated GPU are interpreted; what triton is when it is imported, it stays
     os.environ["TRITON_INTERPRET"] = "1"
     from ecrm.simulate.schedule import SUITES, parse_seed
@@ -61,9 +64,6 @@ def _run(args: argparse.Namespace) -> int:
         for suite in suites:
             _replay(parse_seed(args.seed), suite)
         return 0
-    seeds = _range(args.seeds)
-    if args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: at least 1")
     for suite in suites:
         verb = f"simulate, {suite}"
         with Progress(verb, sys.stderr, noun="schedules", plain_seconds=PLAIN_SECONDS) as progress:

@@ -56,7 +56,8 @@ class Indexed:
     must be what pickle can write. Not checked: that dataset and collate stand a fork, which a
     connection does not.
 
-    The order of an epoch takes 8 bytes a sample of memory. Raises UsageError for an empty dataset
+    The order of an epoch takes 8 bytes a sample of memory. A process keeps up to three such
+    orders, and so does each of its workers. Raises UsageError for an empty dataset
     or batch, and for fewer than 0 workers or 1 epoch.
     """
 

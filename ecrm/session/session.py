@@ -51,7 +51,8 @@ class Session:
     - `model`: any module. Build its tables with device=torch.device("meta"), and give them an
       optimizer with `torchrec.optim.apply_optimizer_in_backward`.
     - `slots`: how many batches make up a step. The result depends on it, and not on the number of
-      ranks. Losses should be means over a batch: gradients are divided by `slots`.
+      ranks. Losses should be means over a batch: gradients are divided by the number of slots
+      that have a batch, which is `slots` until data ends.
     - `seed`: of initial rows, of dropout, and of everything random in the loop's body.
     - `dense_optimizer(parameters)`: the optimizer of all parameters that are not tables.
     - `scheduler(optimizer)`: a schedule of its learning rate, stepped once a step.

@@ -131,7 +131,7 @@ def _collections_in(module: nn.Module) -> list[tuple[str, Any]]:
             raise UsageError(
                 f"{where} is a {kind.__module__}.{kind.__name__}",
                 otherwise="build it as a torchrec.EmbeddingBagCollection or EmbeddingCollection, "
-                "or derive your class from those of ecrm.session.collections",
+                "or derive your class from ecrm.EmbeddingBagCollection or ecrm.EmbeddingCollection",
             )
         if getattr(part, "_source", None) is not None:
             raise UsageError(

@@ -11,6 +11,7 @@ from ecrm.placement.stripes import StripeShape
 from ecrm.protection.chain import ChainProtection
 from ecrm.simulate.schedule import draw
 from ecrm.simulate.simulation import run_schedule
+from support.seeds import some_and_more
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
@@ -48,12 +49,13 @@ def test_a_commit_costs_one_exchange_per_link_and_one_record_per_copy():
     assert calls["chain"] - calls["erasure"] == 2 * ranks * commits
 
 
-def test_schedules_of_chains_survive_what_they_promise():
-    """The survivable suite draws chains too; here 20 of them, of which most lose ranks."""
+@pytest.mark.parametrize("seeds", some_and_more(7, 20))
+def test_schedules_of_chains_survive_what_they_promise(seeds):
+    """The survivable suite draws chains too; most of these lose ranks."""
     schedules = [
         s
         for s in (draw(seed, "survivable") for seed in range(1000))
         if s.workload.protection == "chain"
-    ][:20]
+    ][seeds.start : seeds.stop]
     assert {s.workload.m for s in schedules} == {1, 2, 3}
-    assert sum(run_schedule(schedule).deaths for schedule in schedules) > 20
+    assert sum(run_schedule(schedule).deaths for schedule in schedules) > len(seeds)

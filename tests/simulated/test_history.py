@@ -154,9 +154,24 @@ def run(
     return len(outcome.killed), bool(finished)
 
 
-@pytest.mark.parametrize("kind", ["full", "incremental"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("deaths", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "mode", "deaths"),
+    [
+        ("full", "sync", 0),
+        ("full", "async", 2),
+        ("incremental", "sync", 2),
+        *(
+            pytest.param(*others, marks=pytest.mark.drill)
+            for others in (
+                ("full", "async", 0),
+                ("full", "sync", 2),
+                ("incremental", "async", 0),
+                ("incremental", "sync", 0),
+                ("incremental", "async", 2),
+            )
+        ),
+    ],
+)
 def test_the_best_is_kept_whoever_dies_and_where_another_run_goes_on(tmp_path, kind, mode, deaths):
     died = old = 0
     for seed in range(3):

@@ -10,6 +10,7 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from ecrm.simulate.workload import Workload, run_workload
 from ecrm.storage import store_factory
 from ecrm.storage.base import Store
 from ecrm.transport.simulated import RandomFaults, SimulatedCluster, SimulationError
+from support.seeds import some_and_more
 from support.simulating import dies_once
 
 SMALL = Workload(
@@ -119,9 +121,10 @@ def drawn(seed: int, folder: Path) -> Workload:
     )
 
 
-def test_any_ranks_but_one_may_die_at_any_instant(tmp_path):
+@pytest.mark.parametrize("seeds", some_and_more(12, 40))
+def test_any_ranks_but_one_may_die_at_any_instant(tmp_path, seeds):
     died = rolled_back = 0
-    for seed in range(40):
+    for seed in seeds:
         rng = random.Random(f"mapped {seed}")
         workload = drawn(seed, tmp_path / str(seed))
         faults = RandomFaults(
@@ -137,12 +140,13 @@ def test_any_ranks_but_one_may_die_at_any_instant(tmp_path):
             died + killed,
             rolled_back + sum(event["event"] == "rolled_back" for event in events),
         )
-    assert died > 40 and rolled_back > 20
+    assert died > len(seeds) and rolled_back > len(seeds) / 2
 
 
-def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path):
+@pytest.mark.parametrize("seeds", some_and_more(12, 40))
+def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path, seeds):
     restarts = 0
-    for seed in range(40):
+    for seed in seeds:
         rng = random.Random(f"mapped {seed}")
         workload = drawn(seed, tmp_path / str(seed))
         tables: list = []
@@ -165,7 +169,7 @@ def test_all_may_die_again_and_again_and_the_next_start_goes_on(tmp_path):
                 break
             restarts += 1
         assert tables and all(found == truth_of(workload).tables for found in tables), seed
-    assert restarts > 40
+    assert restarts > len(seeds)
 
 
 @contextmanager
@@ -389,7 +393,7 @@ def power_cuts(
 
 def _after_power_cuts(
     monkeypatch, tmp_path: Path, durable: bool, chance: float, left_out: str = "", interval: int = 1
-) -> list[bool]:
+) -> Iterator[bool]:
     """For each power cut, whether the next start comes to the undisturbed bits."""
     workload = replace(
         SMALL, folder=str(tmp_path / "files"), durable=durable, commit_interval=interval
@@ -401,7 +405,6 @@ def _after_power_cuts(
     ) as taken:
         tables, errors, _, _ = run(workload)
     assert tables == [truth.tables] and not errors
-    right = []
     for copy in taken:
         try:
             _check_files(copy, workload.steps)
@@ -411,15 +414,16 @@ def _after_power_cuts(
         # a file that makes no sense, such as one of no bytes
         except (OSError, ValueError, SimulationError):
             tables = []
-        right.append(tables == [truth.tables] and not errors)
-    return right
+        yield tables == [truth.tables] and not errors
 
 
 @pytest.mark.parametrize("interval", [1, 3])
 def test_flushed_at_commits_the_next_start_goes_on_after_a_power_cut(
     tmp_path, monkeypatch, interval
 ):
-    right = _after_power_cuts(monkeypatch, tmp_path, durable=True, chance=1.0, interval=interval)
+    right = list(
+        _after_power_cuts(monkeypatch, tmp_path, durable=True, chance=1.0, interval=interval)
+    )
     assert all(right) and len(right) > 50
 
 
