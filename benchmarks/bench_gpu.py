@@ -166,7 +166,7 @@ def kernels(
         }
         try:
             timed = timer(case)
-        except RuntimeError as error:
+        except Exception as error:  # of CUDA's or of Triton's compiler
             print(f"{case.name} {case.dtype} failed: {first_line(error)}", flush=True)
             yield row | dict.fromkeys(MEASURED, "")
             continue
@@ -278,7 +278,7 @@ def main(words: Sequence[str] | None = None) -> None:
             sys.exit(first_line(error))
         return
     target = measure.target("gpu.csv", arguments.output, smoke=False)
-    where, rows = about(device), []
+    where, rows, failed = about(device), [], []
 
     def keep(found: Iterator[dict[str, Any]]) -> None:
         """Write what is found as soon as it is."""
@@ -288,7 +288,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
     if arguments.part != "step":
         peers = peer(arguments.repeats)  # while this process has no memory of the GPU yet
-        keep(kernels(device, FULL, OnGpu(device, arguments.repeats), COPIED, peers))
+        try:
+            keep(kernels(device, FULL, OnGpu(device, arguments.repeats), COPIED, peers))
+        except Exception as error:  # the steps have processes of their own
+            print(f"the kernels after the last one: {first_line(error)}", flush=True)
+            failed.append("kernels")
         torch.cuda.empty_cache()
     if arguments.part != "kernels":
         with tempfile.TemporaryDirectory() as scratch:
@@ -296,7 +300,7 @@ def main(words: Sequence[str] | None = None) -> None:
             data = measure.prepare(kept, 300_000, measure.REGIME_DATA["embedding-heavy"])
             keep(steps(arguments.rounds, measure.run, data, Path(scratch)))
     print(f"written to {target}")
-    failed = [row["case"] for row in rows if not row["median_ms"]]
+    failed += [row["case"] for row in rows if not row["median_ms"]]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -7,13 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from ecrm import imitated_gpu
 from ecrm.allocate import CPU
 from ecrm.checkpoint.compatibility import device_changed, on_gpu, same_bits
 from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.model.determinism import prepared_torch
 from ecrm.process.device import card_of, device_of, trained_on, use_device
-from ecrm.rank.check_start import check_trained_on
+from ecrm.rank import check_start
+from ecrm.rank.check_start import check_kernels, check_trained_on
+from ecrm.transport.simulated import SimulatedCluster
 
 
 def config(*sets):
@@ -58,10 +61,29 @@ def test_ranks_that_would_come_to_other_bits_are_named():
         check_trained_on({0: "a card with torch 2", 3: "a card with torch 3"})
 
 
+def test_other_cards_are_refused_on_every_rank_in_one_line(monkeypatch):
+    monkeypatch.setattr(check_start, "use_device", lambda config: None)
+    monkeypatch.setattr(check_start, "trained_on", lambda config: f"card {config.train.seed}")
+
+    def program(transport):
+        try:
+            check_kernels(transport, config(f"train.seed={8 if transport.rank == 2 else 7}"))
+        except UsageError as error:
+            return str(error)
+
+    said = set(SimulatedCluster(4, 0).run(program).results.values())
+    (line,) = said
+    assert line.startswith("rank 0 trains the model on card 7, rank 2 on card 8, which come to")
+    assert "\n" not in line
+
+
 def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(imitated_gpu, "_imitating", [0])  # what the thread never ends
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
+    was_used = torch.cuda.is_initialized()
     matmul.allow_tf32 = cudnn.allow_tf32 = True
     on_gpu = config("train.device=cuda", "testing.imitated_gpu=true")
 
@@ -75,7 +97,7 @@ def test_torch_is_set_before_it_uses_the_gpu(monkeypatch):
         assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not matmul.allow_tf32 and not cudnn.allow_tf32
-    assert not torch.cuda.is_initialized()
+    assert torch.cuda.is_initialized() == was_used
     matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
