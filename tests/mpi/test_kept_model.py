@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from ecrm.checkpoint.model_file import read_safetensors
 from ecrm.cli.commands import main
 from support.drilling import BASE, RUN_SECONDS, Run, launch_words, resume
@@ -40,6 +42,7 @@ def test_a_run_without_a_word_on_checkpoints_leaves_its_model(
     assert longer.code == 0 and longer.summary["resumed"]["step"] == 40, longer.output
 
 
+@pytest.mark.drill
 def test_a_run_that_keeps_nothing_says_so_once_and_one_that_shall_not_is_content(
     tmp_path, criteo_rows
 ):

@@ -113,6 +113,7 @@ def test_kill_inside_recovery_and_at_the_end(tmp_path, criteo_rows, undisturbed_
     assert _scores(run) == _scores(undisturbed_run) and run.summary["eval_samples"] == 1200
 
 
+@pytest.mark.drill
 def test_slots_that_live_on_compute_no_step_twice(tmp_path, criteo_rows, undisturbed):
     """A server dies in parity, when slots have computed: each rank notes every backward it runs."""
     line = mpirun_line(

@@ -157,6 +157,7 @@ def events(folder: Path) -> list[dict]:
     return found
 
 
+@pytest.mark.drill
 def test_what_fails_on_two_ranks_ends_the_run_with_both_tracebacks(tmp_path):
     done = train(tmp_path, "--run-dir", "run", script=("12", "--fail-in", "5"))
     assert done.returncode == 8, done.stdout + done.stderr

@@ -44,7 +44,9 @@ def test_contract_holds_on_mpi(tmp_path: Path, waits: str) -> None:
     assert CLOSE_SECONDS <= left < 2 * CLOSE_SECONDS
 
 
-@pytest.mark.parametrize("waits, seed", [("poll", 1), ("sleep", 2)])
+@pytest.mark.parametrize(
+    "waits, seed", [("poll", 1), pytest.param("sleep", 2, marks=pytest.mark.drill)]
+)
 def test_ranks_killed_at_random_instants_on_mpi(tmp_path: Path, waits: str, seed: int) -> None:
     ranks, kills, steps = 6, 3, 30
     output = mpirun(ranks, PROGRAMS / "transport_drill.py", tmp_path, waits, seed, kills, steps)
