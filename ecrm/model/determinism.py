@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ALIGNMENT = 64
 """Bytes at a multiple of which torch's own tensors begin."""
+_DEEPEST = 3
+"""How many objects with attributes, one in the other, `aligned` looks into."""
 
 Batch = TypeVar("Batch")
 
@@ -86,45 +88,50 @@ def seed_slot(seed: int, step: int, slot: int) -> None:
 def aligned(batch: Batch) -> Batch:
     """A batch whose tensors all begin at multiples of 64 bytes; those that do not are copied.
 
-    So do its arrays of numpy. A batch is nested tuples, lists, dicts, dataclasses, TensorDicts and
-    torchrec's jagged tensors. Strides are kept. Everything else is left as it is, also subclasses
-    of Tensor, sparse tensors and those that are computed from others that require gradients. Where
-    nothing is copied, the batch itself is returned; it is never changed.
+    So do its arrays of numpy. A batch is nested tuples, lists, dicts, dataclasses, TensorDicts,
+    torchrec's jagged tensors and, three levels deep, objects with attributes. Strides are kept.
+    Everything else is left as it is, also subclasses of Tensor, sparse tensors and those that are
+    computed from others that require gradients. Where nothing is copied, the batch itself is
+    returned; it is never changed.
     """
-    return _aligned(batch)  # type: ignore[no-any-return]
+    return _aligned(batch, _DEEPEST)  # type: ignore[no-any-return]
 
 
-def _aligned(value: Any) -> Any:
+def _aligned(value: Any, levels: int) -> Any:
     if type(value) is Tensor:
         return _aligned_tensor(value)
     if type(value) is np.ndarray:
         return _aligned_array(value)
     if type(value).__name__ == "TensorDict":
-        copied = {key: _aligned(part) for key, part in value.items()}
+        copied = {key: _aligned(part, levels) for key, part in value.items()}
         if all(part is value.get(key) for key, part in copied.items()):
             return value
         return value.clone(recurse=False).update(copied)
     if isinstance(value, dict):
-        return _rebuilt(value, value, dict.__setitem__)
+        return _rebuilt(value, value, dict.__setitem__, levels)
     if isinstance(value, list):
-        return _rebuilt(value, dict(enumerate(value)), list.__setitem__)
+        return _rebuilt(value, dict(enumerate(value)), list.__setitem__, levels)
     if isinstance(value, tuple):
-        items = [_aligned(item) for item in value]
+        items = [_aligned(item, levels) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         present = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _rebuilt(value, present, object.__setattr__)
+        return _rebuilt(value, present, object.__setattr__, levels)
     if type(value).__name__ in ("KeyedJaggedTensor", "JaggedTensor", "KeyedTensor"):
-        return _rebuilt(value, vars(value), object.__setattr__)
+        return _rebuilt(value, vars(value), object.__setattr__, levels)
+    if levels and hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type)):
+        return _rebuilt(value, vars(value), object.__setattr__, levels - 1)
     return value
 
 
-def _rebuilt(value: Any, parts: dict[Any, Any], put: Callable[[Any, Any, Any], object]) -> Any:
+def _rebuilt(
+    value: Any, parts: dict[Any, Any], put: Callable[[Any, Any, Any], object], levels: int
+) -> Any:
     """A shallow copy of `value` with the parts that had to be copied, else itself."""
-    new = {key: _aligned(part) for key, part in parts.items()}
+    new = {key: _aligned(part, levels) for key, part in parts.items()}
     changed = [key for key, part in new.items() if part is not parts[key]]
     if not changed:
         return value

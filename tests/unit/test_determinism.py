@@ -122,6 +122,25 @@ def test_all_tensors_of_a_batch_are_aligned_and_it_is_left_as_it_was():
     assert aligned(got) is got
 
 
+class Plain:
+    """A batch of a class that is no dataclass."""
+
+    def __init__(self, x: object) -> None:
+        self.x = x
+
+
+def test_tensors_in_plain_objects_are_aligned_as_far_as_rows_are_searched_for():
+    x = moved(torch.arange(12.0))
+    batch = Plain({"of": [Plain(x)]})
+    batch.whole, batch.layer = batch, torch.nn.Linear(2, 2)
+    got = aligned(batch)
+    found = got.x["of"][0].x
+    assert found.data_ptr() % ALIGNMENT == 0 and torch.equal(found, x)
+    assert batch.x["of"][0].x is x and got.layer is batch.layer
+    good = Plain(Plain(torch.ones(3)))
+    assert aligned(good) is good
+
+
 def test_strides_are_kept():
     x = moved(torch.arange(20.0).view(4, 5))
     for view in (x.t(), x[:, 1:3], x[:1, :1].expand(4, 7), x[::2]):
