@@ -176,8 +176,10 @@ class Session:
         """Have `listener(step, {slot: {name: value}})` called for each step that is committed.
 
         It gets what all slots have logged, also those of ranks that died since. It is called on
-        each rank that holds the dense parameters, once a step, in order of steps.
+        each rank that holds the dense parameters, once a step, in order of steps. Call it before
+        `steps`.
         """
+        self._check_before("on_commit")
         self._listeners.append(listener)
 
     def steps(self, batches: Batches, steps: int | None = None) -> Iterator[Any]:

@@ -103,12 +103,17 @@ def asks_in_the_body(session: Session, batch: dict[str, Any]) -> None:
     session.every(2)(lambda: None)
 
 
+def listens_in_the_body(session: Session, batch: dict[str, Any]) -> None:
+    session.on_commit(lambda step, logged: None)
+
+
 BODIES = {
     "nothing has a gradient: call session.model": forward_only,
     "parameters were changed in the body": steps_itself,
     r"session.log\(scores=...\) got 3 values": logs_a_vector,
     "session.save is called while step 0 is under way": saves,
     "session.every belongs before the loop": asks_in_the_body,
+    "session.on_commit belongs before the loop": listens_in_the_body,
 }
 
 
