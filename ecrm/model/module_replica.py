@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
@@ -92,6 +93,8 @@ class ModuleReplica:
         self.optimizer = (
             make_optimizer(self.parameters) if make_optimizer and self._trained else None
         )
+        if self.optimizer is not None:
+            _check_steps_alone(self.optimizer)
         self._optimizer_state = OptimizerState(
             self.optimizer, {id(p): name for name, p in module.named_parameters()}
         )
@@ -470,6 +473,17 @@ def _check_parameters(
             raise UsageError(
                 f"parameter {name} is {parameter.dtype}: gradients are summed as float32, "
                 "train it as float32, bfloat16 or float16"
+            )
+
+
+def _check_steps_alone(optimizer: Optimizer) -> None:
+    """Raise UsageError where an optimizer's `step` needs an argument."""
+    for name, parameter in inspect.signature(optimizer.step).parameters.items():
+        needed = parameter.default is parameter.empty
+        if needed and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UsageError(
+                f"{type(optimizer).__name__}.step needs a {name}, and slots are computed once a "
+                "step: give an optimizer that steps by gradients alone, such as torch.optim.AdamW"
             )
 
 

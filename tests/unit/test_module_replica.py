@@ -462,6 +462,8 @@ def test_what_cannot_be_trained_is_refused_at_once():
         make((lambda ps: torch.optim.SGD([*ps, nn.Parameter(torch.ones(7))], lr=1), None, None))
     with pytest.raises(UsageError, match="ReduceLROnPlateau"):
         make((momentum, torch.optim.lr_scheduler.ReduceLROnPlateau, None))
+    with pytest.raises(UsageError, match=r"LBFGS.step needs a closure, .* by gradients alone"):
+        make((torch.optim.LBFGS, None, None))
 
     class Strange:
         def state_dict(self):
