@@ -20,7 +20,16 @@ from ecrm.allocate import CPU
 from ecrm.errors import UsageError
 from ecrm.model.buffers import live_buffers, put_buffers
 from ecrm.model.loss_scaler import LossScaler
-from ecrm.model.nested_state import leaves, packed, placed, read, same_bits, unpacked, written
+from ecrm.model.nested_state import (
+    check_readable,
+    leaves,
+    packed,
+    placed,
+    read,
+    same_bits,
+    unpacked,
+    written,
+)
 from ecrm.model.optimizer_state import OptimizerState
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
@@ -146,7 +155,7 @@ class ModuleReplica:
         self._buffers = placed(live_buffers(self.module))  # as the present step begins
         self._saved = placed(self._live())
         self._start = placed(self._saved)
-        read(written(self._saved["rest"]))  # what no other rank can read is refused now
+        self._check_readable()
 
     def reset(self) -> ModuleReplica:
         """Go back to the start, which is then committed; returns this replica."""
@@ -166,7 +175,7 @@ class ModuleReplica:
                 f"{name!r} is a {type(extra).__name__} without state_dict and load_state_dict: "
                 "an object with both can be registered"
             )
-        read(written(extra.state_dict()))
+        check_readable(extra.state_dict(), f"the registered object {name!r}")
         self._extra[name] = extra
         for state in self._saved, self._start:
             state["rest"]["extra"][name] = placed(extra.state_dict())
@@ -270,8 +279,15 @@ class ModuleReplica:
         self._step()
         self._end_step(skipped=False)
         if not self._loads:
-            read(written(self._live()["rest"]))
+            self._check_readable()
             self._loads = True
+
+    def _check_readable(self) -> None:
+        """Raise UsageError for state that no other rank can read."""
+        rest = self._live()["rest"]
+        for name, state in rest["extra"].items():
+            check_readable(state, f"the registered object {name!r}")
+        check_readable({**rest, "extra": {}}, "the optimizer or the scheduler")
 
     def _step(self) -> None:
         """Step with the gradients that are there."""

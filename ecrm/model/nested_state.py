@@ -10,6 +10,7 @@ import io
 import json
 import math
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -174,18 +175,30 @@ def _on_device(state: Any, device: torch.device) -> Any:
     return state
 
 
-def read(data: Tensor, device: torch.device = CPU) -> Any:
+def check_readable(state: Any, whose: str) -> None:
+    """Raise UsageError where nested state could be `written` and not `read`."""
+    read(written(state), whose=whose)
+
+
+def read(
+    data: Tensor,
+    device: torch.device = CPU,
+    whose: str = "an optimizer, a scheduler or a registered object",
+) -> Any:
     """What was `written`. What was on a device then is on this one.
 
-    Raises UsageError where it has objects of classes not known to be safe. Those are all but
-    tensors, numbers, words and what `torch.serialization.add_safe_globals` was told of.
+    Raises UsageError where it has objects of classes not known to be safe: it names `whose` state
+    it is. Those are all but tensors, numbers, words and what
+    `torch.serialization.add_safe_globals` was told of.
     """
     try:
         loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
         return _on_device(loaded, device)
     except pickle.UnpicklingError as error:
-        why = " ".join(str(error).split())
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f", since it has {found[1]}" if found else ""
         raise UsageError(
-            "the state of an optimizer, a scheduler or a registered object cannot be read back: "
-            f"keep numbers and tensors in it, or allow its classes: {why}"
+            f"the state of {whose} cannot be read back{what}: keep tensors, numbers and words in "
+            "it, in dicts, lists and tuples, or name its classes to "
+            "torch.serialization.add_safe_globals"
         ) from None

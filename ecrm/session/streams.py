@@ -10,7 +10,7 @@ import torch
 
 from ecrm.errors import UsageError
 from ecrm.model.determinism import seed_slot
-from ecrm.model.nested_state import read, written
+from ecrm.model.nested_state import check_readable, read, written
 from ecrm.session.feed import Drawn
 
 ENDED = b""
@@ -81,6 +81,8 @@ class _Running:
     epoch: int
     drawn: bool
     """Whether it has given a batch, here or before its state was loaded."""
+    readable: bool = False
+    """Whether its state is known to be one that another rank can load."""
 
 
 class StreamSource:
@@ -119,13 +121,16 @@ class StreamSource:
                 running = self._next_epoch(running, step, slot)
             else:
                 running.step, running.drawn = step + 1, True
-                return Drawn(batch, after=self._state(running))
+                return Drawn(batch, after=self._state(running, slot))
         del self._running[slot]
         self._ends[slot] = step
         return Drawn(None, over=True, after=ENDED)
 
-    def _state(self, running: _Running) -> bytes:
+    def _state(self, running: _Running, slot: int) -> bytes:
         state = running.stream.state_dict()
+        if not running.readable:
+            check_readable(state, f"the stream of slot {slot}")
+            running.readable = True
         if self._all.epochs is not None:
             state = {"epoch": running.epoch, "stream": state}
         return written(state).numpy().tobytes()

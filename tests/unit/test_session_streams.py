@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -119,6 +120,22 @@ def test_what_cannot_work_is_refused():
         state = feed.draw(step, 0, [0], state).after
     with pytest.raises(UsageError, match="slot 0 has no batch in epoch 1"):
         feed.draw(11, 0, [0], state)
+
+
+class Drawing(Iterated):
+    """Its state is that of a generator of numpy's, with an array in it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "random": np.random.RandomState(self.at).get_state()}
+
+
+def test_a_state_that_no_other_rank_could_load_is_refused_with_the_first_batch():
+    feed = feed_of(Streams(Drawing), 2, STEPS, 0)
+    with pytest.raises(UsageError, match="the state of the stream of slot 1 cannot be") as told:
+        feed.draw(0, 1, [0, 1], None)
+    said = str(told.value)
+    assert "_reconstruct: keep tensors, numbers and words in it" in said
+    assert "\n" not in said and "\x1b" not in said and len(said) < 250
 
 
 @pytest.mark.parametrize("before, now", [(2, None), (None, 2)])
