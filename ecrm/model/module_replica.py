@@ -121,6 +121,7 @@ class ModuleReplica:
         """By slot, uint8 [N]: the state of its data before the present step."""
         self.skipped = 0
         """How many steps were skipped, part of the state."""
+        self._noted: dict[str, Tensor] | None = None
         self._loads = False  # whether a state with that of the optimizer is known to load
         self.start_here()
 
@@ -136,9 +137,16 @@ class ModuleReplica:
 
     @property
     def changed(self) -> bool:
-        """Whether a parameter is other than at the last commit."""
-        saved = self._saved["parameters"]
-        return any(not same_bits(p.detach(), saved[name]) for name, p in self._all.items())
+        """Whether a parameter is other than when `note` was called, else than at the last commit.
+
+        A step and an undo forget what was noted.
+        """
+        before = self._saved["parameters"] if self._noted is None else self._noted
+        return any(not same_bits(p.detach(), before[name]) for name, p in self._all.items())
+
+    def note(self) -> None:
+        """Have `changed` compare with the parameters as they are now."""
+        self._noted = placed(self._all)
 
     @property
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -311,6 +319,7 @@ class ModuleReplica:
             self._buffers.update(self._here(named))
         put_buffers(self.module, self._buffers)
         self._drop_gradients()
+        self._noted = None
 
     def _end_step(self, skipped: bool) -> None:
         if self._scaler is not None:
@@ -459,6 +468,7 @@ class ModuleReplica:
     def _put(self, state: dict[str, Any]) -> None:
         """Make everything what it is in `state`, in place; nothing of it is shared then."""
         self._drop_gradients()
+        self._noted = None
         placed(state["parameters"], self._all)
         self._buffers = placed(state["buffers"], self._buffers)
         put_buffers(self.module, self._buffers)

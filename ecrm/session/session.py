@@ -34,7 +34,7 @@ from ecrm.session.run import Start, Started, Wanted
 from ecrm.session.save import format_of, save, state_dict, undisturbed
 from ecrm.session.slot_work import SessionBatches, SlotWork
 from ecrm.session.sparse_schedule import rates_of
-from ecrm.session.step_loop import Every, Logged, SessionLoop
+from ecrm.session.step_loop import Every, Logged, SessionLoop, check_unchanged
 from ecrm.session.swap import swap
 
 Result = TypeVar("Result")
@@ -240,7 +240,7 @@ class Session:
         result.
         """
         loop, started = self._running("eval_batches")
-        self._check_unchanged("eval_batches")
+        check_unchanged(self.engine, "session.eval_batches")
         evaluation = Evaluation(
             started.run.engine,
             self._replica,
@@ -280,7 +280,7 @@ class Session:
         """
         (_, started), target = self._running("save"), Path(path)
         format_of(target)
-        self._check_unchanged("save")
+        check_unchanged(self.engine, "session.save")
         engine, aliases = started.run.engine, self._tables.aliases
         self._together(lambda: save(engine, target, self._dense_state(), aliases))
 
@@ -317,7 +317,7 @@ class Session:
         tensor is left out. Raises UsageError where the tables have more than 256 MB.
         """
         _, started = self._running("state_dict")
-        self._check_unchanged("state_dict")
+        check_unchanged(self.engine, "session.state_dict")
         self._check_size(
             "state_dict", "call session.save(path), and torch.load(path, mmap=True) where needed"
         )
@@ -387,17 +387,6 @@ class Session:
     def _check_before(self, what: str) -> None:
         if self._loop is not None:
             raise UsageError(f"session.{what} belongs before the loop over session.steps")
-
-    def _check_unchanged(self, what: str) -> None:
-        """Raise UsageError where parameters are not those that the last step has left."""
-        engine = self.engine
-        holds = engine.state.dense is not None and engine.committed == engine.step
-        if holds and self._replica.changed:
-            raise UsageError(
-                f"session.{what}: the model's parameters were changed since the last step",
-                otherwise="leave them as they are; for other weights, such as an average, "
-                "call copy.deepcopy(session.model) and change the copy",
-            )
 
     def _running(self, what: str) -> tuple[SessionLoop, Started]:
         if self._started is None or self._loop is None:

@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ecrm.console import say
+from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import StepAborted, StopAgreed
 from ecrm.engine.sealed import sealed
 from ecrm.engine.slot_faults import EVERY, Place
+from ecrm.errors import UsageError
+from ecrm.model.module_replica import ModuleReplica
 from ecrm.rank.step_loop import StepLoop
 from ecrm.session.determinism_check import kept
 from ecrm.session.run import Started, too_late
@@ -66,7 +69,9 @@ class WorkBetweenSteps:
         """Do it. Raises StepAborted where steps were undone meanwhile, also if the user's code has
         caught it.
         """
-        step = self._engine.step
+        step, dense = self._engine.step, self._engine.state.dense
+        if isinstance(dense, ModuleReplica):
+            dense.note()
         for number in self._due(step):
             modes = [(part, part.training) for part in self._module.modules()]
             self.allowed = True
@@ -75,6 +80,7 @@ class WorkBetweenSteps:
                 self._every[number].work()
                 if self._engine.step != step:
                     raise StepAborted
+                check_unchanged(self._engine, "a function for session.every")
             except BaseException as error:
                 for part, training in modes:
                     part.training = training
@@ -110,6 +116,17 @@ class WorkBetweenSteps:
         if died - self._died_in_it:
             self._done_at = [-1 if done == step else done for done in self._done_at]
         self._died_in_it |= died
+
+
+def check_unchanged(engine: Engine, where: str) -> None:
+    """Raise UsageError where parameters are not those that the last step has left."""
+    dense = engine.state.dense
+    if isinstance(dense, ModuleReplica) and dense.changed:
+        raise UsageError(
+            f"{where}: the model's parameters were changed since the last step",
+            otherwise="leave them as they are; for other weights, such as an average, "
+            "call copy.deepcopy(session.model) and change the copy",
+        )
 
 
 class LogDelivery:

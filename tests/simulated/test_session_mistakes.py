@@ -164,6 +164,45 @@ def test_a_mistake_in_an_evaluation_is_told(told):
         raise first
 
 
+def swapped_for_an_evaluation(session: Session) -> None:
+    @session.every(2)
+    def evaluate() -> None:
+        for batch in session.eval_batches(swaps_weights(session)):
+            session.model(batch["ids"])
+
+
+def left_swapped(session: Session) -> None:
+    session.every(2)(lambda: swaps_weights(session))
+
+
+def swapped_and_put_back(session: Session) -> None:
+    @session.every(2)
+    def evaluate() -> None:
+        weight = next(session.model.layers[2].parameters())
+        before = weight.detach().clone()
+        swaps_weights(session)
+        weight.data.copy_(before)
+        for batch in session.eval_batches([batch_of(50, 0)]):
+            session.model(batch["ids"])
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_weights_changed_between_steps_are_told_also_between_commits(interval):
+    layout = Layout(3, 2, 2, 2, interval, SMALL.protection)
+    for prepare, where in (
+        (swapped_for_an_evaluation, "session.eval_batches"),
+        (left_swapped, "a function for session.every"),
+    ):
+        with pytest.raises(ProgramFailed) as failed:
+            run(layout=layout, train=script(prepare=prepare))
+        first = next(iter(failed.value.errors.values()))
+        with pytest.raises(UsageError, match=f"^{where}: the model's parameters were changed"):
+            raise first
+    put_back = run(layout=layout, train=script(prepare=swapped_and_put_back))
+    plain = run(layout=layout, train=script())
+    assert (put_back.tables, put_back.dense) == (plain.tables, plain.dense)
+
+
 def test_an_id_that_its_table_does_not_have_is_told_with_feature_sample_and_table():
     def batches(step: int, slot: int) -> dict[str, Any]:
         return batch_of(step, slot, ROWS if step < 2 else 10 * ROWS)
