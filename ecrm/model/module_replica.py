@@ -23,6 +23,8 @@ from ecrm.model.loss_scaler import LossScaler
 from ecrm.model.nested_state import (
     check_readable,
     leaves,
+    off_meta,
+    on_meta,
     packed,
     placed,
     read,
@@ -183,10 +185,11 @@ class ModuleReplica:
                 f"{name!r} is a {type(extra).__name__} without state_dict and load_state_dict: "
                 "an object with both can be registered"
             )
-        check_readable(extra.state_dict(), f"the registered object {name!r}")
+        state = off_meta(extra.state_dict())
+        check_readable(state, f"the registered object {name!r}")
         self._extra[name] = extra
-        for state in self._saved, self._start:
-            state["rest"]["extra"][name] = placed(extra.state_dict())
+        for kept in self._saved, self._start:
+            kept["rest"]["extra"][name] = placed(state)
 
     @property
     def memory_bytes(self) -> int:
@@ -452,7 +455,7 @@ class ModuleReplica:
     def _live(self) -> dict[str, Any]:
         """All state as nested dicts; the tensors are live, but for buffers: theirs as agreed on."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        extra = {name: each.state_dict() for name, each in self._extra.items()}
+        extra = {name: off_meta(each.state_dict()) for name, each in self._extra.items()}
         return {
             "parameters": self._all,
             "buffers": self._buffers,
@@ -479,7 +482,7 @@ class ModuleReplica:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(placed(rest["scheduler"]))
         for name, extra in self._extra.items():
-            extra.load_state_dict(placed(rest["extra"][name]))
+            extra.load_state_dict(on_meta(placed(rest["extra"][name])))
 
 
 def _check_parameters(

@@ -11,7 +11,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from ecrm.errors import UsageError
 
 _ON_DEVICE = "on a device"
 """The one key of a dict in the place of a tensor that was not on the CPU when it was `written`."""
+_ON_META = "on the meta device"
+"""The one key of a dict in the place of a tensor without numbers."""
 
 
 def placed(source: Any, target: Any = None) -> Any:
@@ -149,29 +151,55 @@ def written(state: Any) -> Tensor:
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
+def off_meta(state: Any) -> Any:
+    """The same state; a tensor on the meta device is shape and dtype under the key _ON_META."""
+
+    def off(tensor: Tensor) -> Any:
+        if not tensor.is_meta:
+            return tensor
+        return {_ON_META: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]}
+
+    return _mapped(state, off)
+
+
+def on_meta(state: Any) -> Any:
+    """What was `off_meta`, changed in place."""
+
+    def on(said: tuple[list[int], str]) -> Tensor:
+        shape, kind = said
+        return torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+
+    return _put_back(state, _ON_META, on)
+
+
 def _off_device(state: Any) -> Any:
     """The same state on the CPU; a tensor of a device is in a dict with the key _ON_DEVICE."""
+    return _mapped(state, lambda t: t if t.is_cpu else {_ON_DEVICE: t.to(CPU)})
+
+
+def _mapped(state: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same state with what `change` makes of its tensors."""
     if isinstance(state, Tensor):
-        return state if state.is_cpu else {_ON_DEVICE: state.to(CPU)}
+        return change(state)
     if isinstance(state, dict):
         result = copy.copy(state)
-        result.update({key: _off_device(value) for key, value in state.items()})
+        result.update({key: _mapped(value, change) for key, value in state.items()})
         return result
     if type(state) in (list, tuple):
-        return type(state)(map(_off_device, state))
+        return type(state)(_mapped(value, change) for value in state)
     return state
 
 
-def _on_device(state: Any, device: torch.device) -> Any:
-    """What was `_off_device`, its tensors of a device on this one now."""
+def _put_back(state: Any, mark: str, make: Callable[[Any], Tensor]) -> Any:
+    """The same state, changed in place: dicts with the one key `mark` are made tensors."""
     if isinstance(state, dict):
-        if state.keys() == {_ON_DEVICE}:
-            return state[_ON_DEVICE].to(device)
-        state.update({key: _on_device(value, device) for key, value in state.items()})
+        if state.keys() == {mark}:
+            return make(state[mark])
+        state.update({key: _put_back(value, mark, make) for key, value in state.items()})
     elif isinstance(state, list):
-        state[:] = [_on_device(value, device) for value in state]
+        state[:] = [_put_back(value, mark, make) for value in state]
     elif type(state) is tuple:
-        return tuple(_on_device(value, device) for value in state)
+        return tuple(_put_back(value, mark, make) for value in state)
     return state
 
 
@@ -193,7 +221,7 @@ def read(
     """
     try:
         loaded = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
-        return _on_device(loaded, device)
+        return _put_back(loaded, _ON_DEVICE, lambda tensor: tensor.to(device))
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f", since it has {found[1]}" if found else ""

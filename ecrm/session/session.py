@@ -165,9 +165,10 @@ class Session:
     def register(self, name: str, thing: Any) -> None:
         """Have a failure, a commit and a resume treat `thing` as part of the model.
 
-        It is anything with `state_dict` and `load_state_dict`, such as an average of the weights,
-        that changes in `before_step` or in the scheduler, alike on all ranks. Call it before
-        `steps`.
+        It is anything with `state_dict` and `load_state_dict`, such as
+        `torch.optim.swa_utils.AveragedModel(session.model)`, that changes in `before_step` or in
+        the scheduler, alike on all ranks. Tables have no part in such an average: it looks up the
+        rows of the model. Call it before `steps`.
         """
         self._check_before("register")
         self._replica.register(name, thing)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -232,6 +233,45 @@ def toggles_modes(session: Session) -> None:
         for batch in session.eval_batches([batch_of(60 + n, 0) for n in range(3)]):
             session.gather(score=session.model(batch["ids"]))
         session.model.train()
+
+
+def averaging(interval: int, faults: list[PhaseFault]) -> Left:
+    """Trained with torch's own average of the weights, which is evaluated after every 2 steps."""
+
+    def train(start: Callable[[Wanted], Any]) -> Session:
+        held: list[Any] = []
+
+        def prepare(session: Session) -> None:
+            average = AveragedModel(session.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+            held.extend([session, average])
+            session.register("average", average)
+            session.evaluated = {}
+
+            @session.every(2)
+            def evaluate() -> None:
+                average.eval()
+                for batch in session.eval_batches([batch_of(60 + n, 0) for n in range(3)]):
+                    session.gather(score=average(batch["ids"]))
+                session.evaluated[session.engine.step] = tuple(session.gathered["score"].tolist())
+
+        def update(parameters: Any) -> None:
+            session, average = held
+            average.update_parameters(session.model)
+
+        return script(prepare=prepare, before_step=update)(start)
+
+    return run(faults, Layout(3, 2, 2, 2, interval, SMALL.protection), train)
+
+
+def test_an_averaged_model_of_torch_is_registered_and_survives_kills():
+    calm = averaging(1, [])
+    assert [step for step, _ in calm.evaluated] == [2, 4, 6]
+    for faults in KILLS:
+        left = averaging(4, faults)
+        assert left.deaths == len(faults) and left.evaluated == calm.evaluated
+        assert (left.tables, left.dense) == (calm.tables, calm.dense)
+    plain = run(layout=SMALL, train=script())
+    assert plain.tables == calm.tables and plain.dense != calm.dense
 
 
 KILLS = [
