@@ -151,7 +151,14 @@ class Session:
             doing("")
 
     def _check_dense(self) -> None:
-        """Raise UsageError where a parameter that is no table has no memory."""
+        """Raise UsageError where a parameter has no memory and is no table, and for extra state."""
+        for path, part in self.model.named_modules():
+            if type(part).get_extra_state is not nn.Module.get_extra_state:
+                raise UsageError(
+                    f"{path or 'the model'} is a {type(part).__name__} with get_extra_state, and "
+                    "what that gives would be lost with a rank",
+                    otherwise="keep that state in buffers, by register_buffer",
+                )
         tables = [*self._tables.values, *self._tables.aliases]
         tables += [table.name for table in self._tables.tables]
         weights = {f"{table}.weight" for table in tables}

@@ -266,6 +266,20 @@ def begun(model: nn.Module, scaler: torch.amp.GradScaler | None = None) -> ecrm.
     )
 
 
+def test_a_module_with_a_state_beside_its_tensors_is_refused():
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 3
+
+        def set_extra_state(self, state: int) -> None:
+            pass
+
+    model = small()
+    model["over"] = nn.Sequential(Counting(4, 1))
+    with pytest.raises(UsageError, match="^over.0 is a Counting with get_extra_state, .*: keep"):
+        begun(model)
+
+
 def test_a_notebook_trains_evaluates_and_saves(tmp_path, capsys):
     session, evaluated = begun(small()), []
 
