@@ -18,6 +18,7 @@ from ecrm.engine.hooks import Hooks, StepAborted, StopAgreed
 from ecrm.engine.slot_faults import Place
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
+from ecrm.model.nested_state import leaves
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import row_spaces
 from ecrm.process.device import device_of, gpu_trained_on
@@ -40,14 +41,21 @@ from ecrm.session.loading import with_digests
 from ecrm.session.progress import SessionProgress, steps_skipped
 from ecrm.session.rank import WITHOUT_GROUPS, ThisRank, this_rank
 from ecrm.session.run import Started, Wanted, too_late
-from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
+from ecrm.session.trained_module import (
+    TrainedModule,
+    begins_otherwise,
+    differences,
+    digests_of,
+    names_of,
+    shapes_of,
+)
 from ecrm.storage import resolve_backend, store_factory
 from ecrm.transport.base import Transport
 from ecrm.wording import counted
 
 ALIKE = Alike(
-    "script, model and config",
-    {"script": "another script", "model": "another model"},
+    "script and config",
+    {"script": "another script"},
     "copy the script and the config to every host, and give it the same arguments",
 )
 REMEDY = "lower the learning rates"
@@ -197,10 +205,43 @@ def _check(transport: Transport, rank: ThisRank, config: Config, trained: Traine
         config,
         trained.wanted.steps,
         script=[hashlib.sha256(text).hexdigest(), list(rank.script.arguments)],
-        model=trained.about(),
     )
     check_alike(transport, mine, ALIKE)
+    check_models(share_json(transport, trained.about()))
     check_weights(share_json(transport, trained.weights))
+
+
+def check_models(of_ranks: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise UsageError where the model is not the same on all ranks.
+
+    `of_ranks` is what each rank's TrainedModule says `about` itself.
+    """
+    first, *others = sorted(of_ranks)
+    here = of_ranks[first]
+    for rank in others:
+        there = of_ranks[rank]
+        for name, table in here["table"].items():
+            if begins_otherwise(there["table"].get(name), table):
+                raise _other_numbers(f"table {name}", rank, first)
+        if there != here:
+            where = f"on rank {rank}", f"on rank {first}"
+            error = UsageError(
+                f"rank {rank} has another model than rank {first}: "
+                f"{differences(there, here, *where) or _first_other(there, here, *where)}",
+                otherwise="build it alike on all ranks, from the script and its arguments alone",
+            )
+            error.speaker = first
+            raise error
+
+
+def _first_other(said: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> str:
+    """The first number in which two identities of the same tables and tensors differ."""
+    theirs, ours = dict(leaves(said)), dict(leaves(mine))
+    return next(
+        f"{name} is {theirs.get(name)} {there}, {ours.get(name)} {here}"
+        for name in {**ours, **theirs}
+        if theirs.get(name) != ours.get(name)
+    )
 
 
 def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
@@ -212,13 +253,17 @@ def check_weights(of_ranks: Mapping[int, Mapping[str, str]]) -> None:
     for rank in others:
         for name, digest in of_ranks[first].items():
             if of_ranks[rank].get(name) != digest:
-                error = UsageError(
-                    f"{name} begins with other numbers on rank {rank} than on rank {first}",
-                    otherwise="draw them alike on all ranks, such as by torch.manual_seed(0) "
-                    "before the model is built",
-                )
-                error.speaker = first
-                raise error
+                raise _other_numbers(name, rank, first)
+
+
+def _other_numbers(name: str, rank: int, first: int) -> UsageError:
+    error = UsageError(
+        f"{name} begins with other numbers on rank {rank} than on rank {first}",
+        otherwise="draw them alike on all ranks, such as by torch.manual_seed(0) "
+        "before the model is built",
+    )
+    error.speaker = first
+    return error
 
 
 def _engine(

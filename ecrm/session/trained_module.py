@@ -174,17 +174,26 @@ def without_optimizers(identity: dict[str, Any]) -> dict[str, Any]:
     return {**identity, "table": tables}
 
 
-def differences(said: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+def begins_otherwise(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Whether two identities of a table differ by the numbers alone that somebody has put there."""
+    if one is None or one == other or {**one, "begins": other["begins"]} != other:
+        return False
+    return all(str(table["begins"]).startswith("values ") for table in (one, other))
+
+
+def differences(
+    said: Mapping[str, Any], mine: Mapping[str, Any], there: str = "there", here: str = "here"
+) -> str:
     """Tensor by tensor, how the tables and the module of two identities differ; "" if they do not.
 
-    `said` is that of a run before.
+    `said` is that of a run before, or of another rank.
     """
     lines = []
     for kind in ("table", "tensor"):
         theirs, ours = said[kind], mine[kind]
         lines += [
-            f"{kind} {name} is {_in_words(theirs.get(name))} there, "
-            f"{_in_words(ours.get(name))} here"
+            f"{kind} {name} is {_in_words(theirs.get(name))} {there}, "
+            f"{_in_words(ours.get(name))} {here}"
             for name in {**theirs, **ours}
             if theirs.get(name) != ours.get(name)
         ]

@@ -14,12 +14,14 @@ from ecrm.config import load_config
 from ecrm.errors import UsageError
 from ecrm.model.module_replica import ModuleReplica
 from ecrm.model.nested_state import packed
+from ecrm.placement.initial_values import Values
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
-from ecrm.session.build import LastWords, _config, check_weights
+from ecrm.session.build import LastWords, _check, _config, check_weights
 from ecrm.session.progress import SessionProgress
 from ecrm.session.run import Wanted
 from ecrm.session.trained_module import TrainedModule, digests_of, names_of, shapes_of
+from ecrm.transport.simulated import ProgramFailed, SimulatedCluster
 from ecrm.wording import MOST_SHOWN
 
 ADAGRAD = SparseOptimizer("adagrad", 0.1)
@@ -149,6 +151,51 @@ def test_weights_that_differ_from_rank_to_rank_are_refused():
     check_weights({0: one, 2: one, 5: one})
     with pytest.raises(UsageError, match="weight begins with other numbers on rank 5 than on ra"):
         check_weights({0: one, 2: one, 5: {**one, "weight": other["weight"]}})
+
+
+def filled(seed: int) -> Table:
+    random = torch.Generator().manual_seed(seed)
+    return Table("item", 9, 8, ADAGRAD, Values(torch.rand(9, 8, generator=random)))
+
+
+OTHERS = {
+    "table user is 10 x 8 with adagrad on rank 2, 9 x 8 with adagrad on rank 0: build": (
+        lambda: trained(rows=10)
+    ),
+    "tensor 0.weight is 5 x 8 on rank 2, 4 x 8 on rank 0; tensor 0.bias": lambda: trained(5),
+    "rates.user.learning_rate is 0.2 on rank 2, 0.1 on rank 0: build it alike": (
+        lambda: trained(optimizer=replace(ADAGRAD, learning_rate=0.2))
+    ),
+    "table item begins with other numbers on rank 2 than on rank 0: draw them alike": (
+        lambda: with_tables(trained(), filled(2))
+    ),
+    "table item is missing on rank 2, 9 x 8 with adagrad, begun as values": trained,
+}
+
+
+def with_tables(model: TrainedModule, *tables: Table) -> TrainedModule:
+    wanted = replace(model.wanted, tables=[*model.wanted.tables, *tables])
+    return replace(model, wanted=wanted)
+
+
+@pytest.mark.parametrize("told", OTHERS)
+def test_ranks_that_have_built_other_models_are_told_what_differs_first(told, tmp_path):
+    """Through all that ranks compare at the start, on ranks of which one has another model."""
+    (tmp_path / "train.py").write_text("")
+    script = SimpleNamespace(script=SimpleNamespace(path=tmp_path / "train.py", arguments=()))
+    config = load_config("tiny", ["data.path=x"])
+    with_items = "table item" in told
+
+    def program(transport):
+        usual = with_tables(trained(), filled(1)) if with_items else trained()
+        model = OTHERS[told]() if transport.rank == 2 else usual
+        _check(transport, script, config, model)
+
+    with pytest.raises(ProgramFailed) as failed:
+        SimulatedCluster(4, 0, []).run(program)
+    for error in failed.value.errors.values():
+        assert told in str(error) and "copy the script" not in str(error)
+        assert error.speaker == 0 and "\n" not in str(error)
 
 
 def test_a_tensor_has_all_its_names_in_the_state_dict_and_none_that_is_not_kept():
