@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torchrec
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec import EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor, PoolingType
 from torchrec.models.dlrm import DLRM
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -24,6 +26,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 import ecrm
 from ecrm.engine.table_digest import gather_rows
 from ecrm.errors import NotFinite, UsageError
+from ecrm.session import save
 from ecrm.session.alone import PROCESSES
 from ecrm.storage.base import Store
 from ecrm.transport.alone import LoneTransport
@@ -484,3 +487,40 @@ def test_without_a_session_a_model_trains_as_with_torchrecs_classes(kind):
         weights[1]["dlrm.sparse_arch.embedding_bag_collection.embedding_bags.t.weight"],
         first.embedding_bags["t"].weight,
     )
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes of one tensor that torch makes, but for views."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not (func.is_view or result.is_meta):
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("rows_at_once", [1000, 50_000])
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_a_table_is_saved_without_being_held(name, rows_at_once, tmp_path, monkeypatch):
+    """The twin saves it in one window, and must be seen to hold it."""
+    rows, dim = 50_000, 8
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["a"]
+    )
+    bags = torchrec.EmbeddingBagCollection([table], device=torch.device("meta"))
+    apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+    model = nn.ModuleDict({"bags": bags, "over": nn.Linear(dim, 1)})
+    session = begun(model)
+    for kjt in session.steps(ids, 2):
+        score(session.model, kjt).square().mean().backward()
+    monkeypatch.setattr(save, "CHUNK_ROWS", rows_at_once)
+    tracemalloc.start()
+    with Largest() as largest:
+        session.save(tmp_path / name)
+    _, by_python = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held = max(largest.bytes, by_python) / (4 * rows * dim)
+    assert (tmp_path / name).stat().st_size >= 4 * rows * dim
+    assert held < 0.5 if rows_at_once < rows else held >= 1
