@@ -160,13 +160,13 @@ def sanitizer(place: Place) -> str:
 
 
 PARTS: dict[str, tuple[Callable[[Place], str], int]] = {
-    "machine": (machine, 30),
-    "kernels": (kernels, 110),
-    "killed": (killed, 70),
-    "bench": (bench, 180),
-    "parts": (parts, 60),
-    "drills": (drills, 90),
-    "sanitizer": (sanitizer, 50),
+    "machine": (machine, 20),
+    "kernels": (kernels, 100),
+    "killed": (killed, 60),
+    "bench": (bench, 170),
+    "parts": (parts, 80),
+    "drills": (drills, 120),
+    "sanitizer": (sanitizer, 40),
 }
 """What runs each, and how many seconds it may take."""
 
