@@ -57,11 +57,16 @@ def lazy_zeros(*shape: int, dtype: type = np.float32) -> Tensor:
 
 @dataclass(frozen=True)
 class ZerosOn:
-    """Allocates on a device that is not the CPU, where all memory is real at once."""
+    """Allocates on a device, where a record is to lie in one row, with padding.
+
+    All memory is real at once, but on the CPU: there it is that of `lazy_zeros`.
+    """
 
     device: torch.device
 
     def __call__(self, *shape: int, dtype: type = np.float32) -> Tensor:
         """Zeros of that shape."""
+        if self.device.type == "cpu":
+            return lazy_zeros(*shape, dtype=dtype)
         of_torch = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.zeros(*shape, dtype=of_torch, device=self.device)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ecrm.allocate import Allocate
+from ecrm.allocate import CPU, Allocate, ZerosOn
 from ecrm.config.schema import Config
 from ecrm.console import say
 from ecrm.engine.engine import Engine
@@ -92,7 +92,9 @@ def build_rank(
     hooks = _hooks(cluster, reporter, faults, meters, watch, stop)
     memory = ReadyMemory(ready_spares(protection))
     waiting("tables are built")
-    engine = make_engine(transport, hooks, memory.allocate)
+    # records are alike on all ranks
+    allocate = ZerosOn(CPU) if cluster.rows_on_gpu else memory.allocate
+    engine = make_engine(transport, hooks, allocate)
     reporter.watch(engine)
     faults.watch(engine)
     if "cuda" in (config.storage.device, config.train.device):

@@ -27,7 +27,7 @@ class Cluster:
     """All ranks of a run, as one of them sees them at the start.
 
     `memory_readers` are the ranks that can read the memory which this one shares. `view` is where
-    roles are before anybody has died.
+    roles are before anybody has died. `rows_on_gpu`: some rank has its rows on a GPU.
     """
 
     protection: Protection
@@ -35,6 +35,7 @@ class Cluster:
     memory_readers: list[int]
     view: View
     cores: Cores
+    rows_on_gpu: bool
 
 
 def connect(transport: Transport, run: ClaimedRun) -> Cluster:
@@ -49,7 +50,8 @@ def connect(transport: Transport, run: ClaimedRun) -> Cluster:
     view = collective_check(transport, lambda: start_view(config, protection, processes))
     cores = _cores(transport, config, processes)
     cores.heed(view)
-    return Cluster(protection, processes, readers, view, cores)
+    on_gpu = share_json(transport, config.storage.device != "cpu")
+    return Cluster(protection, processes, readers, view, cores, any(on_gpu.values()))
 
 
 def start_view(

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ecrm.allocate import CPU, Allocate, lazy_zeros
+from ecrm.allocate import CPU, Allocate, ZerosOn, lazy_zeros
 from ecrm.checkpoint.folder import CheckpointFolder
 from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.checkpoint.lost_rows import CheckpointRows
@@ -254,7 +254,7 @@ def make_engine(
         hooks=hooks,
         clock=clock,
         durable=durable,
-        allocate=allocate,
+        allocate=allocate if workload.rows_on == "cpu" else ZerosOn(CPU),
         device=workload.device_of(transport.rank),
         sparse_rate=falling if workload.falls else None,
     )

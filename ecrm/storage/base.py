@@ -42,8 +42,9 @@ class Store(ABC):
     gives a factor on the learning rate by step.
 
     All lies on one `device`: that of the memory. On the CPU each part of all records lies together.
-    Elsewhere each record does, in rows that begin at multiples of 16 bytes. `memory` is the tensors
-    that hold it all. Values, gradients and records are given and returned there. Only row numbers,
+    With memory of `ZerosOn` each record does, in rows that begin at multiples of 16 bytes: on a
+    GPU, and on the CPU where other ranks have their rows on one. `memory` is the tensors that hold
+    it all. Values, gradients and records are given and returned there. Only row numbers,
     and what is said of rows, are always on the CPU.
 
     Arguments named `rows` are int64 local row numbers, unique where something is written; R is how
@@ -132,7 +133,7 @@ class Store(ABC):
 
     def read_to_host(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """`read`, to memory of the CPU."""
-        if self.device.type == "cpu":
+        if len(self._parts) > 1:
             return self.read(rows, out)
         records = self.read(rows)
         return records.cpu() if out is None else out.copy_(records)
@@ -199,8 +200,8 @@ class Store(ABC):
             self._fused_step(rows, gradients, step, delta=delta, marks=self._touched)
             return delta
         fresh, values = self._materialise(rows)
-        without_mark = delta[:, : -self._touched.element_size()]
-        self._fused_step(rows, sums[:, : self.dim], step, delta=without_mark)
+        changed = sum(part[:1].nbytes for part in (self.weights, *self.state))
+        self._fused_step(rows, sums[:, : self.dim], step, delta=delta[:, :changed])
         self._correct_fresh(sums, fresh, values)
         return delta
 

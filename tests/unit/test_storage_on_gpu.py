@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ecrm.allocate import ZerosOn
+from ecrm.allocate import CPU, ZerosOn
 from ecrm.kernels import dispatch
 from ecrm.placement.initial_values import Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
@@ -78,6 +78,23 @@ def test_rows_on_a_gpu_have_the_bits_of_the_cpu(optimizer, initial, gpu):
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
     assert (expected[0][2].view(torch.int32) == 0).all()  # padding
+
+
+@pytest.mark.parametrize("initial", [None, Uniform(-0.1, 0.4)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_on_the_cpu_lie_as_on_a_gpu_where_other_ranks_have_one(optimizer, initial):
+    """With the same bits as where each part of a record lies by itself."""
+    results = []
+    for allocate in (None, ZerosOn(CPU)):
+        hosted = shard(optimizer, initial, allocate)
+        found = used(hosted, CPU)
+        assert len(hosted.store.memory) == 1 or allocate is None
+        found.append(hosted.store.read_to_host(torch.arange(ROWS)))
+        hosted.undo()
+        results.append([*found, hosted.store.read_to_host(torch.arange(ROWS))])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    assert results[0][-2].any() and not results[0][-1].any()
 
 
 def test_no_lookup_and_no_update_waits_for_the_gpu(gpu):
