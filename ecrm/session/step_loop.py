@@ -81,14 +81,13 @@ class WorkBetweenSteps:
                 if self._engine.step != step:
                     raise StepAborted
                 check_unchanged(self._engine, "a function for session.every")
-            except BaseException as error:
-                for part, training in modes:
-                    part.training = training
-                if isinstance(error, StepAborted | StopAgreed):
-                    self._doing("")
+            except (StepAborted, StopAgreed):
+                self._doing("")
                 raise
             finally:
                 self.allowed = False
+                for part, training in modes:
+                    part.training = training
             self._doing("")
             self._done_at[number] = step
             self._run.restart_clock()

@@ -18,7 +18,7 @@ from ecrm.protection.erasure import ErasureProtection
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
 from ecrm.transport.simulated import PhaseFault, ProgramFailed
-from support.sessions import Layout, Left, Train, run
+from support.sessions import Layout, Left, Train, run, train_two_tower
 
 SMALL = Layout(
     servers=3, trainers=2, spares=2, protection=lambda servers: ErasureProtection(servers, 2, 1)
@@ -272,6 +272,18 @@ def test_an_averaged_model_of_torch_is_registered_and_survives_kills():
         assert (left.tables, left.dense) == (calm.tables, calm.dense)
     plain = run(layout=SMALL, train=script())
     assert plain.tables == calm.tables and plain.dense != calm.dense
+
+
+def leaves_it_in_evaluation(session: Session) -> None:
+    @session.every(2)
+    def evaluate() -> None:
+        session.model.eval()
+
+
+def test_the_model_trains_on_in_the_mode_that_it_had():
+    plain = run(train=lambda start: train_two_tower(start, 5))
+    left = run(train=lambda start: train_two_tower(start, 5, leaves_it_in_evaluation))
+    assert (left.tables, left.dense) == (plain.tables, plain.dense)
 
 
 KILLS = [
