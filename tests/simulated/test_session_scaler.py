@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from ecrm.checkpoint.folder import CheckpointFolder
+from ecrm.checkpoint.keeper import CheckpointPolicy, Checkpoints
 from ecrm.engine.hooks import Hooks
 from ecrm.errors import NotFinite
 from ecrm.protection.erasure import ErasureProtection
@@ -20,8 +24,10 @@ from ecrm.rank import finite
 from ecrm.rank.finite import FiniteWatch
 from ecrm.session.run import Wanted
 from ecrm.session.session import Session
+from ecrm.simulate.workload import Workload
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import PhaseFault, SimulatedCluster
+from support.promises import CHECKPOINT_EVERY, GOES_ON, PROMISES, Promise
 from support.sessions import Layout, Left, run, starter
 
 STEPS, RATE = 9, 0.125
@@ -151,6 +157,54 @@ def test_kills_around_skipped_steps_change_no_bit(faults, interval):
     assert left.deaths == len(faults) and left.mismatches == 0
     assert (left.tables, left.dense) == (calm()[0].tables, calm()[0].dense)
     assert all(torch.equal(state[name], calm()[1][name]) for name in state)
+
+
+SEVEN = {promise.workload["protection"]: promise for promise in reversed(PROMISES.values())}
+"""A promise of each protection."""
+LONG = {"chain", "replicate", "erasure"}
+"""What other tests here, or the schedules of sessions, have in `make test` already."""
+KINDS = [pytest.param(kind, marks=pytest.mark.drill) if kind in LONG else kind for kind in SEVEN]
+
+
+def laid_out(promise: Promise, folder: Path) -> Layout:
+    """Ranks for that promise, with what it writes in a folder."""
+    workload = replace(Workload(folder=str(folder)), **promise.workload)
+    policy = CheckpointPolicy(STEPS, every_steps=CHECKPOINT_EVERY)
+    return Layout(
+        servers=workload.servers,
+        spares=2,
+        protection=lambda servers: workload.make_protection(),
+        durable=lambda: promise.durable(folder) if promise.durable else None,
+        checkpoints=lambda engine: (
+            Checkpoints(engine, CheckpointFolder(folder), {}, policy)
+            if promise.checkpoints
+            else None
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_each_protection_kills_in_skipped_steps_change_no_bit(kind, tmp_path):
+    promise = SEVEN[kind]
+    layout = laid_out(promise, tmp_path)
+    faults = [PhaseFault(1, ROWS_ALONE, "update"), PhaseFault(layout.servers, ALL, "dense")]
+    if not promise.survives and not promise.durable:
+        faults = []  # its bits are promised while nothing fails
+    elif not promise.exact:
+        faults = faults[1:]  # while no server dies
+    left, state = trained(faults, layout)
+    assert left.deaths == len(faults) and left.mismatches == 0
+    assert (left.tables, left.dense) == (calm()[0].tables, calm()[0].dense)
+    assert left.logged == calm()[0].logged
+    assert all(torch.equal(state[name], calm()[1][name]) for name in state)
+
+
+def test_a_protection_that_is_not_exact_skips_the_same_steps(tmp_path):
+    layout = laid_out(SEVEN["stateless"], tmp_path)
+    assert SEVEN["stateless"].beyond == GOES_ON
+    left, state = trained([PhaseFault(1, ROWS_ALONE, "update")], layout)
+    assert left.deaths == 1 and left.logged == calm()[0].logged
+    assert left.tables != calm()[0].tables and all(t.isfinite().all() for t in state.values())
 
 
 @pytest.mark.parametrize("faults", [[], [PhaseFault(0, 2, "dense")]], ids=["calm", "killed"])

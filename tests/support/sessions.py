@@ -23,8 +23,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from ecrm.allocate import CPU
+from ecrm.checkpoint.keeper import Checkpoints
 from ecrm.engine.dense import DenseReplica
+from ecrm.engine.engine import Engine
 from ecrm.engine.hooks import EnginePolicy, Hooks, StepAborted
+from ecrm.engine.rollback import Durable
 from ecrm.engine.table_digest import table_digests
 from ecrm.imitated_gpu import IMITATED_GPU
 from ecrm.placement.assignment import initial_view
@@ -144,6 +147,10 @@ class Layout:
     protection: Callable[[int], Protection] = lambda servers: ErasureProtection(servers, 3, 1)
     gpu: bool = False
     """Whether rows are on a GPU; the test's script says where the model is."""
+    durable: Callable[[], Durable | None] = lambda: None
+    """What outlives the ranks, made on each."""
+    checkpoints: Callable[[Engine], Checkpoints | None] = lambda engine: None
+    """What writes checkpoints, made on each rank."""
 
     @property
     def world(self) -> int:
@@ -159,19 +166,17 @@ def starter(transport: Transport, hooks: Hooks, layout: Layout) -> Callable[[Wan
             "dedicated", protection.shape, layout.trainers, layout.spares, wanted.slots, 2
         )
         policy = EnginePolicy(commit_interval=layout.commit_interval, dense_replicas=2)
-        return Started(
-            SimulatedRun(
-                session_engine(
-                    transport,
-                    hooks,
-                    wanted,
-                    view,
-                    protection,
-                    policy,
-                    device=IMITATED_GPU if layout.gpu else CPU,
-                )
-            )
+        engine = session_engine(
+            transport,
+            hooks,
+            wanted,
+            view,
+            protection,
+            policy,
+            device=IMITATED_GPU if layout.gpu else CPU,
+            durable=layout.durable(),
         )
+        return Started(SimulatedRun(engine, checkpoints=layout.checkpoints(engine)))
 
     return start
 
