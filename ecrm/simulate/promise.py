@@ -238,3 +238,12 @@ def survivable(
     holders = {rank for rank, engine in engines.items() if engine.state.dense is not None}
     missing_engines = set(start.dense) - set(engines)
     return bool((holders | missing_engines) - gone)
+
+
+def exact_without(workload: Workload, engines: Mapping[int, Engine], victim: int) -> bool:
+    """Whether the bits stay those of the undisturbed run when `victim` dies.
+
+    Stateless servers that lose a shard go on with others.
+    """
+    views = [engine.view for engine in engines.values()] or [workload.initial_view()]
+    return workload.protection != "stateless" or all(victim not in view.shards for view in views)

@@ -14,7 +14,7 @@ from ecrm.placement.initial_values import InitFunction, Uniform
 from ecrm.placement.sparse_optimizer import SparseOptimizer
 from ecrm.placement.tables import Table
 from ecrm.simulate.promise import ROLLING_BACK
-from ecrm.simulate.session_model import SessionModel, draw_model, draw_more
+from ecrm.simulate.session_model import SessionModel, draw_features, draw_model, draw_more
 from ecrm.simulate.workload import Workload
 from ecrm.storage import fbgemm_installed
 from ecrm.wording import counted
@@ -26,6 +26,12 @@ FATAL_SHARE = 0.15
 
 ROLLING_BACK_SHARE = 0.12
 """Schedules of sessions with protections that go back to files, whoever has died."""
+
+EXACT_WHILE_SHARE = 0.06
+"""Those with protections that are exact while nothing fails, or no server: `none`, `stateless`."""
+
+ELSEWHERE_SHARE = 0.5
+"""Share of the runs that go on from checkpoints of others on which another cluster does."""
 
 FBGEMM_SHARE = 0.1
 """Schedules in which rows are FBGEMM's, where it is installed; those of the oracle never are."""
@@ -83,13 +89,13 @@ class Schedule:
     lost_touch: float = 0.0
     fatal: bool = False
     model: SessionModel | None = None
+    later: Workload | None = None
 
     def __str__(self) -> str:
         w = self.workload
         hosts = f" on {counted(len(set(w.domains)), 'host')}" if w.domains else ""
         return (
-            f"{counted(w.servers, 'server')} + {counted(w.trainers, 'trainer')} + "
-            f"{counted(w.spares, 'spare')} {w.layout}{hosts}, {w.protection} k={w.k} m={w.m}, "
+            f"{_cluster(w)}{hosts}, {w.protection} k={w.k} m={w.m}, "
             f"storage {w.backend}{_on_gpu(w)}, {counted(w.slots, 'slot')}, "
             f"{counted(w.steps, 'step')}, "
             f"commit every {w.commit_interval}, "
@@ -98,7 +104,15 @@ class Schedule:
             f"scrub {counted(w.scrub_rows_per_step, 'row')} a step, "
             f"{'reshaping' if w.reshape else 'no reshaping'}, up to {counted(self.deaths, 'death')}"
             f"{', calls that fail though nobody died' if self.lost_touch else ''}"
+            f"{'' if self.later is None else f', going on on {_cluster(self.later)}'}"
         )
+
+
+def _cluster(workload: Workload) -> str:
+    return (
+        f"{counted(workload.servers, 'server')} + {counted(workload.trainers, 'trainer')} + "
+        f"{counted(workload.spares, 'spare')} {workload.layout}"
+    )
 
 
 def _optimizers(workload: Workload) -> str:
@@ -209,10 +223,40 @@ def draw(seed: int, suite: str) -> Schedule:
                 model = replace(model, checkpoints=model.checkpoints or 3)
             else:  # it goes on from its files
                 model = replace(model, checkpoints=0, stops=0)
+        model = draw_features(model, workload.falls, random.Random(f"parts of {seed}"))
+        seldom = random.Random(f"cluster {seed}")
+        if seldom.random() < EXACT_WHILE_SHARE and workload.protection not in ROLLING_BACK:
+            name = seldom.choice(("none", "stateless"))
+            workload = replace(
+                workload, protection=name, k=1, m=0, scrub_rows_per_step=0, domains=None
+            )
+            fatal = False
+            if name == "none":
+                schedule = replace(schedule, deaths=0, lost_touch=0.0)
+        if model.stops and seldom.random() < ELSEWHERE_SHARE:
+            schedule = replace(schedule, later=_elsewhere(seldom, workload))
         schedule = replace(schedule, model=model, fatal=fatal)
     else:
         workload = _with_gpu(f"where rows lie {suite} {seed}", workload)
     return replace(schedule, workload=workload)
+
+
+def _elsewhere(rng: random.Random, workload: Workload) -> Workload:
+    """The same job on another cluster, with another protection unless that goes back to files."""
+    m, k, more = rng.choice((1, 1, 2)), rng.randint(1, 3), rng.choice((0, 1, 2))
+    other = replace(
+        workload,
+        servers=k + m + more,
+        trainers=rng.randint(1, min(3, workload.slots)),
+        spares=rng.choice((0, 1, 2)),
+        layout=rng.choice(("dedicated", "colocated")),
+        commit_interval=rng.choice((1, 2, 4)),
+        domains=None,
+    )
+    name = rng.choice(("erasure", "chain", "replicate")) if k == 1 else "erasure"
+    if workload.m == 0:
+        return other
+    return replace(other, protection=name, k=k, m=m, scrub_rows_per_step=0)
 
 
 def _with_gpu(seed: str, workload: Workload) -> Workload:

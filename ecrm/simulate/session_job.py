@@ -41,7 +41,9 @@ from ecrm.simulate.session_parts import (
     batch_of,
     build,
     dense_optimizer,
+    row_scheduler,
     scheduler,
+    trained_before,
 )
 from ecrm.simulate.workload import Outcome, Workload, falling, finish, outcome
 from ecrm.storage import store_factory
@@ -211,7 +213,13 @@ class SessionJob:
                 engine.recovery.resume()
                 self.began.add(engine.step)
             if self._kept is not None:
-                policy = CheckpointPolicy(workload.steps, every_steps=self._model.checkpoints)
+                policy = CheckpointPolicy(
+                    workload.steps,
+                    every_steps=self._model.checkpoints,
+                    mode="async" if self._model.copies else "sync",
+                    kind="incremental" if self._model.incremental else "full",
+                    full_every=3,
+                )
                 checkpoints.append(
                     Checkpoints(
                         engine,
@@ -223,7 +231,8 @@ class SessionJob:
                         lambda work: work(),
                     )
                 )
-            return Started(SimulatedRun(engine, after_step, *checkpoints))
+            run = SimulatedRun(engine, after_step, *checkpoints)
+            return Started(run, check_steps=wanted.check_steps)
 
         engine = self._script(workload, start, seen).engine
         furthest = engine.step
@@ -256,17 +265,28 @@ class SessionJob:
             for average in averages:
                 average.update(parameters)
 
+        module = build(model)
+        loaded = trained_before(module, seed) if model.loads else {}
         session = Session(
-            build(model),
+            module,
             slots=workload.slots,
             seed=seed,
             dense_optimizer=dense_optimizer(model),
             scheduler=scheduler(model),
             before_step=before_step,
-            sparse_rate=falling if workload.falls else None,
+            sparse_rate=falling if workload.falls and not model.schedules_rows else None,
+            sparse_scheduler=row_scheduler if model.schedules_rows else None,
             grad_scaler=scaler,
+            check_determinism=model.checks,
             start=start,
         )
+        if model.loads == "a state_dict":
+            session.load_state_dict(loaded)
+        elif model.loads:
+            path = self.folder.parent / "trained_before.pt"
+            if not path.exists():
+                torch.save(loaded, path)
+            session.load(path)
         if model.average:
             trained = [p for p in session.model.parameters() if p.requires_grad and not p.is_meta]
             averages.append(Average(trained))
@@ -307,15 +327,34 @@ class SessionJob:
                 epochs=model.epochs,
             )
         if model.data == "Streams":
-            return Streams(lambda slot: Stream(model, seed, slot, LONGEST_STREAM))
+            if model.epochs is None:
+                return Streams(lambda slot: Stream(model, seed, slot, LONGEST_STREAM))
+            most = LONGEST_STREAM // model.epochs
+            return Streams(
+                lambda slot, epoch: Stream(model, seed + 1000 * (epoch + 1), slot, most),
+                epochs=model.epochs,
+            )
         return lambda step, slot: batch_of(model, seed, step, slot)
 
     def _evaluation(self, session: Session, seed: int) -> str:
         """The bits of scores of some batches; the module is left in evaluation."""
-        batches: list[Batch] = [
-            batch_of(self._model, seed, -1, number) for number in range(EVALUATED)
+        model = self._model
+        batches: Indexed | list[Batch] = [
+            batch_of(model, seed, -1, number) for number in range(EVALUATED)
         ]
+        if model.evaluates_indexed:
+            batches = Indexed(
+                range(EVALUATED * model.batch - 1),  # the last one is smaller
+                batch_size=model.batch,
+                collate=lambda samples: batch_of(model, seed, *samples, size=len(samples)),
+            )
         session.model.eval()
         for batch in session.eval_batches(batches):
             session.gather(scores=session.model(batch.dense, batch.kjt).squeeze(1))
-        return session.gathered["scores"].numpy().tobytes().hex()
+        found = session.gathered["scores"].numpy().tobytes().hex()
+        if model.reads:
+            state = sorted(session.state_dict().items())
+            found += hashlib.sha256(
+                b"".join(bytes_of(t).numpy().tobytes() for _, t in state)
+            ).hexdigest()
+        return found

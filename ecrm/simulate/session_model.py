@@ -24,6 +24,9 @@ ROW_OPTIMIZERS = (
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
 SCHEDULERS = ("", "", "cosine", "step", "warm-up")
 DATA = ("a function", "Indexed", "Streams")
+LOADS = ("", "a file", "a state_dict")
+NEW_SHARE = 0.5
+"""Share of the models with what `draw_features` draws: the others are as they were before it."""
 BEGINNINGS = ("usual", "usual", "usual", "bounds", "normal", "whole table")
 """What rows begin with: by default, between two bounds, by an `init_fn` of rows or of the table."""
 
@@ -53,10 +56,17 @@ class SessionModel:
     - `evaluates`: every how many steps, 0 for never. `saves`: whether the model is saved at the
       end.
     - `data`: a name of `DATA`. `epochs`: after how many those of `ecrm.Indexed` end, None for
-      never.
+      never; or how many each stream has, None for one.
     - `scales`: whether losses are scaled by a GradScaler; some of them are not finite then.
     - `checkpoints`: every how many steps one is written, 0 for never. `stops`: after which step the
       run ends, to go on from a checkpoint on all ranks; 0 where it does not.
+    - `incremental`, `copies`: whether checkpoints hold what has changed alone, and whether they are
+      written from a copy.
+    - `loads`: a name of `LOADS`, what weights the run begins with.
+    - `schedules_rows`: whether rates of rows that fall do so by a scheduler.
+    - `evaluates_indexed`: whether evaluations have their batches from an `ecrm.Indexed`.
+    - `reads`: whether they read the whole model, too.
+    - `checks`: of how many steps each slot is computed twice.
     """
 
     kind: str
@@ -79,6 +89,13 @@ class SessionModel:
     scales: bool = False
     checkpoints: int = 0
     stops: int = 0
+    incremental: bool = False
+    copies: bool = False
+    loads: str = LOADS[0]
+    schedules_rows: bool = False
+    evaluates_indexed: bool = False
+    reads: bool = False
+    checks: int = 0
 
     @property
     def tables(self) -> tuple[DrawnTable, ...]:
@@ -113,6 +130,13 @@ class SessionModel:
                 ("a scaler", self.scales),
                 ("checkpoints", self.checkpoints),
                 ("a second run that goes on", self.stops),
+                ("checkpoints of changes", self.incremental),
+                ("checkpoints of copies", self.copies),
+                (f"weights of {self.loads}", self.loads),
+                ("a scheduler of rows", self.schedules_rows),
+                ("evaluations on Indexed", self.evaluates_indexed),
+                ("evaluations that read the model", self.reads),
+                ("slots that are computed twice", self.checks),
                 ("several row optimizers", len({t.optimizer for t in self.tables}) > 1),
             )
             if there
@@ -185,6 +209,41 @@ def draw_more(model: SessionModel, steps: int, rng: random.Random) -> SessionMod
         scales=scales,
         checkpoints=checkpoints,
         stops=stops,
+    )
+
+
+def draw_features(model: SessionModel, falls: bool, rng: random.Random) -> SessionModel:
+    """The model with more that scripts do, or as it is; rates of rows may fall."""
+    if rng.random() >= NEW_SHARE:
+        return model
+    loads = rng.choice((*LOADS, LOADS[0]))
+    epochs = rng.choice((None, 1, 2, 3))
+    drawn = {
+        name: rng.random() < share
+        for name, share in {
+            "incremental": 0.5,
+            "copies": 0.5,
+            "schedules_rows": 0.5,
+            "evaluates_indexed": 0.5,
+            "reads": 0.3,
+            "across": 0.4,
+        }.items()
+    }
+    checks = rng.choice((0, 0, 0, 2, 20))
+    if drawn["across"] and model.sequences:
+        *others, last = model.sequences
+        features = (*last.features, rng.choice(model.bags[0].features))
+        model = replace(model, sequences=(*others, replace(last, features=features)))
+    return replace(
+        model,
+        loads=loads,
+        epochs=epochs if model.data == "Streams" else model.epochs,
+        incremental=bool(model.checkpoints) and drawn["incremental"],
+        copies=bool(model.checkpoints) and drawn["copies"],
+        schedules_rows=falls and drawn["schedules_rows"],
+        evaluates_indexed=bool(model.evaluates) and drawn["evaluates_indexed"],
+        reads=bool(model.evaluates) and drawn["reads"],
+        checks=checks,
     )
 
 

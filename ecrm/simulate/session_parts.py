@@ -80,6 +80,24 @@ def scheduler(model: SessionModel) -> Callable[[torch.optim.Optimizer], Any] | N
     return _SCHEDULERS.get(model.scheduler)
 
 
+def row_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule of the learning rates of all rows."""
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def trained_before(module: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Weights of a module whose tables are on the meta device, by the names of its state_dict."""
+    random = torch.Generator().manual_seed(seed)
+    named = module.state_dict(keep_vars=True)
+    values = {
+        id(tensor): torch.rand(tensor.shape, generator=random) * 0.3
+        if tensor.is_floating_point()
+        else tensor.clone()
+        for tensor in named.values()
+    }
+    return {name: values[id(tensor)] for name, tensor in named.items()}
+
+
 def build(model: SessionModel) -> nn.Module:
     """The module, whose forward takes dense numbers and ids; its tables have their optimizers."""
     torchrecs = {"dlrm": _dlrm, "dcn": _dcn, "projection": _projection, "deepfm": _deepfm}

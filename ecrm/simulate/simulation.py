@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import random
 import tempfile
@@ -18,11 +20,11 @@ from ecrm.kernels import dispatch
 from ecrm.model.determinism import prepared_torch
 from ecrm.simulate.checkers import Checkers
 from ecrm.simulate.oracle import Truth, truth_of
-from ecrm.simulate.promise import Circle, Violation, survivable
+from ecrm.simulate.promise import Circle, Violation, exact_without, survivable
 from ecrm.simulate.refusals import Refusal, check_refusals
 from ecrm.simulate.schedule import Schedule
 from ecrm.simulate.seen import check_seen
-from ecrm.simulate.workload import TINY, Job, Outcome
+from ecrm.simulate.workload import TINY, Job, Outcome, Workload
 from ecrm.transport.base import Transport
 from ecrm.transport.simulated import (
     ProgramFailed,
@@ -94,14 +96,19 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     from ecrm.simulate.session_job import SessionJob
 
-    with prepared_torch(threads=1), tempfile.TemporaryDirectory() as name:
+    with (
+        prepared_torch(threads=1),
+        tempfile.TemporaryDirectory() as name,
+        contextlib.redirect_stdout(io.StringIO()),  # what ranks say
+    ):
         folder, model = Path(name), schedule.model
         for each in "alone", "disturbed", "mapped":
             (folder / each).mkdir()
         workload = replace(schedule.workload, folder=str(folder / "mapped"))
+        later = replace(schedule.later or workload, folder=workload.folder)
         kept = folder / "checkpoints" if model.checkpoints else None
 
-        def run(steps: int, resumes: bool) -> Verdict:
+        def run(workload: Workload, steps: int, resumes: bool) -> Verdict:
             true = SessionJob(model, folder / "alone")
             job = SessionJob(model, folder / "disturbed", kept, resumes)
             life = replace(schedule, workload=replace(workload, steps=steps))
@@ -109,11 +116,11 @@ def run_schedule(schedule: Schedule, breaks: Callable[[Engine], None] | None = N
             return replace(found, schedule=schedule)  # without the name of a folder
 
         if not model.stops:
-            return run(workload.steps, resumes=False)
-        first = run(model.stops, resumes=False)
+            return run(workload, workload.steps, resumes=False)
+        first = run(workload, model.stops, resumes=False)
         if first.refused is not None:
             return first
-        return first.then(run(workload.steps, resumes=True))
+        return first.then(run(later, workload.steps, resumes=True))
 
 
 def _check_script(schedule: Schedule, true: SessionJob, job: SessionJob) -> None:
@@ -157,7 +164,11 @@ def _run(
     fatal_left = [1 if schedule.fatal else 0]
 
     def may_kill(rank: int, killed: tuple[int, ...]) -> bool:
-        allowed = rank not in doomed and survivable(workload, engines, doomed, rank)
+        allowed = (
+            rank not in doomed
+            and survivable(workload, engines, doomed, rank)
+            and exact_without(workload, engines, rank)
+        )
         if (
             not allowed
             and rank not in doomed
@@ -288,6 +299,8 @@ def _traits(schedule: Schedule) -> list[str]:
     traits = [f"schedules with {workload.protection}"]
     if schedule.model is not None:
         traits += schedule.model.traits
+    if schedule.later is not None:
+        traits.append("schedules that go on on another cluster")
     if workload.backend == "fbgemm":
         traits.append("schedules on FBGEMM's storage")
     if workload.rows_on == "imitated":

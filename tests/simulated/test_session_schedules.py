@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
 import ecrm.session.slot_work as slot_work
+from ecrm.config.schema import ProtectionConfig
 from ecrm.faults.without_undo import leave_updates_in_place
 from ecrm.session.streams import StreamSource
 from ecrm.simulate.promise import Violation
@@ -14,6 +16,8 @@ from ecrm.simulate.schedule import draw
 from ecrm.simulate.seed_range import run_range
 from ecrm.simulate.seen import Seen, check_seen
 from ecrm.simulate.simulation import Failed, run_schedule
+
+SEVEN = ProtectionConfig.__dataclass_fields__["name"].metadata["rule"].choices
 
 
 def test_scripts_of_random_models_end_with_the_bits_of_undisturbed_ones():
@@ -87,6 +91,15 @@ def test_runs_that_go_on(seed, what):
     assert verdict.mix[f"sessions with {what}"] == 1
 
 
+def test_copies_of_rows_that_skipped_steps_ask_for_are_their_records():
+    """The first step is skipped; trainers are sent initial values, which records do not hold."""
+    drawn = draw(1110, "sessions")
+    assert drawn.workload.protection == "replicate" and drawn.model.scales
+    model = replace(drawn.model, loads="", checkpoints=0, stops=0)
+    calm = replace(drawn, model=model, deaths=0, lost_touch=0.0)
+    run_schedule(replace(calm, workload=replace(calm.workload, steps=3)))
+
+
 def test_new_draws_are_there():
     models = [draw(seed, "sessions").model for seed in range(60)]
     kinds = {model.data for model in models}
@@ -94,6 +107,29 @@ def test_new_draws_are_there():
     assert all(
         sum(bool(getattr(model, name)) for model in models) > 4
         for name in ("epochs", "scales", "checkpoints", "stops")
+    )
+
+
+def test_what_half_of_the_seeds_have_is_drawn():
+    schedules = [draw(seed, "sessions") for seed in range(300)]
+    names = (
+        "incremental",
+        "copies",
+        "loads",
+        "schedules_rows",
+        "evaluates_indexed",
+        "reads",
+        "checks",
+    )
+    for name in names:
+        count = sum(bool(getattr(schedule.model, name)) for schedule in schedules)
+        assert 10 < count < 100, name
+    assert sum(schedule.later is not None for schedule in schedules) > 10
+    assert {schedule.workload.protection for schedule in schedules} == set(SEVEN)
+    assert any(
+        {*model.bags[0].features}.intersection(*(table.features for table in model.sequences))
+        for model in (schedule.model for schedule in schedules)
+        if len(model.sequences) == 1
     )
 
 
