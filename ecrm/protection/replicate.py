@@ -224,6 +224,9 @@ class ReplicateProtection(ChainProtection):
                 picked=chosen,
             )
             records.view(torch.uint8)[:, 4 * values.shape[1] :] = tails
+            begun = tails[:, -1] != 0  # of rows that were ever updated, not passed over
+            if not begun.all():
+                records[~begun] = 0.0
             self._next.setdefault((shard, space), []).append(
                 Held(local[places], records.view(torch.uint8))
             )
